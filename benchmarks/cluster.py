@@ -256,7 +256,7 @@ def measure_driver(scratch: Path) -> list[str]:
     file = scratch / "in.jsonl"
     write_rows(file, 200_000, 48)
     start = time.perf_counter()
-    source = Source(str(file), "auto", Echo(Options(seed=1)).layout, 256)
+    source = Source([str(file)], "auto", Echo(Options(seed=1)).layout, 256)
     rows = source.total or 0
     cut = rows / (time.perf_counter() - start)
     start = time.perf_counter()
@@ -274,7 +274,7 @@ def measure_driver(scratch: Path) -> list[str]:
     with cluster(1, 2) as (nodes, _):
         for batch_size in (64, 1024):
             task = Echo(Options(seed=1), batch_size)
-            source = Source(str(file), "auto", task.layout, task.rows_together)
+            source = Source([str(file)], "auto", task.layout, task.rows_together)
             with (scratch / "out").open("w") as output:
                 times = []
                 for record in compute(

@@ -22,7 +22,8 @@ from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.model import forward
 from gpt_cli.gpt2.prefill import next_logits
 from gpt_cli.gpt2.weights import Weights
-from gpt_cli.options.declare import AT_LEAST_1, check, takes
+from gpt_cli.options.arguments import check_texts, checks_arguments
+from gpt_cli.options.declare import AT_LEAST_1, check
 from gpt_cli.options.request import OptionFields, Options
 from gpt_cli.scoring.rank import Choice, Question, RankBy, rank
 from gpt_cli.scoring.score import Score, ScoreOptions, score
@@ -43,6 +44,7 @@ class Engine:
         self.loaded, self.name, self.load_seconds = loaded, name, load_seconds
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
 
+    @checks_arguments()
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Return the ids of a text; names such as `<|endoftext|>` are text unless `special`."""
         return self.tokenizer.encode(text, special=special)
@@ -87,17 +89,18 @@ class Engine:
         rows = np.array([config.check_ids(row) for row in ids])
         return ops.to_host(forward(self.model, ops.xp.asarray(rows)))
 
+    @checks_arguments()
     def trace(self, text: str, *, special: bool = False) -> Trace:
         """Return the residual stream, the attention and the lens of a text."""
         return trace(self.model, self.loaded.fitting_ids(text, special=special))
 
+    @checks_arguments()
     def run(self, prompts: Sequence[str], options: Options) -> Run:
         """Return an iterator that continues prompts side by side.
 
         An empty prompt is replaced by the model's start token.
         """
-        if isinstance(prompts, str):
-            raise TypeError("prompts must be a list of texts, not one text")
+        check_texts("prompts", prompts)
         options = options.with_seed()
         requests = [
             Request.of_prompt(self.loaded, prompt, options, index)
@@ -105,13 +108,13 @@ class Engine:
         ]
         return Run(self.loaded, requests)
 
-    @takes(Options)
+    @checks_arguments(Options)
     def stream(self, prompt: str, **options: Unpack[OptionFields]) -> Iterator[str]:
         """Return an iterator over the pieces of a continuation, each as soon as it is certain."""
         run = self.run([prompt], Options(**options))  # type: ignore[arg-type]
         return (step.text for step in run if step.text)
 
-    @takes(Options)
+    @checks_arguments(Options)
     def generate(self, prompts: Sequence[str], **options: Unpack[OptionFields]) -> list[Completion]:
         """Continue prompts; a result does not depend on the other prompts."""
         run = self.run(prompts, Options(**options))  # type: ignore[arg-type]
@@ -119,6 +122,7 @@ class Engine:
             pass
         return run.completions
 
+    @checks_arguments()
     def batch(
         self,
         rows: Iterable[str | Mapping[str, Any]],
@@ -151,6 +155,7 @@ class Engine:
             partial(complete, self.loaded, batch_size=batch_size),
         )
 
+    @checks_arguments()
     def score(self, text: str, **options: Unpack[ScoreOptions]) -> Score:
         """Return the log-likelihood of a text, token by token; see `score_many`."""
         scored = single(self.score_many([text], **options))
@@ -159,12 +164,14 @@ class Engine:
             raise InputError(f"a text needs at least {'1 token' if options.get('bos') else needed}")
         return scored
 
+    @checks_arguments()
     def score_many(
         self,
         texts: Sequence[str],
         *,
         stride: int | None = None,
         bos: bool = False,
+        special: bool = False,
         ranks: bool = False,
         entropies: bool = False,
         words: bool = False,
@@ -178,6 +185,7 @@ class Engine:
             stride: windows of a text longer than the context are `stride` tokens apart, by default
                 half of it.
             bos: put the start token before texts, so that their first tokens are also scored.
+            special: read names such as `<|endoftext|>` in texts as special tokens.
             ranks: also return the ranks of tokens.
             entropies: also return the entropies of the distributions of tokens.
             words: also return the words of texts with their surprisal: see `scoring.words`.
@@ -197,7 +205,7 @@ class Engine:
             scored = score(self.loaded, list(ids), stride, start=start, measures=measures)
             return map(self._with_words, scored) if words else scored
 
-        return list(compute_valid(texts, self._text_ids, scores))
+        return list(compute_valid(texts, partial(self._text_ids, special=special), scores))
 
     def compress(self, data: bytes, *, block: int = SEGMENT_TOKENS) -> bytes:
         """Return data as a compressed file; for streams, see `compression.codec`.
@@ -218,6 +226,7 @@ class Engine:
     def _codec(self) -> Codec:
         return Codec(self.model, self.tokenizer)
 
+    @checks_arguments()
     def rank(self, prompt: str, choices: Sequence[str], *, by: RankBy = "total") -> list[Choice]:
         """Rank continuations of a prompt, the likeliest first.
 
@@ -232,6 +241,7 @@ class Engine:
         """
         return single(self.rank_many([(prompt, choices)], by=by))
 
+    @checks_arguments()
     def rank_many(
         self, rows: Sequence[tuple[str, Sequence[str]]], *, by: RankBy = "total"
     ) -> list[list[Choice] | InputError]:
@@ -247,6 +257,7 @@ class Engine:
             )
         )
 
+    @checks_arguments()
     def next_tokens(
         self, prompt: str, count: int = 10, *, special: bool = False
     ) -> list[tuple[int, float]]:
@@ -257,15 +268,16 @@ class Engine:
         best = sampling.likeliest(ops, logits, count)
         return list(zip(*(ops.to_host(row[0]).tolist() for row in best), strict=True))
 
+    @checks_arguments()
     def tree(self, prompt: str, count: int = 20, *, special: bool = False) -> list[Node]:
         """Return the likeliest continuations of a prompt, of any length, as a tree."""
         check("count", count, AT_LEAST_1)
         return tree(self.model, self.loaded.fitting_ids(prompt, special=special), count)
 
-    def _text_ids(self, text: str) -> list[int]:
+    def _text_ids(self, text: str, *, special: bool) -> list[int]:
         if not isinstance(text, str):
             raise InputError('a row needs a string "text"')
-        return self.loaded.text_ids(text)
+        return self.loaded.text_ids(text, special=special)
 
     def _with_words(self, scored: Score) -> Score:
         logprobs = scored.token_logprobs, scored.initial_logprobs or []

@@ -119,9 +119,10 @@ def import_extra(purpose: str, package: str, *modules: str) -> ModuleType:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return " (did you mean NAME?)" with the known name that is nearest, or "" if none is near."""
+    """Return " (did you mean NAME?)" with a known name that begins so or is near, else ""."""
     from difflib import get_close_matches
 
     names = {known_name.lower(): known_name for known_name in known}
-    near = get_close_matches(name.lower(), names, 1)
+    beginning = [known_name for known_name in names if name and known_name.startswith(name.lower())]
+    near = beginning or get_close_matches(name.lower(), names, 1)
     return f" (did you mean {names[near[0]]}?)" if near else ""

@@ -1,6 +1,7 @@
 """Load a model: from a name to an engine."""
 
 import time
+from pathlib import Path
 
 from gpt_cli import hub
 from gpt_cli.engine import Engine
@@ -11,12 +12,14 @@ from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.memory import weights_bytes
 from gpt_cli.ops import SHORT, check_available, get_ops, held_dtype
+from gpt_cli.options.arguments import checks_arguments
 from gpt_cli.options.declare import OptionError
 from gpt_cli.system.machine import check_room
 
 
+@checks_arguments()
 def load(
-    name: str = "gpt2",
+    name: str | Path = "gpt2",
     *,
     device: str = "auto",
     dtype: str = "auto",
@@ -42,6 +45,7 @@ def load(
         speculate: generate faster where that saves time, with equal results: see
             `generation.speculate`. It may take a quarter of the memory of float32 weights.
     """
+    name = str(name)
     check_available(device, "float32" if dtype == "auto" else dtype)  # before any download
     folder = hub.resolve(name, revision=revision, offline=offline, quiet=quiet)
     with unchanged(folder):

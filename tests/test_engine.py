@@ -238,11 +238,36 @@ def test_overflow_is_an_error_before_any_work_unless_chosen_otherwise(without_en
 def test_unknown_options_and_one_prompt_without_a_list_are_refused(engine):
     with pytest.raises(InputError, match=r"^temperature must be"):
         engine.generate([PROMPT], temperature=1e-7)
-    with pytest.raises(TypeError, match="temprature"):
-        engine.generate([PROMPT], temprature=0)
-    with pytest.raises(TypeError, match="prompts must be a list"):
-        engine.generate(PROMPT)
     assert engine.generate([]) == []
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda engine: engine.generate(PROMPT), "prompts must be a list of texts, not one text"),
+        (lambda engine: engine.generate(["a", 5]), "prompts must be texts, not 5"),
+        (lambda engine: engine.generate(["a"], max_tokens="x"), "max_tokens must be a whole"),
+        (lambda engine: engine.generate(["a"], logit_bias="7=1"), "logit_bias must be a number"),
+        (lambda engine: engine.generate(["a"], temprature=0), r"\(did you mean temperature\?\)$"),
+        (lambda engine: engine.stream(["a"]), "prompt must be a string, not"),
+        (lambda engine: engine.batch(["a"], {"seed": 1}), "options must be Options or None, not"),
+        (lambda engine: engine.score(5), "text must be a string, not 5"),
+        (lambda engine: engine.score("a b", stride="x"), "stride must be a whole number or None"),
+        (lambda engine: engine.score("a b", strid=9), r"\(did you mean stride\?\)$"),
+        (lambda engine: engine.rank("a", ["b", 5]), "choices must be texts, not 5"),
+        (lambda engine: engine.next_tokens("a", "x"), "count must be a whole number, not 'x'"),
+        (lambda engine: engine.encode(b"a"), "text must be a string, not"),
+        (lambda engine: gpt_cli.load("tiny", devise="cpu"), r"\(did you mean device\?\)$"),
+        (
+            lambda engine: gpt_cli.load("tiny", threads="2"),
+            "threads must be a whole number or None, not",
+        ),
+        (lambda engine: Options(temprature=0), r"\(did you mean temperature\?\)$"),
+    ],
+)
+def test_wrong_types_and_unknown_keywords_are_type_errors(engine, call, message):
+    with pytest.raises(TypeError, match=message):
+        call(engine)
 
 
 def test_the_keywords_are_the_fields_of_the_options(engine):

@@ -346,7 +346,7 @@ def test_an_output_of_this_machine_is_resumed_by_workers(rows, expected, there, 
     run("batch", "--model", "tiny", *flags, code=6)  # the seed is known from the output
     assert records_of(output.read_text()) == expected
     assert output.read_bytes().startswith(b"".join(lines[:300]))  # also their times
-    assert "was made with seed 3, not 4" in batch("-s", 4, *flags, code=2)
+    assert f"--seed of {output} was 3, and is now 4" in batch("-s", 4, *flags, code=2)
 
 
 def start(*arguments):
@@ -405,7 +405,7 @@ class Waiting(Generation):
         yield from ({"index": row.index} for row in rows)
 
 task = Waiting(Options(seed=1))
-source = Source(input, "auto", task.layout, task.rows_together)
+source = Source([input], "auto", task.layout, task.rows_together)
 cluster = Cluster(address, int(workers), threads=1)
 with (folder / "out").open("w", buffering=1) as out:
     for record in compute(cluster, source, 0, task, "tiny", {"device": "cpu"}):

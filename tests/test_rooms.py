@@ -36,11 +36,14 @@ COVERED = {
         "cli/commands/generate",
         "cli/options",
         "cli/output",
+        "cli/parameters",
         "system/startup",
     ],
     "cli/test_batch.py": ["cli/progress"],
-    "cli/test_bench.py": ["cli/bench_format"],
-    "cli/test_show.py": [f"cli/show/{x}" for x in ("commands", "picture", "terminal", "views")],
+    "cli/test_bench.py": ["cli/bench_format", "cli/files"],
+    "cli/test_show.py": [
+        f"cli/show/{x}" for x in ("colours", "commands", "picture", "terminal", "views")
+    ],
     "compression/test_codec.py": ["gpt2/digests"],
     "folder/test_tokenizer.py": ["folder/contents"],
     "generation/test_drafts.py": ["generation/speculator"],

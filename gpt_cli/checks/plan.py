@@ -17,6 +17,13 @@ class Plan(Declared):
 
     prompt_tokens: int = option(32, "Prompt length in tokens.", _COUNTS, aliases=("-p",))
     max_tokens: int = option(128, "Generate at most this many tokens.", _COUNTS, aliases=("-n",))
-    batch: int = option(1, "Number of texts per batch.", _COUNTS, aliases=("-b",))
+    batch: int = option(
+        1,
+        "Number of texts per batch.",
+        _COUNTS,
+        flag="--batch-size",
+        aliases=("-b",),
+        old_flag="--batch",
+    )
     repetitions: int = option(3, "Number of runs in each mode.", _COUNTS, aliases=("-r",))
     modes: Sequence[ModeName] = option(("cache on", "cache off"))  # `ratio`: first to second

@@ -2,7 +2,6 @@
 
 import atexit
 import os
-import re
 import signal
 import sys
 import traceback
@@ -18,14 +17,14 @@ from typer.main import get_command
 from gpt_cli import __version__
 from gpt_cli.cli.commands import checks, compress, generate, models, rank, score, serve, tokens
 from gpt_cli.cli.help import HelpFormatter, add_command
-from gpt_cli.cli.options import command as with_groups
 from gpt_cli.cli.output import note, silence, verbose
+from gpt_cli.cli.parameters import command as with_flags
 from gpt_cli.cli.show.commands import show
-from gpt_cli.errors import GPTCLIError, InputError, ResourceError
+from gpt_cli.cli.usage import usage_error
+from gpt_cli.errors import GPTCLIError, ResourceError
 from gpt_cli.options.declare import option
 
 _LONGEST = 1000  # characters of a message
-_TEXT = re.compile(r"-(?!-?[a-z][a-z-]*(=|$))")  # begins with - and does not look like a flag
 _LESS = "use fewer or shorter texts at a time, or a smaller model"
 # Parts of messages of the dynamic linker and of the threading module when memory is missing.
 _NO_ROOM = ("failed to map segment", "annot allocate memory", "can't start new thread")
@@ -71,7 +70,7 @@ def application(name: str | None = None) -> typer.Typer:
         rich_markup_mode=None,  # plain help needs no import of Rich, and reads well in a pipe
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback()(with_groups(_options))
+    app.callback()(with_flags(_options))
     for command in [name] if name in COMMANDS else COMMANDS:
         add_command(app, command, COMMANDS[command])
     if name not in COMMANDS:
@@ -109,8 +108,10 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
 
 def run(arguments: list[str]) -> int:
     """Run one command; return its exit code."""
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
+    command = get_command(application(arguments[0] if arguments else None))
     try:
-        command = get_command(application(arguments[0] if arguments else None))
         with command.make_context("gpt-cli", arguments) as context:
             command.invoke(context)
         if sys.stdout is not None:
@@ -125,7 +126,9 @@ def run(arguments: list[str]) -> int:
     except Exception as error:
         if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11, in the body of a class
             return 130
-        explained = _explain(error, arguments)
+        if isinstance(error, typer.TyperException):
+            error = usage_error(error, command, arguments)
+        explained = _explain(error)
         if explained is None:
             raise
         if verbose():
@@ -136,19 +139,11 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def _explain(error: Exception, arguments: list[str]) -> GPTCLIError | None:
+def _explain(error: Exception) -> GPTCLIError | None:
     """Return the error that a user sees for an exception; None for a bug."""
     match error:
         case GPTCLIError():
             return error
-        case typer.TyperException():
-            path = getattr(getattr(error, "ctx", None), "command_path", "gpt-cli")
-            message = error.format_message()
-            if "unexpected extra argument" in message:
-                message += ". Quote a text that has spaces, or a pattern"
-            elif "No such option" in message and any(map(_TEXT.match, arguments)):
-                message += ". Put -- before a text that begins with -"
-            return InputError(f"{message} (see `{path} --help`)")
         case OSError(filename=None):
             silence(sys.stdout)  # such as the help, on a full disk
             return ResourceError(f"cannot write to standard output: {error.strerror or error}")

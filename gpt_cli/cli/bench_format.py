@@ -1,13 +1,12 @@
 """The output of `gpt-cli bench`: a table, curves of the time per token, and a picture of them."""
 
-import io
 import itertools
 import statistics
 from pathlib import Path
 
 from gpt_cli.checks.bench import Benchmark, Spread
+from gpt_cli.cli.files import rendered
 from gpt_cli.cli.output import counted
-from gpt_cli.system.atomic import write_file
 from gpt_cli.system.machine import format_size
 
 # The figures of a mode, with their labels and the factors to the units of the labels.
@@ -147,8 +146,8 @@ def _columns(times: list[float]) -> list[float]:
     ]
 
 
-def save(result: Benchmark, file: Path) -> None:
-    """Plot the curves to a file; raise ResourceError if it cannot be written."""
+def draw(result: Benchmark, file: Path) -> bytes:
+    """Plot the curves in the format of a file's ending."""
     from matplotlib.figure import Figure  # pyplot would need a display
     from matplotlib.ticker import MaxNLocator
 
@@ -172,6 +171,4 @@ def save(result: Benchmark, file: Path) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    picture = io.BytesIO()
-    figure.savefig(picture, format=file.suffix[1:].lower(), dpi=150)
-    write_file(file, picture.getvalue())
+    return rendered(figure, file)

@@ -1,6 +1,7 @@
 """Run a job for a command: its rows in, records out, progress and notes on standard error."""
 
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stdout
 from typing import TextIO, cast
 
@@ -44,7 +45,7 @@ class Lines(Records):
 
 def run(
     task: jobs.Task,
-    file: str,
+    files: Sequence[str],
     rows: flags.RowFiles,
     loading: flags.Loading,
     where: flags.Where,
@@ -68,7 +69,7 @@ def run(
             stack.enter_context(redirect_stdout(notes))
         summary = jobs.run(
             task,
-            file,
+            files,
             sink if rows.output is None else rows.output,
             model=loading.model,
             format=rows.format or "auto",

@@ -16,7 +16,7 @@ import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import BinaryIO, Protocol
 from zlib import crc32
 
 from gpt_cli.errors import InputError
@@ -84,6 +84,23 @@ class Segment:
         fields = b"".join(map(_pack_number, numbers)) + self.check.to_bytes(2, "little")
         crc = crc32(code, crc32(fields))
         return _MARK + fields + crc.to_bytes(4, "little") + code
+
+
+def count_tokens(file: BinaryIO, *, salvage: bool) -> int | None:
+    """Return the number of tokens in the rest of a compressed file, which is then set back.
+
+    None for a pipe, and for damage that `ArchiveReader` would not accept.
+    """
+    if not file.seekable():
+        return None
+    start = file.tell()
+    try:
+        segments = ArchiveReader(file, salvage=salvage).segments()
+        return sum(segment.size for segment in segments if not segment.stored)
+    except InputError:
+        return None
+    finally:
+        file.seek(start)
 
 
 def end(index: int, size: int, crc: int) -> Segment:

@@ -78,11 +78,12 @@ class Codec:
         file: Readable,
         block: int = archive.SEGMENT_TOKENS,
         advance: CountTokens = lambda _: None,
+        store: Callable[[int], None] = lambda _: None,
     ) -> Iterator[bytes]:
         """Yield the compressed file, a part at a time.
 
         A segment has up to `block` tokens. Small segments are decompressed sooner, side by side;
-        large ones take fewer bytes.
+        large ones take fewer bytes. `store` gets the size of each segment that is stored as it is.
         """
         check("block", block, archive.SEGMENT_RANGE)
         yield self.header.pack()
@@ -94,6 +95,8 @@ class Codec:
             for ids, data, code in zip(texts, parts, codes, strict=True):
                 stored = len(code) >= len(data)
                 length, content = (len(data), data) if stored else (len(ids), code)
+                if stored:
+                    store(len(data))
                 yield Segment(index, length, stored, archive.check(data), content).pack()
                 index, size, crc = index + 1, size + len(data), crc32(data, crc)
             advance(0)

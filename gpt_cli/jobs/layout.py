@@ -99,7 +99,10 @@ class Layout:
 
     @property
     def origin(self) -> Schema:
-        """The fields of an error record with the file and the line number of the row."""
+        """The fields of a record with the file, if there are several, and the line number.
+
+        With one file, only the records of errors have the line number.
+        """
         return {"file": "string", "line_number" if _LINE in self.texts else "line": "int64"}
 
     @property

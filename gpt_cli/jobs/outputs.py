@@ -28,7 +28,8 @@ def open_sink(
     """
     output, ending = _split(name, source)
     _check_folder_of(output)
-    _check_apart(source.name, f"{output}/part-0{ending}" if ending else name)
+    for input in source.names:
+        _check_apart(input, f"{output}/part-0{ending}" if ending else name)
     if not (ending or storage.is_address(name) or name.endswith(".parquet")):
         _check_file(Path(name), source, resume=resume)
         return JSONLines(Path(name), task.layout.texts, job)
@@ -69,8 +70,7 @@ def _split(name: str, source: Source) -> tuple[str, str]:
     elif name.endswith("/") or storage.is_folder(name):
         ending = ".parquet" if source.reader.format == "parquet" else ".jsonl"
     output = output.rstrip("/")
-    if storage.is_address(output) and any(mark in output for mark in "*?["):
-        # Moving and removing there would affect everything that such a name matches.
+    if storage.is_address(output) and storage.is_pattern(output):
         raise _unsuitable(name, "an address must not contain *, ? or [")
     if not output or output.endswith(":"):  # such as s3://$BUCKET/ without that variable
         raise OptionError("output", f"{name} is not a folder that can hold records: {ANOTHER}")

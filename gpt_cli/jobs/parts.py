@@ -1,13 +1,11 @@
 """Sinks of parts, for Parquet files and addresses, where nothing can be appended."""
 
 import time
-import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
-from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from gpt_cli.errors import MALFORMED, InputError
@@ -115,7 +113,9 @@ class Folder(Sink):
         if not records:
             return
         name = self._next_name
-        with _atomic(self._fs, f"{self._folder}/{name}", self.name) as stream:
+        path = f"{self._folder}/{name}"
+        opened = storage.new_object(self._fs, path, self.name, LATER)
+        with opened as stream, storage.writing(self.name, LATER):
             self._format.write(records, self._schema, stream)
         self._written.append(name)
         self._first += len(records)
@@ -154,7 +154,8 @@ class File(Folder):
 
     def finish(self, rows: int) -> None:
         super().finish(rows)
-        with _atomic(*storage.filesystem(self._file), self._file) as target:
+        opened = storage.new_object(*storage.filesystem(self._file), self._file, LATER)
+        with opened as target, storage.writing(self._file, LATER):
             self._format.join(self._streams(), self._schema, target)
         self._locked.close()  # Windows removes no file that is open
         with storage.writing(self.name, "remove it by hand"):
@@ -174,22 +175,3 @@ def count(name: str) -> Resumed:
             return Resumed(*_FORMATS[_ending(name)].count(stream))
         except MALFORMED:
             raise refusal(f"{name} has no records of this command") from None
-
-
-@contextmanager
-def _atomic(fs: AbstractFileSystem, path: str, name: str) -> Iterator[BinaryIO]:
-    """Open a file that appears only when complete; raise ResourceError if it cannot be written."""
-    folder, _, base = path.rpartition("/")
-    new = f"{folder}/.{base}.{uuid.uuid4().hex}"
-    try:
-        with storage.writing(name, LATER):
-            with fs.open(new, "wb") as stream:
-                yield stream
-            if isinstance(fs, LocalFileSystem):
-                Path(new).replace(path)  # atomic; older versions of fsspec copy
-            else:
-                fs.mv(new, path)
-    except BaseException:
-        with suppress(Exception):
-            fs.rm(new)
-        raise

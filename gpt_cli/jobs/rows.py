@@ -2,7 +2,7 @@
 
 import json
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import chain, groupby, islice
@@ -116,29 +116,27 @@ class RowReader:
 class Source:
     """The input of a job.
 
-    It has the name of a file, a folder, a pattern with `*`, or an address of these; "-" is standard
-    input. The format "auto" is "parquet" by the ending of the names of files, or "jsonl" if the
-    first row begins with a brace, else "lines". No piece spans more than the rows together.
+    It has names of files, folders, patterns with `*`, or addresses of these; "-" is standard input.
+    The format "auto" is "parquet" by the ending of the names of files, or "jsonl" if the first row
+    begins with a brace, else "lines". No piece spans more than the rows together.
     """
 
-    def __init__(self, name: str, format: Format, layout: Layout, rows_together: int):
+    def __init__(self, names: Sequence[str], format: Format, layout: Layout, rows_together: int):
         if format not in get_args(Format):
             raise InputError(f"the format must be one of {', '.join(get_args(Format))}")
-        path = Path(name)
-        self.name = name
-        # A pipe can be read once, and has no pieces.
-        self.streams = name == "-" or path.is_fifo() or path.is_char_device()
-        if self.streams and format == "parquet":
-            raise InputError("Parquet cannot be read from a pipe: name a file")
-        self.files = [name] if self.streams else storage.find(name)  # sorted
-        if format == "auto" and not self.streams:
+        self.names = names
+        self.files = [file for name in names for file in storage.find(name)]
+        if format == "auto":
             tables = sum(file.endswith(".parquet") for file in self.files)
             if 0 < tables < len(self.files):
                 raise InputError(
-                    f"{name} has Parquet and other files: name files of one format, for example "
-                    "FOLDER/*.parquet"
+                    f"{', '.join(names):.200} has Parquet and other files: name files of one "
+                    "format, for example FOLDER/*.parquet"
                 )
             format = "parquet" if tables else format
+        self.streams = any(map(storage.is_stream, names))  # read once, without pieces
+        if self.streams and format == "parquet":
+            raise InputError("Parquet cannot be read from a pipe: name a file")
         self._rows_together = rows_together
         self._rows = 0  # in the pieces
         self.pieces: list[Piece] = []
@@ -148,7 +146,7 @@ class Source:
         self.reader = RowReader(format, layout, len(self.files) > 1)
         self.total: int | None = None  # until a stream has ended
         if self.streams:
-            self._available: Iterator[list[tuple[int, bytes]]] = self._read_stream()
+            self._available: Iterator[tuple[str, list[tuple[int, bytes]]]] = self._read_streams()
             return
         for file in self.files:
             checksum = self._cut_table(file) if format == "parquet" else self._cut_lines(file)
@@ -162,9 +160,10 @@ class Source:
                 yield list(chain.from_iterable(map(self.reader.read, pieces)))
             return
         index = 0
-        for lines in self._available:
+        for file, lines in self._available:
+            name = file if self.reader.many else None
             for first in range(0, len(lines), self._rows_together):
-                rows = self.reader.parse(lines[first : first + self._rows_together], index, None)
+                rows = self.reader.parse(lines[first : first + self._rows_together], index, name)
                 index += len(rows)
                 yield rows
         self.total = index
@@ -176,15 +175,16 @@ class Source:
             self._available = chain(first, self._available)
         return self.reader.format
 
-    def _read_stream(self) -> Iterator[list[tuple[int, bytes]]]:
-        """Yield the numbered lines of rows, those that are available at once."""
-        number = 1
-        for available in storage.read_lines(self.name):
-            rows = [pair for pair in enumerate(available, number) if self.reader.is_row(*pair)]
-            number += len(available)
-            if rows:
-                self._guess_format(*rows[0])
-                yield rows
+    def _read_streams(self) -> Iterator[tuple[str, list[tuple[int, bytes]]]]:
+        """Yield a file with the numbered lines of its rows, those that are available at once."""
+        for file in self.files:
+            number = 1
+            for available in storage.read_lines(file):
+                rows = [pair for pair in enumerate(available, number) if self.reader.is_row(*pair)]
+                number += len(available)
+                if rows:
+                    self._guess_format(*rows[0])
+                    yield file, rows
 
     def _add(self, file: str, group: int, start: int, end: int, line: int, rows: int) -> None:
         self.pieces.append(Piece(file, group, start, end, self._rows, line, rows))

@@ -1,6 +1,6 @@
 """Run a job: a task for all rows of an input, on this machine or on a cluster."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from os import PathLike, fspath
@@ -31,7 +31,7 @@ class Summary:
 
 def run(
     task: Task,
-    input: str | PathLike[str],
+    input: str | PathLike[str] | Sequence[str | PathLike[str]],
     output: str | PathLike[str] | Sink,
     *,
     model: str = "gpt2",
@@ -45,7 +45,8 @@ def run(
 
     Args:
         task: such as `Generation(Options(max_tokens=20))` or `Scoring()`.
-        input: a file, a folder, a pattern, or an address of these; "-" is standard input.
+        input: a file, a folder, a pattern, or an address of these; "-" is standard input. Or a
+            list of these, whose rows are read one after the other.
         output: a file, a folder or an address; see `open_sink`. Or a sink.
         model: a name or a folder, as for `gpt_cli.load`.
         format: of the input: "auto", "lines", "jsonl" or "parquet".
@@ -54,7 +55,8 @@ def run(
         observer: receives the progress.
         loading: keywords of `gpt_cli.load`.
     """
-    source = _open_source(task, fspath(input), format, cluster)
+    names = [input] if isinstance(input, str | PathLike) else input
+    source = _open_source(task, [fspath(name) for name in names], format, cluster)
     job = _Job(task, source, model, loading, cluster, observer or Observer())
     if not isinstance(output, str | PathLike):
         return job.run(output)
@@ -65,13 +67,15 @@ def run(
     return job.run(sink)
 
 
-def _open_source(task: Task, input: str, format: Format, cluster: "Cluster | None") -> Source:
+def _open_source(
+    task: Task, names: Sequence[str], format: Format, cluster: "Cluster | None"
+) -> Source:
     """Return the input; raise InputError if it does not suit the task or the cluster."""
     if cluster:
         from gpt_cli.jobs.cluster import library
 
         library()  # before the input is read
-    source = Source(input, format, task.layout, task.rows_together)
+    source = Source(names, format, task.layout, task.rows_together)
     if source.streams and cluster:
         raise OptionError("engine", "ray reads files, not a pipe: name a file")
     try:

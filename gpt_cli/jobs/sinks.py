@@ -12,6 +12,7 @@ from gpt_cli.errors import MALFORMED, InputError, ResourceError
 from gpt_cli.jobs import storage
 from gpt_cli.jobs.jsonl import encode
 from gpt_cli.jobs.layout import InputRow
+from gpt_cli.options.declare import OptionError
 from gpt_cli.options.request import draw_seed
 from gpt_cli.records import Record
 
@@ -72,6 +73,10 @@ class Sink:
         """Complete an output; raise InputError for rows beyond the input or of another run."""
 
 
+def _shown(value: Any) -> str:
+    return "not set" if value is None else f"{json.dumps(value):.200}"
+
+
 def refusal(complaint: str) -> InputError:
     """Return the error of an output that cannot be used."""
     return InputError(f"{complaint}: {ANOTHER}")
@@ -114,10 +119,10 @@ class Manifest:
             if name not in earlier:
                 raise refusal(f"{self._output} was made by a version without {name}")
             if earlier[name] != value:
-                theirs, ours = f"{json.dumps(earlier[name]):.200}", f"{json.dumps(value):.200}"
+                theirs, ours = _shown(earlier[name]), _shown(value)
                 # Long ones, such as JSON schemas, may begin alike.
-                which = f"another {name}" if theirs == ours else f"{name} {theirs}, not {ours}"
-                raise refusal(f"{self._output} was made with {which}")
+                change = "differs" if theirs == ours else f"was {theirs}, and is now {ours}"
+                raise OptionError(name, f"of {self._output} {change}: {ANOTHER}")
 
     def begin(self) -> bytes:
         """Return the content of the file for a first run, with a random seed for None."""
@@ -132,13 +137,16 @@ class JSONLines(Sink):
     Its manifest is the hidden file .NAME.job.json beside it.
     """
 
-    compares = True  # so the input may have grown, and may be a pipe
+    compares = True  # so the input may be a pipe
 
     def __init__(self, path: Path, texts: Sequence[str], job: Mapping[str, Any]):
         self._path = path
         self._texts = texts  # the fields of a row's text
         self._side = path.with_name(f".{path.name}.job.json")
+        files = [file for file, *_ in job.get("input") or []]
         job = {name: value for name, value in job.items() if name not in ("input", "format")}
+        if len(files) > 1:  # a single file may have grown, or may now be a pipe
+            job["input"] = files
         self._manifest = Manifest(str(path), str(self._side), job)
         self._rows: list[int | None] = []  # hashes of the rows that were written; None if failed
 

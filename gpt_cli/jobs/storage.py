@@ -8,14 +8,17 @@ import errno
 import os
 import select
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from glob import glob
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, BinaryIO, Literal, TypeAlias, cast
 
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError
+from gpt_cli.options.declare import OptionError
+from gpt_cli.system import atomic
 from gpt_cli.system.machine import free_memory
 
 if TYPE_CHECKING:
@@ -30,6 +33,11 @@ _GROWTH = 32  # memory of a text as tokens, in multiples of its bytes; measured:
 def is_address(name: str) -> bool:
     """Return whether a name is an address and not a path on this machine."""
     return "://" in name
+
+
+def is_pattern(address: str) -> bool:
+    """Return whether to move or to remove an address would affect others, which it matches."""
+    return any(mark in address for mark in "*?[")
 
 
 def filesystem(name: str) -> "tuple[AbstractFileSystem, str]":
@@ -47,8 +55,16 @@ def is_hidden(name: str) -> bool:
     return Path(name).name.startswith((".", "_"))
 
 
+def is_stream(name: str) -> bool:
+    """Return whether a name is that of a pipe or a device, which can be read once."""
+    path = Path(name)
+    return name == "-" or path.is_fifo() or path.is_char_device()
+
+
 def find(name: str) -> list[str]:
     """Return the sorted files of a pattern or a folder (except hidden ones), or the file itself."""
+    if is_stream(name):
+        return [name]
     with reading(name):
         files = _find_at_address(name) if is_address(name) else _find_here(name)
     if not files:
@@ -127,6 +143,67 @@ def open_file(file: Path | str) -> Iterator[BufferedReader]:
             opened = Path(name).open("rb")  # noqa: SIM115 (entered below)
     with opened as stream:
         yield stream
+
+
+@contextmanager
+def new_file(name: str) -> Iterator[Callable[[bytes], object]]:
+    """Yield a function that writes to a file, which appears if the block succeeds.
+
+    InputError if it exists, and ResourceError if it cannot be written.
+    """
+    if not name:  # such as of a variable that is not set
+        raise OptionError("output", "is empty: name a file")
+    if not is_address(name):
+        with atomic.new_file(Path(name)) as stream:
+            yield stream.write
+        return
+    if is_pattern(name):
+        raise OptionError("output", f"{name}: an address must not contain *, ? or [")
+
+    def write(data: bytes) -> None:
+        with writing(name, cure):
+            stream.write(data)
+
+    cure = "check the address"
+    _check_new(name)
+    with new_object(*filesystem(name), name, cure) as stream:
+        yield write
+        _check_new(name)  # another program may have created it
+
+
+def _check_new(name: str) -> None:
+    if exists(name):
+        raise InputError(f"{name} exists: give a new name")
+
+
+@contextmanager
+def new_object(fs: "AbstractFileSystem", path: str, name: str, cure: str) -> Iterator[BinaryIO]:
+    """Yield a file of a file system that replaces `path` if the block succeeds.
+
+    ResourceError with the name and the cure if that fails; errors of the block stay as they are.
+    """
+    from fsspec.implementations.local import LocalFileSystem
+
+    folder, _, base = path.rpartition("/")
+    new = f"{folder}/.{base}.{uuid.uuid4().hex}"
+    try:
+        with writing(name, cure):
+            fs.pipe_file(new, b"")  # or a wrong bucket would be noticed at the end
+            stream = fs.open(new, "wb")
+        try:
+            yield stream
+        finally:
+            with writing(name, cure):
+                stream.close()
+        with writing(name, cure):
+            if isinstance(fs, LocalFileSystem):
+                Path(new).replace(path)  # atomic; older versions of fsspec copy
+            else:
+                fs.mv(new, path)
+    except BaseException:
+        with suppress(Exception):
+            fs.rm(new)
+        raise
 
 
 def read_text(file: Path | str) -> str:

@@ -87,8 +87,9 @@ class Task(Protocol):
         results = compute_valid(rows, self.prepare, lambda valid: self.results(engine, [*valid]))
         for row, result in zip(rows, results, strict=True):
             known: Record = {"id": row.id, "data": row.data or None}
-            if isinstance(result, InputError):
+            if row.file is not None or isinstance(result, InputError):
                 known |= zip(layout.origin, (row.file, row.line), strict=True)
+            if isinstance(result, InputError):
                 content = records.of_error(result)
             else:
                 known |= {name: row.fields[name] for name in layout.texts}

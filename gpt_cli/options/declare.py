@@ -2,29 +2,26 @@
 
 A group of options is a frozen dataclass that derives from `Declared`; its fields are `option`s.
 The keywords of the Python API, the fields of a JSON row (`Declared.with_row`) and the flags of
-commands (`gpt_cli.cli.options`) all come from its fields.
+commands (`gpt_cli.cli.parameters`) all come from its fields.
 """
 
-import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from functools import cache, partial
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType
-from typing import Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Literal, Self, get_args, get_origin
 
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError, did_you_mean
 from gpt_cli.system.machine import MOST_THREADS
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class NamedOptionError(GPTCLIError):
     """An error about an option; `args` are its name and a complaint.
 
-    A command replaces the name by the flag: see `gpt_cli.cli.options.command`.
+    A command replaces the name by the flag: see `gpt_cli.cli.parameters.command`.
     """
 
     def __str__(self) -> str:
@@ -33,6 +30,10 @@ class NamedOptionError(GPTCLIError):
 
 class OptionError(NamedOptionError, InputError):
     """An option has the wrong type, is out of range or does not fit the other options."""
+
+
+class OptionTypeError(OptionError, TypeError):
+    """An option has the wrong type."""
 
 
 class OptionResourceError(NamedOptionError, ResourceError):
@@ -45,7 +46,10 @@ class Kind:
 
     name: str  # in messages
     flag_type: Any  # the type that typer parses
-    convert: Callable[[Any], Any]  # from a flag or a JSON value; raises for other types
+    convert: Callable[[Any], Any]  # from a Python or JSON value; raises for other types
+    parse: Callable[[str], Any] = str  # the text of a flag; raises ValueError
+    metavar: str = ""  # of the flag
+    values: tuple[str, ...] = ()  # all of them, if they are few
 
 
 @dataclass(frozen=True)
@@ -86,21 +90,34 @@ class Option:
     row: bool  # a JSON row may have it
     flag: str | None  # by default --name
     aliases: tuple[str, ...]  # of the flag
-    from_file: bool  # the flag names a file with the value, unless it begins with {
+    old_flag: str | None  # its earlier name, which still works
+    text_form: Range | None  # the flag names a file with the value, unless its text has this form
     typer: Mapping[str, Any]  # more keywords of typer.Option
     name: str
     kind: Kind
 
     def convert(self, value: Any) -> Any:
         """Return a valid value in the type of the option; raise OptionError for another value."""
-        try:
-            value = self.kind.convert(value)
-        except (TypeError, ValueError, OverflowError):
-            shown = json.dumps(value, default=str, skipkeys=True)
-            raise OptionError(self.name, f"must be {self.kind.name}, not {shown:.40}") from None
+        converted = self._try(self.kind.convert, value)
         if self.range:
-            check(self.name, value, self.range)
-        return value
+            check(self.name, converted, self.range)
+        return converted
+
+    def parse(self, value: Any) -> Any:
+        """Return the valid value of a flag, which is a text or a list; raise OptionError."""
+        if isinstance(value, list):
+            value = [self._try(self.kind.parse, text) for text in value]
+        elif isinstance(value, str):
+            value = self._try(self.kind.parse, value)
+        return self.convert(value)
+
+    def _try(self, function: Callable[[Any], Any], value: Any) -> Any:
+        try:
+            return function(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            shown = json.dumps(value, default=str, skipkeys=True)
+            kind = OptionTypeError if isinstance(error, TypeError) else OptionError
+            raise kind(self.name, f"must be {self.kind.name}, not {shown:.40}") from None
 
 
 def option(
@@ -112,11 +129,12 @@ def option(
     row: bool = True,
     flag: str | None = None,
     aliases: tuple[str, ...] = (),
-    from_file: bool = False,
+    old_flag: str | None = None,
+    text_form: Range | None = None,
     **typer: Any,
 ) -> Any:
     """Return a dataclass field with a declaration; see `declaration`."""
-    unnamed = partial(Option, default, help, range, row, flag, aliases, from_file, typer)
+    unnamed = partial(Option, default, help, range, row, flag, aliases, old_flag, text_form, typer)
     return field(default=default, metadata={"option": unnamed, "kind": kind})
 
 
@@ -125,10 +143,22 @@ def declaration(name: str, annotation: Any, member: Field[Any]) -> Option:
     return member.metadata["option"](name, member.metadata["kind"] or _kind_of(annotation))
 
 
+def check_keywords(keywords: Iterable[str], known: Collection[str]) -> None:
+    """Raise TypeError for an unknown keyword, as Python 3.13 does: with the nearest known one."""
+    for name in keywords:
+        if name not in known:
+            raise TypeError(f"unknown keyword {name}{did_you_mean(name, known)}")
+
+
 class Declared:
-    """Base of a group of options, a dataclass; its constructor raises OptionError."""
+    """Base of a group of options, a dataclass; its constructor raises OptionError or TypeError."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        """Return a new group; raise TypeError for an option that it does not have."""
+        check_keywords(options, cls.__dataclass_fields__)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for declared in self.declarations():
@@ -165,19 +195,6 @@ class Declared:
         return replace(self, **values) if values else self
 
 
-def takes(group: type[Declared]) -> Callable[[F], F]:
-    """Show the options of a group in the signature of a function that has `**options`."""
-
-    def show(function: F) -> F:
-        signature = inspect.signature(function)
-        named = [p for p in signature.parameters.values() if p.kind != p.VAR_KEYWORD]
-        shown = inspect.signature(group).parameters.values()
-        function.__signature__ = signature.replace(parameters=[*named, *shown])  # type: ignore[attr-defined]
-        return function
-
-    return show
-
-
 def _require(value: Any, kind: type) -> Any:
     """Return a value of a type; raise TypeError for another. A bool is not a number."""
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
@@ -190,10 +207,17 @@ def _convert_texts(value: Any) -> tuple[str, ...]:
     return tuple(_require(text, str) for text in texts)
 
 
+def _parse_bias(text: str) -> tuple[int, float]:
+    id, _, bias = text.partition("=")
+    return int(id), float(bias)
+
+
 def _convert_biases(value: Any) -> tuple[tuple[int, float], ...]:
     """Convert a mapping, pairs or texts ID=BIAS to sorted pairs, which are hashable."""
+    if isinstance(value, str):
+        raise TypeError
     entries = value.items() if isinstance(value, Mapping) else value
-    pairs = [entry.split("=", 1) if isinstance(entry, str) else entry for entry in entries]
+    pairs = [_parse_bias(entry) if isinstance(entry, str) else entry for entry in entries]
     return tuple(sorted({int(id): float(bias) for id, bias in pairs}.items()))
 
 
@@ -207,15 +231,17 @@ def split_commas(values: list[str] | None) -> list[str] | None:
     return [text for value in values for text in value.split(",")] if values else None
 
 
-WHOLE = Kind("a whole number", int, lambda value: int(_require(value, Integral)))
-NUMBER = Kind("a number", float, lambda value: _require(value, Real))
+WHOLE = Kind("a whole number", str, lambda value: int(_require(value, Integral)), int, "N")
+NUMBER = Kind("a number", str, lambda value: _require(value, Real), float, "X")
 SWITCH = Kind("true or false", bool, lambda value: _require(value, bool))
 TEXT = Kind("a string", str, lambda value: _require(value, str))
 SCHEMA = Kind("a JSON schema", str, _convert_schema)
 PATH = Kind("a path", Path, Path)
 TEXTS = Kind("a string or a list of strings", list[str], _convert_texts)
-BIASES = Kind("a number for each token id (such as 452=-100)", list[str], _convert_biases)
-_KINDS = {kind.flag_type: kind for kind in (WHOLE, NUMBER, SWITCH, TEXT, PATH)}
+BIASES = Kind(
+    "a number for each token id (such as 452=-100)", list[str], _convert_biases, _parse_bias
+)
+_KINDS = {int: WHOLE, float: NUMBER, bool: SWITCH, str: TEXT, Path: PATH}
 _KINDS |= {Sequence: TEXTS, tuple: TEXTS}
 
 
@@ -227,5 +253,8 @@ def _kind_of(annotation: Any) -> Kind:
     origin = get_origin(annotation) or annotation
     if origin is not Literal:
         return _KINDS[origin]
-    name = f"one of {', '.join(arguments)}"
-    return Kind(name, annotation, lambda value: arguments[arguments.index(value)])
+
+    def convert(value: Any) -> Any:
+        return arguments[arguments.index(_require(value, str))]
+
+    return Kind(f"one of {', '.join(arguments)}", str, convert, values=arguments)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -98,6 +99,7 @@ class Options(SamplingParams):
         (),
         "End the text before this string; repeatable.",
         Range(lambda stops: "" not in stops, "strings that are not empty"),
+        metavar="TEXT",
     )
     include_stop: bool = option(False, "Keep the stop string in the text.")
     regex: str | None = option(
@@ -110,13 +112,15 @@ class Options(SamplingParams):
         "Make the text JSON, on one line, that is valid by this schema.",
         kind=SCHEMA,
         metavar="FILE|TEXT",
-        from_file=True,
+        text_form=Range(lambda text: text.lstrip().startswith("{"), "begin with {"),
     )
     grammar: str | None = option(
         None,
         "Make the text match this grammar, in the syntax of Lark.",
-        metavar="FILE",
-        from_file=True,
+        metavar="FILE|TEXT",
+        text_form=Range(
+            lambda text: re.search(r"\bstart\s*:", text) is not None, "have a rule start:"
+        ),
     )
     choices: Sequence[str] | None = option(
         None,

@@ -28,6 +28,7 @@ class ScoreOptions(TypedDict, total=False):
 
     stride: int | None
     bos: bool
+    special: bool
     ranks: bool
     entropies: bool
     words: bool
@@ -61,16 +62,21 @@ class Score:
     @property
     def perplexity(self) -> float | None:
         """Return exp of the mean negative log-likelihood of a token; None if none is scored."""
-        if not self.tokens_scored:
-            return None
-        mean = -self.total_logprob / self.tokens_scored
-        return math.exp(mean) if mean < _LARGEST_EXPONENT else math.inf
+        return perplexity(self.total_logprob, self.tokens_scored)
 
     @property
     def bits_per_byte(self) -> float | None:
         """Return the negative log-likelihood in bits per scored byte; None if none is scored."""
         bits = -self.total_logprob / math.log(2)
         return bits / self.bytes_scored if self.tokens_scored else None
+
+
+def perplexity(total_logprob: float, tokens: int) -> float | None:
+    """Return exp of the mean negative log-likelihood of a token; None if there is no token."""
+    if not tokens:
+        return None
+    mean = -total_logprob / tokens
+    return math.exp(mean) if mean < _LARGEST_EXPONENT else math.inf
 
 
 def score(

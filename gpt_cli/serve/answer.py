@@ -5,7 +5,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -41,6 +41,7 @@ class Service:
     engine: Engine
     scheduler: Scheduler
     metrics: Metrics
+    names: Sequence[str]  # of the model: the first is shown, and requests may have any
     unread: int = 0  # entries of answers that are being computed, or that clients have not read
 
 
@@ -54,7 +55,7 @@ class Answer(StreamingResponse):
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
             "created": int(time.time()),
-            "model": service.engine.name,
+            "model": service.names[0],
         }
         prompts = (prompt for prompt in request.prompts for _ in range(request.fields.candidates))
         self._choices = [
@@ -77,6 +78,8 @@ class Answer(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
+            # For the access log (`guard`), also if the client has left.
+            scope.setdefault("state", {}).update(id=self._frame["id"], **self._usage)
             service.unread -= entries
             for text in texts:
                 text.cancelled = True

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from functools import partial
 from hashlib import sha256
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -23,6 +24,7 @@ from starlette.types import ASGIApp
 
 from gpt_cli.engine import Engine
 from gpt_cli.errors import MALFORMED, GPTCLIError
+from gpt_cli.hub import is_folder
 from gpt_cli.serve.answer import Answer, Service, token_name
 from gpt_cli.serve.guard import guarded
 from gpt_cli.serve.metrics import Metrics
@@ -42,9 +44,10 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
     """
     scheduler = Scheduler(engine.loaded, settings.max_batch, settings.max_queue)
     metrics = Metrics(scheduler)
-    handlers = _Handlers(Service(engine, scheduler, metrics))
+    names = (settings.name or _name_of(engine), engine.name)
+    handlers = _Handlers(Service(engine, scheduler, metrics, names))
     get, post = partial(Route, methods=["GET"]), partial(Route, methods=["POST"])
-    model = {"id": engine.name, "object": "model", "created": int(time.time())}
+    model = {"id": names[0], "object": "model", "created": int(time.time())}
     model |= {"owned_by": "gpt-cli", "max_model_len": engine.model.config.n_positions}
     routes = [
         get("/", _page()),
@@ -70,6 +73,11 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
     app = Starlette(routes=routes, exception_handlers=errors)
     app.router.redirect_slashes = False
     return guarded(app, settings, count), scheduler
+
+
+def _name_of(engine: Engine) -> str:
+    """Return the name of a model, which for a folder is not its path."""
+    return Path(engine.name).resolve().name if is_folder(engine.name) else engine.name
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
@@ -124,7 +132,7 @@ class _Handlers:
         self._workers = ThreadPoolExecutor()
 
     async def health(self, request: Request) -> Response:
-        if self._service.scheduler.stopped:
+        if self._service.scheduler.draining:
             raise StoppedError("the server is shutting down")
         return JSONResponse({"status": "ok"})
 
@@ -132,7 +140,7 @@ class _Handlers:
         return Response(self._service.metrics.text(), media_type=Metrics.media_type)
 
     async def model(self, model: Json, request: Request) -> Response:
-        check_model(request.path_params["name"], self._service.engine)
+        check_model(request.path_params["name"], self._service.names)
         return JSONResponse(model)
 
     async def compute(self, function: Callable[[Engine, Json], Json], request: Request) -> Response:
@@ -149,7 +157,7 @@ class _Handlers:
         body = await _json(request)
         has_constraint = any(body.get(name) is not None for name in FIELDS)
         async with self._compiling if has_constraint else nullcontext():
-            parsed = await self._in_thread(read, body)
+            parsed = await self._in_thread(partial(read, names=self._service.names), body)
         return Answer(self._service, parsed)
 
     async def refuse(self, request: Request, error: Exception) -> Response:

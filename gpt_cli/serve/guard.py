@@ -21,6 +21,7 @@ from gpt_cli.serve.settings import Settings, is_address
 BODY_SECONDS = 30.0  # to receive a body
 OPEN = ("/", "/health")  # without a key
 
+_OF_COMPLETIONS = ("id", "prompt_tokens", "completion_tokens")  # in the access log, else null
 _HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(:\d*)?")
 _logger = logging.getLogger("gpt_cli")
 
@@ -155,6 +156,8 @@ def _watched(app: ASGIApp, log: bool, count: Callable[[str, int | None], None]) 
                     "seconds": round(time.perf_counter() - start, 6),
                     "bytes": sent,
                 }
+                state = scope.get("state", {})
+                line |= {name: state.get(name) for name in _OF_COMPLETIONS}
                 with suppress(OSError, ValueError):  # it is closed, or its disk is full
                     print(json.dumps(line), file=sys.stderr, flush=True)
 

@@ -87,10 +87,13 @@ class Completions:
         return self.fields.logprobs if self.fields.echo else None
 
 
-def read(engine: Engine, body: Json) -> Completions:
-    """Return the request that a body describes; raise RequestError if a field is not valid."""
+def read(engine: Engine, body: Json, names: Sequence[str]) -> Completions:
+    """Return the request that a body describes; raise RequestError if a field is not valid.
+
+    `names` are those of the model; see `check_model`.
+    """
     values = _parse(body)
-    fields = _fields(engine, values)
+    fields = _fields(values, names)
     options, include_usage = _options(engine, values, fields), _include_usage(values)
     prompts = _prompts(values.get("prompt", ""))
     if len(prompts) * fields.candidates > _MOST_TEXTS:  # before they take time
@@ -166,13 +169,13 @@ def _include_usage(values: Json) -> bool:
     )
 
 
-def _fields(engine: Engine, values: Json) -> Fields:
+def _fields(values: Json, names: Sequence[str]) -> Fields:
     try:
         fields = Fields(**{name: value for name, value in values.items() if name in _FIELDS})
     except OptionError as error:
         raise RequestError(str(error), error.args[0]) from None
     if fields.model is not None:
-        check_model(fields.model, engine)
+        check_model(fields.model, names)
     if fields.candidates < fields.n:
         raise RequestError(f"best_of must be at least n, which is {fields.n}", "best_of")
     if fields.stream and fields.candidates > fields.n:
@@ -180,10 +183,10 @@ def _fields(engine: Engine, values: Json) -> Fields:
     return fields
 
 
-def check_model(name: str, engine: Engine) -> None:
-    """Raise RequestError if a model has another name than that of the engine."""
-    if name != engine.name:
-        message = f"this server has no model {name!r:.80}, only {engine.name!r}"
+def check_model(name: str, names: Sequence[str]) -> None:
+    """Raise RequestError if a name is none of those of the model; an error shows the first."""
+    if name not in names:
+        message = f"this server has no model {name!r:.80}, only {names[0]!r}"
         raise RequestError(message, "model", 404, "model_not_found")
 
 

@@ -66,6 +66,7 @@ class Scheduler:
         self._waiting: list[_Waiting] = []  # a heap
         self._prefixes = self._loaded.prefixes
         self._numbers, self._round = count(), 0
+        self.draining = False  # then no more texts are queued
         self.stopped = False  # then no more texts are computed
         self.reused = 0  # tokens of prompts that were not computed again
         self._changed = threading.Condition()
@@ -82,10 +83,16 @@ class Scheduler:
         """Return the number of texts in the queue."""
         return sum(not entry.text.cancelled for entry in list(self._waiting))
 
+    @property
+    def busy(self) -> bool:
+        """Return whether texts are being computed or wait."""
+        with self._changed:
+            return bool(self.running or self.waiting)
+
     def submit(self, texts: Sequence[PendingText]) -> None:
         """Queue the texts of one request; raise QueueFullError or StoppedError."""
         with self._changed:
-            if self.stopped:
+            if self.draining:
                 raise StoppedError("the server is shutting down")
             waiting = {entry.request for entry in self._waiting if not entry.text.cancelled}
             if len(waiting) >= self._max_queue + max(0, self._max_batch - self.running):
@@ -95,10 +102,14 @@ class Scheduler:
                 heapq.heappush(self._waiting, _Waiting(round, number, text))
             self._changed.notify()
 
+    def drain(self) -> None:
+        """Refuse more texts with a StoppedError; those that are computed or wait will end."""
+        self.draining = True
+
     def stop(self) -> None:
         """End all texts with a StoppedError, and the thread."""
         with self._changed:
-            self.stopped = True
+            self.draining = self.stopped = True
             self._changed.notify()
 
     def join(self) -> None:
@@ -150,8 +161,8 @@ class Scheduler:
                     if not self._waiting:
                         break
                     entry = heapq.heappop(self._waiting)
-                text = entry.text
-                self._running.add(text)  # at once, so that any error ends it
+                    text = entry.text
+                    self._running.add(text)  # at once, so that any error ends it
                 prefix, known = self._prefixes.find(text.known)
                 if known == len(text.known) and text.score is None:
                     self._join(text, prefix.cache if prefix else None, 0)

@@ -21,13 +21,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gpt_cli.errors import ResourceError
 from gpt_cli.options.declare import OptionError
-from gpt_cli.serve.settings import Settings
+from gpt_cli.serve.settings import Settings, find_addresses
 
 if TYPE_CHECKING:
     from gpt_cli.engine import Engine
+    from gpt_cli.serve.scheduler import Scheduler
 
 IDLE_SECONDS = 60.0  # for a client to send a request, or to read more of an answer
-LAST_SECONDS = 5.0  # for requests to end after `on_grace`
+LAST_SECONDS = 5.0  # for requests to end after the grace
 MOST_CONNECTIONS = 500  # or half of the files that this process may open
 _AT_ONCE = 16  # connections that are accepted before the first of them is read
 _HEADERS_SIZE = 1 << 16  # bytes; a browser sends the cookies of all servers of this machine
@@ -52,7 +53,7 @@ def run(
 
         app, scheduler = application(loaded, settings)
         try:
-            Server(app, settings.grace, scheduler.stop, ready).serve_on(listening)
+            Server(app, settings.grace, scheduler, ready).serve_on(listening)
         finally:
             scheduler.stop()
             scheduler.join()
@@ -65,11 +66,7 @@ def bind(settings: Settings) -> AbstractContextManager[socket.socket]:
 
 
 def _bind_port(host: str, port: int) -> socket.socket:
-    try:
-        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, ValueError) as error:  # the latter from a text that is no name
-        reason = getattr(error, "strerror", None) or error
-        raise OptionError("host", f"{host}: {reason}") from None
+    addresses = find_addresses(host, port)
     # A name such as localhost has several addresses; every client tries that of IPv4.
     family, *_, address = min(addresses, key=lambda entry: entry[0] != socket.AF_INET)
     both = host == "::" and socket.has_dualstack_ipv6()
@@ -149,13 +146,13 @@ def address_of(listening: socket.socket) -> str:
 class Server(uvicorn.Server):
     """uvicorn's server, which ends requests after a time and connections whose clients sleep.
 
-    The first SIGTERM or SIGINT stops it from accepting. Running requests have `grace` seconds;
-    then `on_grace` must make them end. A second signal ends the process at once, by the earlier
-    handlers.
+    At the first SIGTERM or SIGINT, the scheduler drains. Once no text runs any more, or after
+    `grace` seconds, the port is closed and the scheduler stops. A second signal ends the process
+    at once, by the earlier handlers.
     """
 
     def __init__(
-        self, app: ASGIApp, grace: float, on_grace: Callable[[], None], ready: Callable[[str], None]
+        self, app: ASGIApp, grace: float, scheduler: "Scheduler", ready: Callable[[str], None]
     ):
         config = uvicorn.Config(
             app,
@@ -169,12 +166,12 @@ class Server(uvicorn.Server):
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            timeout_graceful_shutdown=int(grace + LAST_SECONDS),
             timeout_keep_alive=int(IDLE_SECONDS),
             h11_max_incomplete_event_size=_HEADERS_SIZE,
         )
         super().__init__(config)
-        self._grace, self._on_grace, self._ready = grace, on_grace, ready
+        self._grace, self._scheduler, self._ready = grace, scheduler, ready
+        self._end = 0.0  # of the grace, in the time of the loop, once it has begun
         self._second = 0
 
     def serve_on(self, listening: socket.socket) -> None:
@@ -199,7 +196,7 @@ class Server(uvicorn.Server):
             self._ready(address_of(listening))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop accepting at the first signal, and end at the second."""
+        """Drain at the first signal, and end at the second."""
         if self.should_exit:
             self._second = sig
             # Not an exception: this may run within a request, and uvicorn would catch it.
@@ -207,17 +204,28 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        """End connections whose clients sleep."""
+        """End connections whose clients sleep; return whether to close the port."""
         connections = cast("list[_Connection]", [*self.server_state.connections])
         for connection in connections:  # ten times a second
             connection.end_if_asleep(time.monotonic())
-        return await super().on_tick(counter)
+        if not await super().on_tick(counter):
+            return False
+        if not self._end:
+            self._scheduler.drain()
+            self._end = self._loop.time() + self._grace
+        return not self._scheduler.busy or self._loop.time() >= self._end
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Wait for running requests."""
-        self._loop.call_later(self._grace, self._on_grace)
+        """Close the port, and wait until running requests are answered."""
+        seconds = max(0.0, self._end - self._loop.time())
+        self._loop.call_later(seconds, self._scheduler.stop)
+        self.config.timeout_graceful_shutdown = int(seconds + LAST_SECONDS)
+        await super().shutdown(sockets)
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until the end, and close all connections."""
         try:
-            await super().shutdown(sockets)
+            await super().serve(sockets)
         finally:
             for connection in [*self.server_state.connections]:
                 connection.transport.abort()

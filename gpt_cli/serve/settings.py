@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 from gpt_cli.options.declare import AT_LEAST_1, Declared, OptionError, Range, between, option
 
@@ -42,7 +43,19 @@ class Settings(Declared):
     allow_anyone: bool = option(
         False, "Allow addresses that other machines reach, and --cors '*', without a key."
     )
-    max_batch: int = option(32, "Compute at most this many texts side by side.", AT_LEAST_1)
+    name: str | None = option(
+        None,
+        "Name of the model for clients; by default that of --model, or of its folder.",
+        Range(lambda name: name.isprintable() and bool(name), "text without control characters"),
+        metavar="NAME",
+    )
+    max_batch: int = option(
+        32,
+        "Compute at most this many texts side by side.",
+        AT_LEAST_1,
+        flag="--batch-size",
+        old_flag="--max-batch",
+    )
     max_queue: int = option(
         64, "Let at most this many requests wait; refuse more (429).", AT_LEAST_1
     )
@@ -64,6 +77,7 @@ class Settings(Declared):
         30.0,
         "Seconds that running requests have to finish after SIGTERM or Ctrl+C.",
         between(0, 86_400),
+        metavar="SECONDS",
     )
 
     def __post_init__(self) -> None:
@@ -72,11 +86,24 @@ class Settings(Declared):
             return
         cure = "set a key by GPT_CLI_API_KEY, or allow anyone"
         if self.unix_socket is None and not _is_loopback(self.host):
+            find_addresses(self.host, self.port)  # a name without one is no open door
             reason = "other machines may reach this address"
             raise OptionError("host", f"{self.host}: {reason}; {cure}")
         if _ANY_PAGE & {*self.cors}:
             reason = "any page that a browser of this machine opens could use the server"
             raise OptionError("cors", f"must not be * or null without a key: {reason}; {cure}")
+
+
+def find_addresses(host: str, port: int) -> list[tuple[Any, ...]]:
+    """Return what `socket.getaddrinfo` returns; raise OptionError for a host without an address."""
+    import socket  # takes 2 ms, and `--help` needs none
+
+    try:
+        return [*socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    except (OSError, ValueError) as error:  # the latter from a text that is no name
+        reason = getattr(error, "strerror", None) or error
+        cure = "name an address of this machine, such as 127.0.0.1"
+        raise OptionError("host", f"{host} has no address ({reason}): {cure}") from None
 
 
 def is_address(host: str) -> bool:

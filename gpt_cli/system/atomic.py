@@ -1,8 +1,9 @@
 """Atomic writing: a file or a folder appears complete, or not at all."""
 
+import os
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -10,47 +11,34 @@ from typing import BinaryIO
 from gpt_cli.errors import InputError, ResourceError
 
 
-def check_file(option: str, file: Path, endings: Sequence[str]) -> None:
-    """Raise InputError before costly work if the output file of an option cannot be used."""
-    if file.suffix.lower() not in endings:
-        raise InputError(f"{option} {file}: the name must end with {' or '.join(endings)}")
-    if not file.parent.is_dir():
-        raise InputError(f"{option} {file}: the folder {file.parent} does not exist")
-    if file.is_dir():
-        raise InputError(f"{option} {file} is a folder: give a file name")
-
-
-def write_file(file: Path, data: bytes) -> None:
-    """Write or replace a file; if ResourceError is raised, an existing file is unchanged."""
-    target = file.resolve()  # keep a symbolic link
-    with _part_of(target, file) as part:
-        if target.exists() and not target.is_file():
-            target.write_bytes(data)  # a device or a pipe cannot be replaced
-            return
-        part.write_bytes(data)
-        if target.exists():
-            shutil.copymode(target, part)
-        part.replace(target)
+def write_file(file: Path, data: bytes, *, replace: bool) -> None:
+    """Write a file as `new_file` does."""
+    with new_file(file, replace=replace) as target:
+        target.write(data)
 
 
 @contextmanager
-def new_file(to: Path) -> Iterator[BinaryIO]:
+def new_file(to: Path, *, replace: bool = False) -> Iterator[BinaryIO]:
     """Yield a file that becomes `to` if the block succeeds, or the device or pipe that `to` is.
 
-    InputError if `to` exists, or its folder does not; ResourceError if it cannot be written.
+    InputError if `to` is a folder, or exists and may not be replaced, or its folder does not exist;
+    ResourceError if it cannot be written.
     """
-    with _part_of(to, to) as part:
-        if to.exists() and not to.is_file() and not to.is_dir():
-            with to.open("wb") as device:
+    target = Path(os.path.realpath(to))  # keep a symbolic link, but not one to itself
+    with _part_of(target, to) as part:
+        if target.exists() and not target.is_file() and not target.is_dir():
+            with target.open("wb") as device:
                 yield device
             return
-        _check_new(to)
+        _check_new(to, replace=replace)
         if not to.parent.is_dir():
             raise InputError(f"the folder {to.parent} does not exist: create it")
         with part.open("xb") as file:
             yield file
-        _check_new(to)  # another program may have created it
-        part.replace(to)
+        _check_new(to, replace=replace)  # another program may have created it
+        if target.exists():
+            shutil.copymode(target, part)
+        part.replace(target)
 
 
 @contextmanager
@@ -68,8 +56,8 @@ def _part_of(to: Path, name: Path) -> Iterator[Path]:
             part.unlink(missing_ok=True)
 
 
-def _check_new(to: Path) -> None:
-    if to.exists():
+def _check_new(to: Path, *, replace: bool) -> None:
+    if to.is_dir() or (to.exists() and not replace):
         raise InputError(f"{to} exists: give a new name")
 
 

@@ -10,12 +10,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import gpt_cli
 from gpt_cli.cli import app
-from gpt_cli.cli.options import command as with_flags
+from gpt_cli.cli.parameters import command as with_flags
 from gpt_cli.generation.sampling import sample
 from gpt_cli.jobs import runner
 from gpt_cli.ops import bindings
@@ -390,7 +391,9 @@ def test_an_error_about_an_option_is_shown_with_its_flag(
     assert refusal("generate", "text", code=code) == f"gpt-cli: error: {flag} cannot be that\n"
     if option == "threads":
         message = refusal("generate", "text", code=code, GPT_CLI_THREADS="2")
-        assert message == "gpt-cli: error: --threads (or GPT_CLI_THREADS) cannot be that\n"
+        assert message == "gpt-cli: error: GPT_CLI_THREADS cannot be that\n"
+        message = refusal("generate", "text", "--threads", 3, code=code, GPT_CLI_THREADS="2")
+        assert message == "gpt-cli: error: --threads cannot be that\n"
 
 
 def test_an_error_names_the_flag_of_a_single_command():
@@ -399,17 +402,16 @@ def test_an_error_names_the_flag_of_a_single_command():
         raise OptionError("sort_by", "must be name")
 
     with pytest.raises(OptionError, match=r"^--sort-by must be name$"):
-        command(sort_by="size")
+        command(SimpleNamespace(get_parameter_source=lambda name: None), sort_by="size")
 
 
 @pytest.mark.parametrize(
     ("word", "text"),
-    [("-Once upon", True), ("-once upon", True), ("- x", True), ("--nope", False), ("-x", False)],
+    [("-Once upon", True), ("-once", True), ("- x", True), ("--nope", False), ("-x", False)],
 )
 def test_a_text_that_begins_with_a_dash_gets_a_hint_and_a_flag_does_not(word, text):
     error = refusal(*GENERATE, word)
-    assert ("Put -- before" in error) == text
-    assert word != "--nope" or "Possible options: --no-cache, --stop" in error
+    assert ("put -- before" in error) == text
 
 
 def test_an_empty_prompt_begins_a_text():
@@ -445,7 +447,6 @@ def test_the_context_ends_the_text_unless_it_is_shifted():
         (["x", "--device", "abacus"], "abacus"),
         (["x", "--dtype", "float8"], "float8"),
         (["x", "--no-such-flag"], "--no-such-flag"),
-        (["x", "y"], "y"),
         (["x", "--revision", "main"], "revision"),
         (["once " * 2000], "overflow"),
         (["--file", "/no/such/file"], "/no/such/file"),

@@ -366,17 +366,19 @@ def test_flags_choose_the_modes(flags, modes, seen):
     [
         (["-p", "0"], "--prompt-tokens must be from 1 to"),
         (["-p", "many"], "--prompt-tokens"),
-        (["text"], "unexpected extra argument"),
+        (["text"], "unexpected argument text; quote"),
         (["--plot", "curves.jpg"], "curves.jpg: the name must end with .png or .svg or .pdf"),
         (["--plot", "curves"], "curves: the name must end with"),
         (["--speculate", "--no-cache"], "--speculate needs the cache: leave out --no-cache"),
         (["--plot", "no/such/folder/x.png"], "the folder no/such/folder does not exist"),
         (["--plot", "folder.png"], "folder.png is a folder"),
+        (["--plot", "old.svg"], "--plot old.svg exists: give a new name, or add --force"),
     ],
 )
 def test_bad_input_is_a_one_line_error_before_loading(flags, what, seen, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("folder.png").mkdir()
+    Path("old.svg").touch()
     assert what in refusal(*BENCH, *flags)
     assert seen == {}
 
@@ -409,7 +411,8 @@ def test_threads_are_set_before_matplotlib_imports_numpy(command, thread_variabl
 def test_the_ending_chooses_the_format_of_the_picture(seen, name, beginning, capfd, tmp_path):
     pytest.importorskip("matplotlib")
     file = tmp_path / name
-    assert app.run([*BENCH, "--plot", str(file)]) == 0
+    file.touch()
+    assert app.run([*BENCH, "--force", "--plot", str(file)]) == 0
     assert file.read_bytes().startswith(beginning)
     printed = capfd.readouterr()
     assert LEGEND_ON in printed.out
@@ -425,7 +428,7 @@ def test_the_picture_shows_both_curves_with_labels(benchmark, monkeypatch, tmp_p
         "savefig",
         lambda figure, *args, **options: drawn.append(figure) or save(figure, *args, **options),
     )
-    bench_format.save(replace(after_a_slow_token(benchmark), model="a $model$"), tmp_path / "x.png")
+    bench_format.draw(replace(after_a_slow_token(benchmark), model="a $model$"), tmp_path / "x.png")
     (figure,) = drawn
     (axes,) = figure.axes
     curves = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}

@@ -76,6 +76,29 @@ def test_files_and_pipes_have_the_same_bytes(story, packed, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"source", "packed", "back"}
 
 
+def test_several_files_become_one(story, packed, tmp_path):
+    half, rest = tmp_path / "half", tmp_path / "rest"
+    half.write_bytes(story[:500])
+    rest.write_bytes(story[500:])
+    assert run("compress", half, rest) == packed
+    assert run("compress", half, "-", "-", input=story[500:]) == packed
+
+
+def test_files_at_addresses_are_read_and_written(story, packed, memory, tmp_path):
+    source, new, back = (f"memory://bucket/{name}" for name in ("source", "packed", "back"))
+    memory.pipe_file("/bucket/source", story)
+    run("compress", source, "-o", new)
+    assert memory.cat_file("/bucket/packed") == packed
+    assert run("decompress", new) == story
+    assert "exists: give a new name" in refusal("decompress", *TINY, new, "-o", source)
+    memory.pipe_file("/bucket/packed", packed[:-1])  # all its data comes before the damage
+    assert "its end is missing" in refusal("decompress", *TINY, new, "-o", back)
+    assert memory.ls("/bucket", detail=False) == ["/bucket/packed", "/bucket/source"]
+    (tmp_path / "packed").write_bytes(packed)
+    run("decompress", tmp_path / "packed", "-o", back)
+    assert memory.cat_file("/bucket/back") == story
+
+
 @posix
 def test_processes_compress_and_decompress_in_a_pipeline(story, tmp_path):
     line = "gpt-cli compress -m tiny | gpt-cli decompress -m tiny"
@@ -188,6 +211,15 @@ def test_no_file_is_overwritten_and_no_folder_created(command, tmp_path, packed)
 
 
 @pytest.mark.parametrize("command", ["compress", "decompress"])
+def test_an_empty_name_is_refused(command, tmp_path, packed):
+    """Such as that of a variable that is not set."""
+    (tmp_path / "first").write_bytes(packed)
+    files = [tmp_path / "first", ""] if command == "compress" else [""]
+    assert "the name of a file is empty" in refusal(command, *TINY, *files, input=packed)
+    assert "--output is empty" in refusal(command, *TINY, "-o", "", input=packed)
+
+
+@pytest.mark.parametrize("command", ["compress", "decompress"])
 def test_input_that_cannot_be_read_is_refused(command, tmp_path):
     files = [tmp_path, tmp_path / "none"]
     if sys.platform == "linux":
@@ -250,16 +282,41 @@ def test_salvage_needs_no_header(dtype, story):
 def test_a_terminal_shows_progress_and_the_totals_unless_quiet(tmp_path, story, packed):
     names = [str(tmp_path / name) for name in ("source", "packed", "back")]
     (tmp_path / "source").write_bytes(story)
-    number = r"[\d.,]+"
-    totals = (
-        rf"gpt-cli: {number} k?B read, {number} k?B written, {number} tokens, {number} a second\r\n"
-    )
-    for command, source, target in zip(("compress", "decompress"), names, names[1:], strict=False):
+    size, tokens = r"[\d.]+ k?B", r"[\d,]+ tokens?, [\d,]+ a second"
+    first = {"compress": "", "decompress": r", \d+% left"}
+    last = {"compress": rf" \({100 * len(packed) / len(story):.1f}%\)", "decompress": ""}
+    for command, source, target in zip(first, names, names[1:], strict=False):
         code, shown = terminal_here(command, *TINY, source, "-o", target)
         assert code == 0
-        assert re.search(rf"\r{totals}$", shown)
+        line = rf"gpt-cli: {size} read, {size} written"
+        assert re.match(rf"\r{line}, {tokens}{first[command]} +\r", shown)
+        assert re.search(rf"\r{line}{last[command]}, {tokens}\r\n$", shown)
         assert terminal_here(command, *TINY, "-q", source, "-o", f"{target}2") == (0, "")
     assert [(tmp_path / name).read_bytes() for name in ("packed", "back")] == [packed, story]
+
+
+@pytest.mark.parametrize(
+    ("data", "totals"),
+    [
+        (NOISE, "3 kB read, 3 kB written (101.8%, 3 kB stored)"),
+        (b"", "0 B read, 41 B written"),
+    ],
+    ids=["noise", "nothing"],
+)
+def test_the_totals_say_what_is_stored(data, totals, tmp_path):
+    (tmp_path / "source").write_bytes(data)
+    _, shown = terminal_here("compress", *TINY, tmp_path / "source", "-o", tmp_path / "new")
+    assert shown.endswith(f"gpt-cli: {totals}\r\n")
+
+
+@pytest.mark.parametrize("flags", [[], ["--salvage"]], ids=["strictly", "salvaged"])
+def test_the_tokens_of_a_damaged_file_are_counted_if_they_are_decoded(damaged, flags, tmp_path):
+    (tmp_path / "damaged").write_bytes(damaged[0])
+    _, shown = terminal_here(
+        "decompress", *TINY, *flags, tmp_path / "damaged", "-o", tmp_path / "o"
+    )
+    assert ("% left" in shown) == bool(flags)
+    assert "block 1 is damaged" in shown
 
 
 @posix

@@ -20,15 +20,36 @@ def test_a_schema_is_a_file_or_a_text(tmp_path, content):
         assert run_here(*GENERATE, "--json-schema", schema)[0] in (b"3", b"4", b"5")
 
 
-def test_a_grammar_is_a_file(tmp_path):
+def test_a_grammar_is_a_file_or_a_text(tmp_path):
     (tmp_path / "talk.lark").write_text(GRAMMAR)
-    assert run_here(*GENERATE, "--grammar", tmp_path / "talk.lark")[0] in (b"yes", b"no")
-    assert "cannot read start: " in refusal(*GENERATE, "--grammar", GRAMMAR)
+    for grammar in (tmp_path / "talk.lark", GRAMMAR, f"A: /y/\n{GRAMMAR}"):
+        assert run_here(*GENERATE, "--grammar", grammar)[0] in (b"yes", b"no")
+    assert run_here(*GENERATE, "--grammar", "-", input=GRAMMAR.encode())[0] in (b"yes", b"no")
 
 
-@pytest.mark.parametrize("flag", ["--json-schema", "--grammar"])
-def test_a_file_needs_a_name(flag):
-    assert f"error: {flag} is empty: name a file" in refusal(*GENERATE, flag, "")
+@pytest.mark.parametrize(
+    ("flag", "form"), [("--json-schema", "begin with {"), ("--grammar", "have a rule start:")]
+)
+def test_what_is_neither_a_file_nor_a_text_is_refused(flag, form):
+    assert f"error: {flag} is empty: give a file or a text" in refusal(*GENERATE, flag, "")
+    missing = f"error: {flag} no.file: there is no such file, and a text must {form}"
+    assert missing in refusal(*GENERATE, flag, "no.file")
+
+
+def test_choices_may_be_the_lines_of_a_file(tmp_path):
+    file = tmp_path / "choices.txt"
+    file.write_bytes(b"red\r\n\n two words\n")
+    listed = run_here(*GENERATE, "--choices", "red,two words")[0]
+    assert listed in (b" red", b" two words", b"red", b"two words")
+    for source, more in ((file, {}), ("-", {"input": file.read_bytes()})):
+        assert run_here(*GENERATE, "--choices-file", source, **more)[0] == listed
+    rows = run_here("batch", "-q", "-m", "tiny", "--choices-file", file, input=b"The fox was\n")[0]
+    assert json.loads(rows)["text"] in (" red", " two words")
+    file.write_bytes(b"\n")
+    assert "--choices must be one or more" in refusal(*GENERATE, "--choices-file", file)
+    assert "either --choices" in refusal(*GENERATE, "--choices", "a", "--choices-file", file)
+    both = refusal("batch", "-m", "tiny", "--choices-file", "-", input=b"x")
+    assert "cannot both be read from the pipe" in both
 
 
 def test_a_file_and_its_text_are_the_same_job(tmp_path):

@@ -3,11 +3,13 @@
 import os
 import re
 import subprocess
+import sys
 
 import pytest
 from typer.main import get_command
 
 from gpt_cli.cli import app
+from gpt_cli.cli.help import GROUPS
 from support.in_process import run_here
 from support.processes import path_with_command, posix
 
@@ -54,6 +56,38 @@ def test_help_fits_a_terminal_and_on_a_narrow_one_breaks_no_word(name):
     assert joined.split() == wide[0].split()
     assert re.sub(r"\\\n +", "", narrow[2]) == wide[2]  # an example can still be pasted
     assert not re.search(r"\w(\.\.\.|…)", "".join(narrow))
+
+
+def test_options_are_in_the_same_groups_in_the_same_order():
+    groups = {title: [f"--{name}" for name in names.split()] for title, names in GROUPS.items()}
+    groups["Other"] = ["--quiet", "--verbose", "--help"]  # so an option without a group fails
+    used, order = set(), [*groups]
+    for name in NAMES:
+        sections = re.findall(r"(?m)^(\S.*):\n((?:  .*\n)+)", read_help(*name))
+        flags = {
+            title: re.findall(r"(?m)^  (?:-\w, )?(--[\w-]+)", text) for title, text in sections
+        }
+        shown = [title for title in flags if title != "Arguments"]
+        assert shown == sorted(shown, key=order.index)
+        for title in shown:
+            assert flags[title] == [flag for flag in groups[title] if flag in flags[title]]
+            used.update(flags[title])
+    assert used == set().union(*groups.values())
+
+
+def test_the_width_is_that_of_the_terminal_also_in_a_pipe_to_a_pager(monkeypatch):
+    def get_terminal_size(number):
+        if number == sys.__stdout__.fileno():
+            raise OSError("not a terminal")
+        return os.terminal_size((40, 24))
+
+    monkeypatch.setattr("os.get_terminal_size", get_terminal_size)
+    assert read_help("generate", columns="") == read_help("generate", columns=40)
+
+
+def test_only_commands_that_draw_speak_of_a_seed():
+    drawing = {name for name in NAMES if "seed" in read_help(*name)}
+    assert drawing == {("generate",), ("batch",)}
 
 
 def test_the_descriptions_of_commands_are_complete():

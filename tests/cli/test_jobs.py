@@ -151,19 +151,40 @@ def expected(tmp_path_factory, fast):
 # --- the same records ----------------------------------------------------------------------------
 
 
+PARTS = [(0, 7), (7, 8), (8, 20)]
+
+
+def located(records, name):
+    """Return the records of several files with their files and lines."""
+    places = [
+        (part, line) for part, (start, end) in enumerate(PARTS) for line in range(end - start)
+    ]
+    return [
+        record | {"file": name.format(part), "line": line + 1}
+        for record, (part, line) in zip(records, places, strict=True)
+    ]
+
+
 def write_inputs(folder, command):
     """Write the rows in all forms that an input may have."""
     rows = [{"id": 100 + index, FIELD[command]: text} for index, text in enumerate(TEXTS)]
     write_parquet(folder / "in.parquet", rows, row_group_size=6)
     write_jsonl(folder / "in.jsonl", rows)
-    for part, (start, end) in enumerate([(0, 7), (7, 8), (8, 20)]):
+    for part, (start, end) in enumerate(PARTS):
         write_jsonl(folder / "lines" / f"{part}", rows[start:end])
         write_parquet(folder / "tables" / f"{part}.parquet", rows[start:end])
     (folder / "lines" / "_SUCCESS").touch()
     (folder / "tables" / "notes.txt").touch()
 
 
-INPUTS = ["in.parquet", "in.jsonl", "lines", "lines/", "tables/*.parquet"]
+# And the names of several files, which their records have.
+INPUTS = {
+    "in.parquet": None,
+    "in.jsonl": None,
+    "lines": "lines/{}",
+    "lines/0 lines/1 lines/2": "lines/{}",
+    "tables/*.parquet": "tables/{}.parquet",
+}
 OUTPUTS = {  # and the files that are written
     "out": ["out"],
     "out.parquet": ["out.parquet"],
@@ -195,11 +216,11 @@ def test_records_do_not_depend_on_the_form_of_input_and_output(
     command, output, expected, here, pa, parts_of_8
 ):
     write_inputs(here, command)
-    for number, name in enumerate(INPUTS):
+    for number, (name, file) in enumerate(INPUTS.items()):
         folder = here / str(number)
         folder.mkdir()
         target = output.format(folder) if "://" in output else f"{number}/{output}"
-        run(command, name, "-o", target, "-q")
+        run(command, *name.split(), "-o", target, "-q")
         shown = names(folder / "out") if (folder / "out").is_dir() else names(folder)
         shown = [name for name in shown if not name.startswith(".")]
         assert len(shown) == len(OUTPUTS[output])
@@ -212,7 +233,7 @@ def test_records_do_not_depend_on_the_form_of_input_and_output(
         if ending == ".parquet" and not table:  # ids of JSON may be anything
             assert {type(record["id"]) for record in records} == {str}
             records = [record | {"id": int(record["id"])} for record in records]
-        assert records == expected[command]
+        assert records == (located(expected[command], file) if file else expected[command])
 
 
 @pytest.mark.parametrize("output", ["out.jsonl", "out.parquet", "out/", "out/*.parquet"])
@@ -222,7 +243,8 @@ def test_input_and_output_may_be_at_an_address(output, expected, here, pa, memor
     memory.put(str(here / "tables" / "2.parquet"), "/in/2.parquet")
     run("score", "memory://in", "-o", f"memory://bucket/{output}", "-q")
     records = records_of(f"memory://bucket/{output.partition('*')[0]}")
-    rows = expected["score"][:7] + expected["score"][8:]
+    rows = located(expected["score"], "memory:///in/{}.parquet")
+    rows = rows[:7] + rows[8:]
     assert records == close(row | {"index": index} for index, row in enumerate(rows))
     assert not [file for file in memory.find("/") if "/." in file or ".parts" in file]
     memory.put(str(here / "in.jsonl"), "/bucket/in.jsonl")
@@ -250,7 +272,7 @@ def test_words_fit_in_a_table_and_are_resumed_with_the_same_flags_only(here, pa)
         ("Once", 0, 4), ("🦊", 6, 10)
     ]  # fmt: skip
     assert empty["words"] == []
-    assert "made with bos true" in refused(
+    assert "--bos of out.jsonl was true" in refused(
         "score", file, "-o", "out.jsonl", "-q", "--words", "--resume"
     )
 
@@ -312,7 +334,8 @@ def test_an_error_names_its_file_and_line(output, here, pa):
     progress, error = run("batch", "in", "-o", output, code=6)
     good, other, no_prompt, no_json = records_of(output)
     assert "error" not in good
-    assert ("file" in other, "line" in other) == (False, False)
+    assert (good["file"], good["line"]) == ("in/a", 1)
+    assert (other["file"], other["line"]) == ("in/b", 2)
     for record, index, line, id in ((no_prompt, 2, 4, 8), (no_json, 3, 5, None)):
         assert record["error"].pop("message")
         code = {"code": "invalid_input"}
@@ -405,14 +428,36 @@ def test_resume_refuses_other_flags_another_command_and_another_input(job):
     before = snapshot(job)
     for name, flags in OTHER_FLAGS.items():
         line = refused("batch", "in", "-o", "out", "--resume", *flags)
-        assert f"out was made with {name} " in line
+        flag = f"--{name.removeprefix('use_').replace('_', '-')}"
+        assert f"error: {flag} of out was " in line
     for output in ("out", "lines"):
         line = refused("score", "in", "-o", output, "--resume")
-        assert f'{output} was made with task "generation", not "scoring"' in line
+        assert f'task of {output} was "generation", and is now "scoring"' in line
     assert snapshot(job) == before
     write_jsonl(job / "in" / "c", [{"prompt": "Once"}])
-    line = refused("batch", "in", "-o", "out/", "--resume")
-    assert "out was made from another input: name another" in line
+    for output in ("out", "lines"):
+        line = refused("batch", "in", "-o", output, "--resume")
+        assert f"{output} was made from another input: name another" in line
+
+
+@pytest.mark.parametrize("output", ["out", "out/", "file://{}/out.jsonl"])
+def test_a_job_over_several_files_is_resumed_with_the_same_list_only(output, here):
+    names = [str(write_jsonl(here / name, [{"text": "Once"}])) for name in "abc"]
+    job = ["score", "-o", output.format(here), "--resume", "-q"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Progress, "advance", interrupt)
+        assert in_process.finished(*job, *names[:2]).returncode == 130
+    for other in ([names[0]], names, [names[0], names[2]]):
+        assert "was made from another input: name another" in refused(*job, *other)
+    run(*job, *names[:2])
+    records = records_of(output.format(here))
+    assert [(row["index"], row["file"], row["line"]) for row in records] == [
+        (0, names[0], 1), (1, names[1], 1)
+    ]  # fmt: skip
+
+
+def interrupt(self, *arguments):
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("output", ["out", "out/", "out/*.parquet", "file://{}/out.parquet"])
@@ -421,9 +466,6 @@ def test_resume_takes_the_seed_that_was_drawn(output, here, pa, row_parts, monke
     rows = [{"prompt": "Once"}, {"prompt": "One", "seed": 3}, *[{"prompt": "The"}] * 4]
     write_jsonl(here / "in", rows)
     command = ["batch", "in", "-n", "6", "-q", "-o"]
-
-    def interrupt(self, *arguments):
-        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(Progress, "advance", interrupt)

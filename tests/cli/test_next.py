@@ -85,7 +85,6 @@ def test_a_terminal_gets_bars_that_fit_and_are_as_long_as_the_tokens_are_likely(
         (["x", "-k", "0"], "--top"),
         (["--file", "/no/such/file"], "/no/such/file"),
         (["\udcff"], "Unicode"),
-        (["x", "y"], "y"),
         ([], "standard input is empty: a text is needed\n"),
     ],
 )

@@ -64,7 +64,7 @@ def test_every_prompt_stays_data(kind, prompt, see):
     harmless = Parts(page.page(see(kind)))
     assert Parts(text).tags == harmless.tags
     assert Parts(text).texts["script"][1] == harmless.texts["script"][1]
-    data, record = data_of(text), json.loads(json.dumps(view.record()))
+    data, record = data_of(text), json.loads("".join(view.json()))
     if kind == "attention":
         del data["weights"], record["weights"]
     assert data == record
@@ -118,9 +118,8 @@ def test_the_command_writes_a_page(kind, see, tmp_path):
     file = tmp_path / "page.html"
     command = ["show", kind, "--model", "tiny", "--html", file, PROMPT]
     assert run_here(*command) == (b"", f"gpt-cli: wrote {file}\n")
-    view = json.loads(json.dumps(see(kind).record()))
     written = data_of(file.read_text(encoding="utf-8"))
-    assert list(written) == list(view)
+    assert list(written) == list(see(kind).record())
     assert written["view"] == kind
 
 
@@ -350,6 +349,12 @@ def test_surprise_shows_the_bits_of_each_token(look, see):
     point(tab, last)
     assert f": {bits[-1]:.2f} bits" in tab.locator(".panel strong").inner_text()
     assert last.get_attribute("class") == "here"
+
+
+@browser_only
+def test_surprise_counts_a_first_token_after_the_start_token(look, tiny):
+    tab = look(views.surprise(tiny, "The moon", bos=True))
+    assert "(2 scored)" in tab.locator("main > p").first.inner_text()
 
 
 @browser_only

@@ -332,6 +332,87 @@ def test_a_line_beyond_the_context_is_scored_in_windows(tiny):
     assert logprobs[512:1023] == close(logprobs[1023:1534], rel=1e-3)
 
 
+# --- several files -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """Be in a new folder with files, of which two have nothing to score."""
+    monkeypatch.chdir(tmp_path)
+    for name, data in {
+        "a": b"Once upon a time\nThe fox was happy.\n",
+        "b": "Zoë had a lamb.\n\n".encode(),
+        "empty": b"",
+        "latin": b"caf\xe9 au lait\n",
+    }.items():
+        (tmp_path / name).write_bytes(data)
+    return tmp_path
+
+
+EMPTY = "empty is empty: a text is needed"
+
+
+def test_several_files_have_their_facts_one_after_the_other(here):
+    facts = [run(name).decode() for name in "ab"]
+    expected = f"file            a\n{facts[0]}\nfile            b\n{facts[1]}"
+    assert run("a", "b").decode() == expected
+    out, errors = run_here(*SCORE, "a", "empty", "b", code=6)
+    assert out.decode() == expected
+    last = "gpt-cli: error: 1 of 3 files could not be scored\n"
+    assert errors == f"gpt-cli: {EMPTY}\n{last}"
+    assert run_here(*SCORE, "-q", "a", "empty", "b", code=6) == (out, last)
+    assert "--stride must be" in refusal(*SCORE, "a", "b", "--stride=0")
+
+
+def test_several_files_have_records_with_their_names(here):
+    out, errors = run_here(*SCORE, "a", "empty", "b", "--json", "--tokens", code=6)
+    first, failed, last = records(out)
+    for index, name, record in ((0, "a", first), (2, "b", last)):
+        (alone,) = records(run(name, "--json", "--tokens"))
+        assert record == alone | {"index": index, "file": name}
+    error = {"code": "invalid_input", "message": EMPTY}
+    assert failed == {"index": 1, "file": "empty", "error": error}
+    assert errors == "gpt-cli: error: 1 of 3 files could not be scored\n"
+    numbers = [row[0] for row in rows_of(run("a", "b", "--words"))]
+    assert numbers == ["1"] * 8 + ["2"] * 4
+
+
+def test_totals_are_the_perplexities_of_files(here, tiny):
+    texts = {name: (here / name).read_text().removesuffix("\n") for name in "ab"}
+    values = {name: tiny.score(text, bos=True).perplexity for name, text in texts.items()}
+    shown = [[f"{value:.6g}", name] for name, value in values.items()]
+    assert rows_of(run("--total", "--bos", "a", "b")) == shown
+    assert rows_of(run("--total", "--bos", input=texts["a"].encode())) == [[shown[0][0], "-"]]
+    out, errors = run_here(*SCORE, "--total", "--bos", "a", "latin", "b", code=6)
+    assert rows_of(out) == [shown[0], ["nan", "latin"], shown[1]]
+    assert "latin is not UTF-8" in errors
+    lines = [f"{number:>12}  {name}\r\n" for number, name in shown]
+    assert terminal_here(*SCORE, "--total", "--bos", "a", "b") == (0, "".join(lines))
+
+
+def test_totals_of_lines_are_over_all_lines_of_a_file(here, tiny):
+    lines = (here / "a").read_text().splitlines()
+    scores = tiny.score_many(lines)
+    total = math.fsum(score.total_logprob for score in scores)
+    count = sum(score.tokens_scored for score in scores)
+    out, errors = run_here(*SCORE, "--total", "--lines", "latin", "a", "empty", code=6)
+    assert rows_of(out) == [
+        ["nan", "latin"], [f"{math.exp(-total / count):.6g}", "a"], ["nan", "empty"]
+    ]  # fmt: skip
+    note, last = errors.splitlines()
+    assert note == "gpt-cli: latin, line 1: the line is not UTF-8 at byte 3"
+    assert last == "gpt-cli: error: 1 of 3 lines could not be scored"
+    assert run("--total", "--lines", "a") == out.splitlines(keepends=True)[1]
+    sums = {"tokens": 9, "tokens_scored": count, "total_logprob": close(total)}
+    empty, record = records(run("--total", "--lines", "--json", "empty", "a"))
+    assert record == {"index": 1, "file": "a"} | sums | {
+        "perplexity": close(math.exp(-total / count))
+    }
+    assert empty["perplexity"] is None
+    (whole,) = records(run("--total", "--json", "a"))
+    assert list(whole) == list(record)
+
+
 # --- filters -------------------------------------------------------------------------------------
 
 
@@ -420,6 +501,28 @@ def test_a_terminal_shows_a_header_and_no_escape_codes(whole, facts, tmp_path):
     assert terminal_here(*SCORE, file) == (0, facts.replace("\n", "\r\n"))
 
 
+@pytest.mark.parametrize("lines", [[], ["--lines"]])
+@pytest.mark.parametrize(
+    ("flag", "header", "order"),
+    [
+        ("--words", ["line", "start", "end", "tokens", "bits", "word"], [0, 2, 3, 4, 5, 1]),
+        ("--tokens", ["line", "id", "log-lik.", "token"], [0, 1, 2, 3]),
+    ],
+)
+def test_a_terminal_aligns_what_a_pipe_separates_by_tabs(flag, header, order, lines, tmp_path):
+    file = tmp_path / "lines.txt"
+    file.write_bytes("Once upon\n\na time, 中文 Zoë\n".encode())
+    first = 0 if lines else 1  # a whole text has no numbers of lines
+    shown = terminal_here(*SCORE, flag, *lines, file)[1].split("\r\n")[:-1]
+    piped = [[row[i] for i in order[first:]] for row in rows_of(run(flag, *lines, file))]
+    assert [line.split(maxsplit=len(piped[0]) - 1) for line in shown] == [header[first:], *piped]
+    column = shown[0].index(header[-1])
+    assert {line[column - 2 : column] for line in shown} == {"  "}
+    assert "  " not in {line[column : column + 2] for line in shown}
+    numbers_end = [len(line[:column].rstrip()) for line in shown]
+    assert set(numbers_end) == {column - 2}
+
+
 def test_a_text_that_cannot_be_scored_does_not_stop_the_others(tiny):
     model = replace(tiny.model, config=replace(tiny.model.config, vocab_size=1000))
     small = gpt_cli.Engine(LoadedModel(model, tiny.tokenizer), "small", 0)
@@ -443,6 +546,8 @@ def test_the_text_of_a_record_is_the_text_that_was_scored(text):
 
 # --- errors -------------------------------------------------------------------------------------
 
+NOT_TOTAL = ["--words", "--tokens", "--max-perplexity=9", "--format=lines", "--output=out"]
+
 
 @pytest.mark.parametrize(
     ("data", "arguments", "what"),
@@ -463,6 +568,8 @@ def test_the_text_of_a_record_is_the_text_that_was_scored(text):
         (b"once upon\n", ["--words", "--tokens"], "--tokens and --words cannot be used together"),
         (b"once upon\n", ["--words", "--tokens", "--format=lines"], "cannot be used together"),
         (b"once upon\n", ["--words", "--max-perplexity", "9"], "--words with --max-perplexity"),
+        *((b"once upon\n", ["--total", flag], "--total can be used only") for flag in NOT_TOTAL),
+        (b"a\n", ["--total"], "text.txt: a text needs at least 2 tokens"),
         (b"\n", ["--bos"], "a text needs at least 1 token"),
         (b"a\n", ["--words"], "a text needs at least 2 tokens"),
         (b"once upon\n", ["another file"], "another file"),

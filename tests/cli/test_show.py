@@ -6,6 +6,7 @@ import math
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -54,6 +55,17 @@ def test_attention_equals_the_trace(tiny):
         assert [token["id"] for token in shown["tokens"]] == inner.ids
         assert "".join(token["token"] for token in shown["tokens"]) == TEXT
         assert np.allclose(shown["weights"], inner.attention[np.ix_(layers, heads)], atol=1e-5)
+
+
+def test_the_json_of_attention_is_written_head_by_head(tiny):
+    weights = np.random.default_rng(1).exponential(0.01, (2, 3, 200, 200)).clip(0, 1)
+    weights[0, 0, range(4), 0] = 1, 0, 0.5e-6, 1.5e-6
+    view = replace(look(tiny, "attention"), weights=np.tril(weights).astype(np.float32))
+    pieces = [*view.json()]
+    assert max(map(len, pieces)) < 200 * 200 * len("0.123456,")
+    rounded = view.weights.astype(float).round(6).tolist()
+    assert json.loads("".join(pieces)) == view.record() | {"weights": rounded}
+    assert "".join(pieces).count("\n") == 1
 
 
 def test_lens_equals_the_trace(tiny):
@@ -108,7 +120,7 @@ def test_a_tree_can_be_one_long_branch():
         branches = [{"token": token, "probability": 1.0, "branches": branches}]
     view = views.TreeView("x", "a", branches)
     assert len(shown(view, 80)) == 200 + 4
-    assert json.dumps(view.record()).count('"branches"') == 201
+    assert "".join(view.json()).count('"branches"') == 201
 
 
 # --- text ----------------------------------------------------------------------------------------
@@ -212,6 +224,18 @@ def test_lens_as_text_has_the_tokens_of_each_layer(tiny):
             )
 
 
+def test_surprise_may_begin_after_the_start_token_and_read_special_tokens(tiny):
+    text = "Once<|endoftext|>The"
+    shown = record("surprise", text, "--bos", "--special")["tokens"]
+    score = tiny.score(text, bos=True, special=True)
+    assert [token["id"] for token in shown] == tiny.encode(text, special=True) == score.ids
+    assert [token["logprob"] for token in shown] == score.token_logprobs
+    bits = [-logprob / math.log(2) for logprob in score.token_logprobs]
+    totals = f"tiny: 3 tokens (3 scored), {sum(bits) / 3:.2f} bits each, "
+    assert totals in run("surprise", text, "--bos", "--special")[0]
+    assert "tiny: 1 token (1 scored), " in run("surprise", "Once", "--bos")[0]
+
+
 def test_surprise_as_text_has_the_bits_of_each_character(tiny):
     lines = shown(look(tiny, "surprise", "Once 😀 moon"), 80)
     score = tiny.score("Once 😀 moon")
@@ -253,11 +277,11 @@ def test_surprise_can_be_zero_or_huge(tiny):
 
     assert lines(None, 0.0, 0.0)[3] == '  0.00  "very"'
     least = lines(None, -10000.0, -8 * math.log(2))
-    assert least[0] == "    bits  token   bar: 0 to 16"
+    assert least[0] == "    bits  token   bar: 0 to 32"
     assert least[3] == '14426.95  "very"  ' + 22 * "█"
-    assert least[4] == '    8.00  " day"  ' + 11 * "█"
+    assert least[4] == '    8.00  " day"  ' + 5 * "█" + "▌"
     short = shown(look(tiny, "surprise", "a b"), 80)
-    assert short[0] == "  bits  token  bar: 0 to 16"
+    assert short[0] == "  bits  token  bar: 0 to 32"
     assert short[3].index("█") == short[0].index("bar")
 
 
@@ -272,7 +296,7 @@ def test_ids_unknown_to_the_tokenizer_have_a_name(case_folder):
     assert {token["token"] for token in records if not token["bytes"]} == set(names)
     view = look(engine, "lens", "the sand", count)
     assert any(names[0] in line for line in shown(view, 20_000))
-    view.record()
+    assert names[0] in "".join(view.json())
     assert any(names[0] in line for line in shown(look(engine, "tree", "the", count), 80))
 
 
@@ -312,21 +336,24 @@ def test_output_to_a_terminal_without_colours_equals_that_to_a_pipe(view, env):
 
 @posix
 def test_surprise_colours_the_unchanged_text_by_its_bits(tiny):
-    text = "Once upon a time, there was hungry."
+    text = "Once upon a time, the moon was round."
     env = {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
     code, output = run_on_terminal("show", "surprise", "-m", "tiny", text, columns=80, **env)
     line = output.split("\r\n")[0]
     assert (code, re.sub(r"\x1b\[[^m]*m", "", line)) == (0, text)
     score = tiny.score(text)
-    colours = ["fef0d9", "fdcc8a", "fc8d59", "e34a33", "b30000"]
+    colours = ["fef0d9", "fdcc8a", "fc8d59", "e34a33", "b30000", "5c0010"]
+    steps = set()
     for id, logprob in list(zip(score.ids, score.token_logprobs, strict=True))[1:]:
-        step = sum(-logprob / math.log(2) >= bound for bound in (1, 2, 4, 8, 16))
+        step = sum(-logprob / math.log(2) >= bound for bound in (1, 2, 4, 8, 16, 32))
+        steps.add(step)
         word = re.escape(tiny.decode([id]).lstrip())
         if step:
             red, green, blue = bytes.fromhex(colours[step - 1])
             assert re.search(f"48;2;{red};{green};{blue}m[^\x1b]*{word}", line)
         else:
             assert not re.search(f"48;2;[0-9;]*m{word}", line)
+    assert steps == {0, 2, 3, 4, 5, 6}
 
 
 def test_text_is_readable_on_every_colour():
@@ -336,7 +363,7 @@ def test_text_is_readable_on_every_colour():
         return linear @ [0.2126, 0.7152, 0.0722]
 
     shares = [terminal._share_style(share) for share in np.linspace(0, 1, 101)]
-    bits = [terminal._bits_style(bits) for bits in (1, 2, 4, 8, 16)]
+    bits = [terminal._bits_style(bits) for bits in (1, 2, 4, 8, 16, 32)]
     for style in shares + bits:
         dark, light = sorted(
             luminance(colour.get_truecolor().hex) for colour in (style.color, style.bgcolor)
@@ -354,13 +381,29 @@ def test_a_picture_is_a_colour_png(view, tmp_path):
     image = pytest.importorskip("matplotlib.image")
     file = tmp_path / "picture.PNG"
     file.write_text("before", encoding="utf-8")
-    out, err = run(view, ODD, "--png", str(file))
+    out, err = run(view, ODD, "--force", "--png", str(file))
     assert (out, err) == ("", f"gpt-cli: wrote {file}\n")
     pixels = image.imread(file)
     assert pixels.shape[0] > 100
     assert pixels.shape[1] > 500
     assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 20  # it has colours
     assert [path.name for path in tmp_path.iterdir()] == ["picture.PNG"]
+
+
+@pytest.mark.parametrize(("ending", "beginning"), [(".svg", b"<?xml"), (".PDF", b"%PDF")])
+@pytest.mark.parametrize("view", ["attention", "tree"])
+def test_the_ending_chooses_the_format_and_a_picture_has_no_date(
+    view, ending, beginning, tmp_path, monkeypatch
+):
+    pytest.importorskip("matplotlib")
+    pictures = []
+    for time in ("0", "1000000000"):
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", time)  # the date that matplotlib would write
+        file = tmp_path / f"{time}{ending}"
+        run(view, TEXT, "--png", str(file))
+        pictures.append(file.read_bytes())
+    assert pictures[0].startswith(beginning)
+    assert pictures[0] == pictures[1]
 
 
 def test_maps_form_a_grid_and_masked_weights_are_blank():
@@ -416,11 +459,19 @@ def test_a_picture_that_is_too_long_is_refused_and_no_other_file_is_written(tmp_
     assert not [*tmp_path.iterdir()]
 
 
-def test_json_that_exceeds_the_memory_is_refused(tiny, monkeypatch):
-    view = look(tiny, "attention")
-    monkeypatch.setattr(views, "free_memory", lambda: view.weights.nbytes)
-    with pytest.raises(gpt_cli.ResourceError, match="choose a --layer"):
-        view.record()
+@pytest.mark.parametrize(("flag", "name"), [("--html", "a.htm"), ("--png", "a.svg")])
+def test_an_existing_file_is_replaced_only_by_force(flag, name, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    file = tmp_path / name
+    file.write_text("before", encoding="utf-8")
+    command = ["show", "tree", "-m", "tiny", "x", flag, file]
+    with monkeypatch.context() as patch:
+        patch.setattr("gpt_cli.load", None)
+        error = refusal(*command)
+    assert error == f"gpt-cli: error: {flag} {file} exists: give a new name, or add --force\n"
+    assert file.read_text(encoding="utf-8") == "before"
+    run_here(*command, "--force")
+    assert file.stat().st_size > 1000
 
 
 def test_a_picture_a_page_and_json_can_be_combined(tmp_path):
@@ -445,10 +496,9 @@ def test_a_picture_a_page_and_json_can_be_combined(tmp_path):
         (["lens", "x", "-k", "101"], "--top"),
         (["surprise", "x"], "2 tokens"),
         (["tree", "x", "-k", "201"], "--top"),
-        (["tree", "x", "y"], "y"),
         (["tree", "x", "--html", "page.txt"], ".html or .htm"),
         (["tree", "x", "--html", "/no/such/folder/page.html"], "does not exist"),
-        (["tree", "x", "--png", "picture.svg"], ".png"),
+        (["tree", "x", "--png", "picture.gif"], ".png or .svg or .pdf"),
     ],
 )
 def test_bad_input_is_a_one_line_error_with_exit_code_2(arguments, expected):
@@ -459,7 +509,7 @@ def test_bad_input_is_a_one_line_error_with_exit_code_2(arguments, expected):
 def test_an_existing_file_survives_a_failed_write(tmp_path):
     file = tmp_path / "page.html"
     file.write_text("before", encoding="utf-8")
-    limited = f"ulimit -f 1; {' '.join(COMMAND)} show tree -m tiny x --html {file}"
+    limited = f"ulimit -f 1; {' '.join(COMMAND)} show tree -m tiny x --force --html {file}"
     finished = subprocess.run(["bash", "-c", limited], capture_output=True, timeout=60)
     assert finished.returncode == 5
     assert finished.stderr.decode() == f"gpt-cli: error: cannot write {file}: File too large\n"

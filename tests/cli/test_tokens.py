@@ -99,6 +99,23 @@ def test_the_text_is_an_argument_a_file_or_a_pipe(run, folder, tmp_path):
     assert run("tokenize", "", input=b"not read") == b"\n"
 
 
+def test_several_files_have_their_names(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, data in {"a": b"the the\n", "b c": b"", "d": b"\xff"}.items():
+        (tmp_path / name).write_bytes(data)
+    assert run("tokenize", "a", "b c", "d") == b"83 257 262 198\n\n187\n"
+    assert run("tokenize", "--count", "a", "b c", "-", input=b"!") == b"4\ta\n0\tb c\n1\t-\n"
+    (record,) = map(json.loads, run("tokenize", "--json", "d", "b c").splitlines())
+    assert record == {
+        "file": "d", "id": 187, "token": "\ufffd", "bytes": [255], "start": 0, "end": 1
+    }  # fmt: skip
+    counts = map(json.loads, run("tokenize", "--json", "--count", "a", "b c").splitlines())
+    assert [*counts] == [{"file": "a", "tokens": 4}, {"file": "b c", "tokens": 0}]
+    header = "   id  start    end  token\r\n"
+    row = '  187      0      1  "\\xff"\r\n'
+    assert terminal_here("tokenize", "d", "b c") == (0, f"d\r\n{header}{row}b c\r\n{header}")
+
+
 @posix
 def test_an_argument_may_hold_any_bytes_but_nul(run):
     data = bytes(range(1, 256))
@@ -191,8 +208,9 @@ def test_an_invalid_id_is_refused_before_anything_is_written(ids, says):
 
 
 def test_input_that_cannot_be_used_is_refused(tmp_path):
-    for arguments in (["tokenize", "text"], ["tokenize", ""], ["detokenize", "1"]):
-        assert "--file and an argument are both given" in refusal(*arguments, "-f", "-")
+    (tmp_path / "a").touch()
+    twice = ["tokenize", tmp_path / "a", tmp_path / "a"]
+    assert "--file and an argument are both given" in refusal(*twice, "-f", "-")
     assert "cannot read" in refusal("tokenize", "-f", tmp_path / "none")
     assert "cannot read" in refusal("detokenize", "-f", tmp_path)
 

@@ -39,7 +39,7 @@ from gpt_cli.scoring.score import score
 from gpt_cli.serve.answer import token_name
 
 CLIENTS = 24
-FLAGS = ["--max-batch", "16", "--max-queue", "24"]  # so few that requests wait or are refused
+FLAGS = ["--batch-size", "16", "--max-queue", "24"]  # so few that requests wait or are refused
 PHASES = 10  # with a sample of the resources after each
 GROWTH = 20e6  # bytes, most, from the first third to the last
 THREADS = 48  # most: the web framework keeps a pool of up to 40

@@ -79,7 +79,7 @@ BAD_INPUT = [
     row(44, "no token at most", generate("-n", 0, "x"), "max-tokens", "1 or more"),
     row(45, "a seed below 0", generate("-s", -1, "x"), "seed", "from 0 to"),
     row(45, "a seed of 2**64", generate("-s", 2**64, "x"), "seed", "from 0 to"),
-    row(45, "a seed that is text", generate("-s", "x", "x"), "seed", "--help"),
+    row(45, "a seed that is text", generate("-s", "x", "x"), "seed", "a whole number"),
     row(62, "a file that is not there", generate("-f", "nowhere"), "No such file", "name a file"),
     row(62, "a folder for a file", ("score", *TINY, "/"), "cannot read /", "add --output"),
     row(62, "an unknown flag", generate("--nope", "x"), "--nope", "--help"),
@@ -379,7 +379,7 @@ def test_odd_variables_change_nothing(variables, world, story):
 @pytest.mark.parametrize(
     ("variable", "do"),
     [
-        ("GPT_CLI_THREADS=many", "--help"),
+        ("GPT_CLI_THREADS=many", "a whole number"),
         ("GPT_CLI_THREADS=0", "must be from 1 to 256"),
         ("GPT_CLI_OPS=abacus", "must be native or numpy"),
         ("GPT_CLI_LEVEL=abacus", "must be one of"),

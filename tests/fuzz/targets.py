@@ -278,7 +278,7 @@ def rows(data: bytes) -> None:
     """The first byte chooses the format, the others are the file."""
     format, data = FORMATS[data[0] % len(FORMATS) if data else 0], data[1:]
     ROWS.write_bytes(data)
-    source = Source(str(ROWS), format, Generation(Options()).layout, rows_together=3)
+    source = Source([str(ROWS)], format, Generation(Options()).layout, rows_together=3)
     rows = [row for window in source.rows() for row in window]
     assert source.total == len(rows)
     lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")

@@ -15,7 +15,7 @@ from gpt_cli.jobs.sinks import JSONLines, Resumed
 from gpt_cli.records import ERROR
 
 OTHER = [".csv", ".tsv", ".xls", ".xlsx", ".arrow", ".feather", ".gz", ".zip", ".zst"]
-JOB = {"task": "scoring", "input": 1}
+JOB = {"task": "scoring", "input": [["in", 4, 1]]}
 
 
 @pytest.fixture(autouse=True)
@@ -28,8 +28,9 @@ def inputs(here, memory):
     memory.pipe_file("/bucket/rows/a", b"one\n")
 
 
-def open_output(name, input="in", *, resume=False, form="lines"):
-    return open_sink(name, Source(input, form, Scoring().layout, 4), Scoring(), JOB, resume=resume)
+def open_output(name, *inputs, resume=False, form="lines"):
+    source = Source(inputs or ["in"], form, Scoring().layout, 4)
+    return open_sink(name, source, Scoring(), JOB, resume=resume)
 
 
 def refused(name, *arguments, **options):
@@ -184,9 +185,9 @@ def test_an_existing_file_is_complete(name):
 def test_an_output_among_the_files_of_the_input_is_refused(input, name, inside):
     pytest.importorskip("pyarrow")
     if inside:
-        assert refused(name, input) == among(name, input)
+        assert refused(name, "in", input) == among(name, input)
     else:
-        assert open_output(name, input)
+        assert open_output(name, "in", input)
 
 
 def among(file, input):

@@ -50,7 +50,7 @@ def read(file):
 
 
 def source(name, together=4, form="auto"):
-    return Source(str(name), form, LAYOUT, together)
+    return Source([str(name)], form, LAYOUT, together)
 
 
 def rows_of(name, *, together=4, form="auto"):

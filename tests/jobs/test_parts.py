@@ -123,7 +123,7 @@ def test_a_folder_of_an_earlier_run_needs_resume(base):
     write(folder(base), RECORDS[0])
     message = f"{base}/out exists: resume it, or name another output"
     assert refused(lambda: folder(base, resume=False)) == message
-    message = f'{base}/out was made with task "t", not "u": name another output'
+    message = f'task of {base}/out was "t", and is now "u": name another output'
     assert refused(lambda: folder(base, job={"task": "u", "seed": None})) == message
 
 

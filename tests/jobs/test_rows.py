@@ -3,6 +3,7 @@
 import os
 import random
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -20,8 +21,8 @@ BOM = b"\xef\xbb\xbf"
 LAYOUT = Layout(("prompt", "max_tokens"))
 
 
-def source(name, form="auto", together=4):
-    return Source(str(name), form, LAYOUT, together)
+def source(*names, form="auto", together=4):
+    return Source([str(name) for name in names], form, LAYOUT, together)
 
 
 def rows_of(source):
@@ -78,7 +79,7 @@ def test_rows_do_not_depend_on_how_files_are_cut(tmp_path_factory, files, togeth
     folder = tmp_path_factory.mktemp("cut")
     for number, file in enumerate(files):
         (folder / f"{number}.txt").write_bytes(bytes_of(file))
-    cut = source(folder, "lines", together)
+    cut = source(folder, form="lines", together=together)
     expected = [
         (str(folder / f"{number}.txt") if len(files) > 1 else None, line, {"prompt": text})
         for number, file in enumerate(files)
@@ -116,10 +117,22 @@ def test_a_stream_gives_the_rows_of_the_file(tmp_path, stdin):
     expected = rows_of(source(tmp_path / "in"))
     stdin(data)
     piped = source("-")
-    assert (piped.name, piped.streams, piped.total) == ("-", True, None)
+    assert (piped.files, piped.streams, piped.total) == (["-"], True, None)
     assert rows_of(piped) == expected
     assert piped.total == 2
     assert [row.line for row in expected] == [3, 5]
+
+
+def test_files_and_a_stream_give_their_rows_one_after_the_other(tmp_path, stdin):
+    folder = write(tmp_path, a=b"\n1\n2\n", b=b"", c=BOM + b"3")
+    files = [folder / name for name in "cba"]
+    rows = rows_of(source(*files))
+    assert [(row.index, row.file, row.line) for row in rows] == [
+        (0, str(files[0]), 1), (1, str(files[2]), 2), (2, str(files[2]), 3)
+    ]  # fmt: skip
+    stdin(files[2].read_bytes())
+    piped = rows_of(source(*files[:2], "-"))
+    assert piped == [row if row.index == 0 else replace(row, file="-") for row in rows]
 
 
 def test_a_stream_gives_rows_as_they_are_written(monkeypatch):
@@ -161,13 +174,13 @@ def test_every_line_may_be_a_row(pipe, tmp_path, stdin):
     (tmp_path / "in").write_bytes(b"".join(lines))
     stdin(b"".join(lines))
     name = "-" if pipe else str(tmp_path / "in")
-    rows = rows_of(Source(name, "lines", Layout(("text",), every_line=True), 2))
+    rows = rows_of(Source([name], "lines", Layout(("text",), every_line=True), 2))
     assert [row.data for row in rows] == lines
     assert [(row.index, row.line) for row in rows] == [(n, n + 1) for n in range(5)]
     assert [row.fields.get("text") for row in rows] == ["one", "", " \t", None, "last"]
     assert str(rows[3].error) == "the line is not UTF-8 at byte 3"
     stdin(b"".join(lines))
-    assert {row.data for row in rows_of(source(name, "lines"))} == {b""}
+    assert {row.data for row in rows_of(source(name, form="lines"))} == {b""}
 
 
 def test_rows_of_a_single_file_have_no_file_name(tmp_path):
@@ -253,7 +266,7 @@ def test_a_folder_of_tables_and_others_is_refused(tmp_path):
             (folder / name).write_bytes(b"row\n")
         cure = "name files of one format, for example FOLDER/*.parquet"
         assert refused(folder) == f"{folder} has Parquet and other files: {cure}"
-        assert len(rows_of(source(folder, "lines"))) == 2
+        assert len(rows_of(source(folder, form="lines"))) == 2
 
 
 def test_an_input_without_rows_has_no_pieces(tmp_path):

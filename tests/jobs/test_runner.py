@@ -264,7 +264,7 @@ def test_a_cluster_computes_the_missing_rows(here, loaded, monkeypatch):
     passed = []
 
     def compute(cluster, source, done, task, model, loading):
-        passed.append((cluster, source.name, done, task, model, loading))
+        passed.append((cluster, source.names, done, task, model, loading))
         rows = [row for block in source.rows() for row in block]
         yield from task.records(None, rows[done:])
 
@@ -276,7 +276,7 @@ def test_a_cluster_computes_the_missing_rows(here, loaded, monkeypatch):
         sink = Recorder(jobs.Resumed(3), compares)
         assert run(sink, task, **where) == jobs.Summary(4, 0)
         assert sink.calls == ["enter", "resume", *checks, "FIVE", "finish 4", "exit"]
-    assert passed == [(cluster, "in", 3, task, "m", {"threads": 1})] * 2
+    assert passed == [(cluster, ["in"], 3, task, "m", {"threads": 1})] * 2
     assert loaded == []
     with pytest.raises(InputError, match="reads files, not a pipe"):
         jobs.run(task, "-", "out", **where)
@@ -365,7 +365,7 @@ def test_the_manifest_has_all_that_records_depend_on(here):
         assert Path(file).read_text().startswith('{\n "task": "shout",\n ')
         for options in ({"revision": "v2"}, {"dtype": "int8"}):
             (name,) = options
-            with pytest.raises(InputError, match=f"^{output.strip('/')} was made with {name} "):
+            with pytest.raises(InputError, match=f"^{name} of {output.strip('/')} was "):
                 run(output, Shout(), resume=True, **{"model": "m"} | options)
 
 
@@ -390,7 +390,7 @@ def sink(here):
     records = {"text": "one"}, {"id": [1], "text": "two"}, {"line": 3, "error": {}}
     Path("out").write_bytes(lines(*({"index": index} | r for index, r in enumerate(records))))
     Path(".out.job.json").write_text('{"seed": 5, "model": "m"}')
-    return sink_of(model="m", seed=None, input=1, format=2)
+    return sink_of(model="m", seed=None, input=[["in", 4, 1]], format=2)
 
 
 def test_lines_are_appended_at_once(sink):
@@ -464,13 +464,13 @@ def test_lines_need_their_manifest_unless_there_are_none(sink):
     with sink, pytest.raises(InputError, match=message):
         sink.resume()
     Path("out").write_bytes(b'{"ind')
-    with sink_of(seed=9, input=1) as torn:
+    with sink_of(seed=9, input=None) as torn:
         assert torn.resume() == jobs.Resumed(0, 0, 9)
     assert json.loads(Path(".out.job.json").read_text()) == {"seed": 9}
     Path("out").write_bytes(b"")  # of a run that was killed before its first row
     with sink_of(seed=None) as empty:
         assert empty.resume().seed == 9
-    message = r"^out was made with seed 9, not 8: name"
+    message = r"^seed of out was 9, and is now 8: name"
     with sink_of(seed=8) as empty, pytest.raises(InputError, match=message):
         empty.resume()
 
@@ -532,12 +532,12 @@ def test_a_full_disk_is_an_error_of_the_output(sink):
         ({"a": [1]}, {"a": (1,)}, None),
         ({"a": None}, {"a": None}, None),
         ({"input": 1}, {"input": 1}, None),
-        ({"a": 1}, {"a": 2}, "out was made with a 1, not 2: name another output"),
-        ({"a": "x" * 400}, {"a": "x" * 401}, "out was made with another a: name another output"),
-        ({"a": []}, {"a": ((7, -1.0),)}, "out was made with a [], not [[7, -1.0]]: name"),
+        ({"a": 1}, {"a": 2}, "a of out was 1, and is now 2: name another output"),
+        ({"a": "x" * 400}, {"a": "x" * 401}, "a of out differs: name another output"),
+        ({"a": []}, {"a": ((7, -1.0),)}, "a of out was [], and is now [[7, -1.0]]: name"),
         ({"a": 1}, {"a": 1, "b": None}, "out was made by a version without b: name"),
-        ({"a": "x" * 300}, {"a": 1}, 'a "' + "x" * 199 + ", not 1: name"),
-        ({"a": 1}, {"a": "x" * 300}, 'not "' + "x" * 199 + ": name"),
+        ({"a": "x" * 300}, {"a": 1}, 'was "' + "x" * 199 + ", and is now 1: name"),
+        ({"a": 1}, {"a": "x" * 300}, 'now "' + "x" * 199 + ": name"),
         ({"input": 1}, {"input": 2}, "out was made from another input: name another output"),
         ({}, {"input": 2}, "out was made from another input"),
         ([], {}, "manifest is not a manifest: name another output"),
@@ -572,7 +572,7 @@ def test_a_manifest_has_the_seed_of_the_first_run(here):
     assert json.loads(drawn.begin()) == {"seed": drawn.seed}
     assert isinstance(drawn.seed, int)
     assert json.loads(Manifest("out", "manifest", {"seed": 0}).begin()) == {"seed": 0}
-    with pytest.raises(InputError, match="seed 7, not 8"):
+    with pytest.raises(InputError, match="seed of out was 7, and is now 8"):
         Manifest("out", "manifest", {"seed": 8}).compare()
 
 

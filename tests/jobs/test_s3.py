@@ -96,6 +96,29 @@ def test_a_job_is_resumed_there(s3):
     assert {file: s3.cat_file(file) for file in s3.find("bucket/done")} == before
 
 
+def test_data_is_compressed_there_and_back(s3):
+    s3.pipe_file("bucket/stories/a.txt", b"Once upon a time. " * 100)
+
+    def run(*arguments, code=0):
+        command = [*COMMAND, *arguments, "-m", "tiny"]
+        finished = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert finished.returncode == code, finished.stderr
+        return finished.stderr
+
+    stories = "s3://bucket/stories"
+    run("compress", f"{stories}/a.txt", f"{stories}/a.txt", "-o", f"{stories}/a.gptz")
+    run("decompress", f"{stories}/a.gptz", "-o", f"{stories}/b.txt")
+    assert s3.cat_file("bucket/stories/b.txt") == b"Once upon a time. " * 200
+    assert "exists: give a new name" in run(
+        "decompress", f"{stories}/a.gptz", "-o", f"{stories}/b.txt", code=2
+    )
+    told = run("compress", f"{stories}/a.txt", "-o", "s3://bukket/a.gptz", code=5)
+    assert told.startswith("gpt-cli: error: cannot write s3://bukket/a.gptz: ")
+    assert sorted(s3.ls("bucket/stories", detail=False)) == [
+        f"bucket/stories/{name}" for name in ("a.gptz", "a.txt", "b.txt")
+    ]
+
+
 def test_no_bucket_is_made(s3):
     told = score("s3://bucket/in", "-o", "s3://bukket/out.jsonl", code=5)
     assert told.startswith("gpt-cli: error: cannot write s3://bukket/out.jsonl")

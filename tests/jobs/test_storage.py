@@ -289,6 +289,61 @@ def test_errors_of_reading_name_the_file(write_both, memory, monkeypatch):
         assert said == f"cannot read {name}: I/O error; name a file that can be read"
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_a_new_file_appears_complete_or_not_at_all(error, tmp_path, memory):
+    for name in (str(tmp_path / "new"), "memory://bucket/new", f"file://{tmp_path}/new2"):
+        with pytest.raises(error), storage.new_file(name) as write:
+            write(b"half")
+            raise error
+        assert [*tmp_path.iterdir(), *memory.ls("/bucket")] == []
+        with storage.new_file(name) as write:
+            write(b"whole")
+            assert not storage.exists(name)
+        assert storage.read_bytes(name) == b"whole"
+        with pytest.raises(InputError, match="exists: give a new name"), storage.new_file(name):
+            pass
+        fs, path = storage.filesystem(name)
+        fs.rm(path)
+
+
+def test_a_file_that_another_program_has_written_meanwhile_stays(memory):
+    name = "memory://bucket/new"
+    with pytest.raises(InputError, match=f"^{name} exists"), storage.new_file(name) as write:
+        write(b"ours")
+        memory.pipe_file("/bucket/new", b"theirs")
+    assert memory.cat_file("/bucket/new") == b"theirs"
+    assert len(memory.ls("/bucket")) == 1
+
+
+@pytest.mark.parametrize("function", ["pipe_file", "open", "mv", "write"])
+def test_a_file_that_cannot_be_written_is_an_error(function, memory, monkeypatch):
+    def fail(*arguments, **options):
+        raise PermissionError(13, "Permission denied")
+
+    name, changed = "memory://bucket/new", memory
+    if function == "write":
+        changed = fsspec.implementations.memory.MemoryFile
+    monkeypatch.setattr(changed, function, fail)
+    with pytest.raises(ResourceError) as caught, storage.new_file(name) as write:
+        write(b"x")
+    assert str(caught.value) == f"cannot write {name}: Permission denied; check the address"
+    monkeypatch.undo()
+    assert memory.ls("/bucket") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("", "output is empty: name a file"),
+        ("memory://bucket/a*", "output memory://bucket/a*: an address must not contain *, ? or ["),
+        ("memory://bucket/", "memory://bucket/ exists: give a new name"),
+        ("nope://a", "cannot access nope://a: Protocol not known: nope"),
+    ],
+)
+def test_names_of_no_file_are_refused(name, complaint, memory):
+    assert caught(InputError, storage.new_file(name).__enter__) == complaint
+
+
 READ = "cannot read NAME: {}; name a file that can be read"
 
 

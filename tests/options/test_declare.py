@@ -1,6 +1,5 @@
 """Options that are declared once: values are converted and checked, by any way they come."""
 
-import inspect
 import os
 import pickle
 from collections.abc import Sequence
@@ -27,18 +26,20 @@ from gpt_cli.options.declare import (
     Declared,
     Option,
     OptionError,
+    OptionTypeError,
     at_least,
     between,
     check,
     option,
-    takes,
 )
 from gpt_cli.options.request import Options, SamplingParams, draw_seed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group(Declared):
-    count: int = option(3, "A count.", AT_LEAST_1, flag="--n", aliases=("-c",), hidden=True)
+    count: int = option(
+        3, "A count.", AT_LEAST_1, flag="--n", aliases=("-c",), old_flag="--m", hidden=True
+    )
     rate: float = option(0.5)
     on: bool = option(False, row=False)
     name: str = option("x")
@@ -105,6 +106,8 @@ def test_a_value_of_another_type_is_refused(kind, value):
 def test_a_bad_value_is_refused_by_its_name(name, value, complaint):
     with pytest.raises(OptionError) as caught:
         Group(**{name: value})
+    of_another_type = value not in (0, "blue", {1: 10**400})
+    assert isinstance(caught.value, OptionTypeError) == of_another_type
     assert str(caught.value) == f"{name} {complaint}"
     assert pickle.loads(pickle.dumps(caught.value)).args == (name, complaint)
 
@@ -145,30 +148,45 @@ def test_a_row_has_options_of_its_own():
 def test_a_declaration_has_everything_about_a_flag():
     count, rate, *others = Group.declarations()
     typer = {"hidden": True}
-    assert count == Option(
-        3, "A count.", AT_LEAST_1, True, "--n", ("-c",), False, typer, "count", WHOLE
-    )
-    assert rate == Option(0.5, "", None, True, None, (), False, {}, "rate", NUMBER)
+    flags = ("--n", ("-c",), "--m", None)
+    assert count == Option(3, "A count.", AT_LEAST_1, True, *flags, typer, "count", WHOLE)
+    assert rate == Option(0.5, "", None, True, None, (), None, None, {}, "rate", NUMBER)
     *others, biases, colour = (declared.kind for declared in others)
     assert others == [SWITCH, TEXT, TEXTS, WHOLE, PATH]
-    assert [kind.flag_type for kind in others] == [bool, str, list[str], int, Path]
-    assert [kind.flag_type for kind in (NUMBER, biases)] == [float, list[str]]
-    assert (colour.name, colour.flag_type) == ("one of red, green", Literal["red", "green"])
+    assert [kind.flag_type for kind in others] == [bool, str, list[str], str, Path]
+    assert [kind.flag_type for kind in (NUMBER, biases)] == [str, list[str]]
+    assert (colour.name, colour.flag_type) == ("one of red, green", str)
+    assert colour.values == ("red", "green")
     assert (PATH.name, biases.name) == ("a path", "a number for each token id (such as 452=-100)")
 
 
-def test_a_signature_shows_the_options_of_a_group():
-    @takes(Group)
-    def function(text: str, *, model: str = "m", **options: object) -> str:
-        return text
+@pytest.mark.parametrize(
+    ("name", "flag", "value"),
+    [
+        ("count", "3", 3),
+        ("rate", "1e-1", 0.1),
+        ("name", "3", "3"),
+        ("colour", "red", "red"),
+        ("biases", ["7=1", "3=-1e1"], ((3, -10.0), (7, 1.0))),
+    ],
+)
+def test_the_text_of_a_flag_is_a_value(name, flag, value):
+    (declared,) = (option for option in Group.declarations() if option.name == name)
+    assert declared.parse(flag) == value
 
-    signature = inspect.signature(function)
-    assert function("a") == "a"
-    assert list(signature.parameters) == ["text", "model", *asdict(Group())]
-    count = signature.parameters["count"]
-    assert (count.kind, count.default) == (count.KEYWORD_ONLY, 3)
-    assert count.annotation in (int, "int")
-    assert signature.return_annotation is str
+
+@pytest.mark.parametrize(
+    ("name", "flag", "shown"), [("count", "1.5", "1.5"), ("biases", ["7=1", "3"], "3")]
+)
+def test_the_text_of_a_flag_that_is_no_value_is_shown_alone(name, flag, shown):
+    (declared,) = (option for option in Group.declarations() if option.name == name)
+    with pytest.raises(OptionError, match=f'^{name} must be .*, not "{shown}"$'):
+        declared.parse(flag)
+
+
+def test_an_unknown_option_gets_the_nearest_name():
+    with pytest.raises(TypeError, match=r"^unknown keyword cout \(did you mean count\?\)$"):
+        Group(cout=1)
 
 
 # --- the options of a request --------------------------------------------------------------------

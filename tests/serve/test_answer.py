@@ -19,7 +19,7 @@ SCOPE = {"type": "http", "asgi": {"spec_version": "2.3"}}
 @pytest.fixture
 def service(tiny):
     scheduler = Scheduler(tiny.loaded)
-    yield Service(tiny, scheduler, Metrics(scheduler))
+    yield Service(tiny, scheduler, Metrics(scheduler), ["tiny"])
     scheduler.stop()
     scheduler.join()
 
@@ -29,7 +29,7 @@ class Client:
 
     def __init__(self, service, **fields):
         body = {"prompt": "Once", "seed": 1, "max_tokens": 5} | fields
-        self.request = read(service.engine, body)
+        self.request = read(service.engine, body, service.names)
         self.response = Answer(service, self.request)
         self.reads, self.leaves, self.sent = asyncio.Event(), asyncio.Event(), []
         self.has_begun = asyncio.Event()

@@ -183,7 +183,7 @@ def test_a_wrong_key_is_an_exception_of_openai(openai):
 def test_openai_comes_again_after_a_full_queue(openai, tmp_path):
     long = {"prompt": "Once", "max_tokens": 900, "ignore_eos": True}
     model = write_slow_model(tmp_path / "model")
-    with serving("--max-batch", 1, "--max-queue", 1, model=model) as server:
+    with serving("--batch-size", 1, "--max-queue", 1, model=model) as server:
         given = {"base_url": f"{server.address}/v1", "api_key": "any"}
         many = [server.begin(**long) for _ in range(2)]
         server.wait_for(lambda found: found["gpt_cli_texts_waiting"] == 1)

@@ -21,6 +21,7 @@ from unittest import mock
 
 import pytest
 
+import gpt_cli
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.serve import Settings
 from support.in_process import refusal
@@ -31,6 +32,7 @@ pytest.importorskip("uvicorn")
 from gpt_cli.serve import guard, server
 from gpt_cli.serve.app import application
 
+OF_COMPLETIONS = ["id", "prompt_tokens", "completion_tokens"]  # in the access log
 IDLE = 0.3  # seconds, for `IDLE_SECONDS`
 HALF = b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nabc"
 
@@ -88,9 +90,8 @@ def serving(app=None, **options):
     app, addresses = app or App(), queue.Queue()
     settings = Settings(**{"port": 0} | options)
     with server.bind(settings) as listening:
-        running = server.Server(
-            guard.guarded(app, settings, mock.Mock()), settings.grace, lambda: None, addresses.put
-        )
+        guarded, idle = guard.guarded(app, settings, mock.Mock()), mock.Mock(busy=False)
+        running = server.Server(guarded, settings.grace, idle, addresses.put)
         app.connections = running.server_state.connections
         thread = threading.Thread(target=running.serve_on, args=[listening])
         thread.start()
@@ -106,8 +107,8 @@ def serving(app=None, **options):
 
 
 @contextmanager
-def serving_model(engine):
-    routes, scheduler = application(engine, Settings())
+def serving_model(engine, **options):
+    routes, scheduler = application(engine, Settings(**options))
     with serving(routes) as (_, clients):
         yield clients
     scheduler.stop()
@@ -150,6 +151,8 @@ def open_server():
         ({"api_key": ""}, "api_key must be ASCII without spaces"),
         ({"api_key": "two words"}, "api_key must be ASCII without spaces"),
         ({"api_key": "schlüssel"}, "api_key must be ASCII without spaces"),
+        ({"name": ""}, "name must be text without control characters"),
+        ({"name": "a\n"}, "name must be text without control characters"),
         ({"max_batch": 0}, "max_batch must be 1 or more"),
         ({"max_queue": 0}, "max_queue must be 1 or more"),
         ({"max_body": 0}, "max_body must be 1 or more"),
@@ -170,7 +173,8 @@ def test_loopback_needs_no_key(host):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "example.com", "127.1", "0"])
-def test_another_address_needs_a_key_or_consent(host):
+def test_another_address_needs_a_key_or_consent(host, monkeypatch):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: [])  # a test has no network
     with pytest.raises(InputError, match=f"^host {host}: .*GPT_CLI_API_KEY, or allow anyone$"):
         Settings(host=host)
     Settings(host=host, api_key="k")
@@ -194,6 +198,10 @@ def test_the_key_is_not_shown():
     ("flags", "message"),
     [
         (["--host", "0.0.0.0"], "--host 0.0.0.0: other machines may reach this address"),
+        (
+            ["--host", "nosuchhost.invalid"],
+            "name an address of this machine, such as 127.0.0.1",
+        ),
         (["--port", "70000"], "--port must be from 0 to 65535"),
         (["--api-key", "a b"], "--api-key must be ASCII without spaces"),
         (["--cors", "example.com"], "--cors must be origins"),
@@ -449,6 +457,22 @@ def test_a_client_that_leaves_in_its_body_asks_nothing(open_server):
     assert app.paths == ["/echo"]
 
 
+# The name of the model
+
+
+@pytest.mark.parametrize("name", [None, "a story"])
+def test_a_model_has_its_name_or_that_of_its_folder(name, case_folder):
+    folder = case_folder("saved")
+    shown = name or folder.name
+    with serving_model(gpt_cli.load(str(folder)), name=name) as clients:
+        (model,) = clients.ask("/v1/models").json()["data"]
+        assert model["id"] == shown
+        for known in (shown, str(folder)):
+            assert clients.complete(model=known, prompt=[1], max_tokens=1)["model"] == shown
+        answer = clients.ask("/v1/completions", {"model": "other", "prompt": [1]})
+        assert f"no model 'other', only '{shown}'" in answer.error(404)["message"]
+
+
 # The log, and bugs
 
 
@@ -463,7 +487,7 @@ def test_the_access_log_has_one_line_for_each_request_and_no_secrets(capfd):
     assert "secret" not in errors
     lines = [json.loads(line) for line in errors.splitlines()]
     assert [list(line) for line in lines] == [
-        ["time", "method", "path", "status", "seconds", "bytes"]
+        ["time", "method", "path", "status", "seconds", "bytes", *OF_COMPLETIONS]
     ] * 4
     assert [line["status"] for line in lines] == [200, 401, 413, None]
     assert [line["path"] for line in lines] == ["/echo", "/müll\n", "/echo", "/echo"]
@@ -471,6 +495,25 @@ def test_the_access_log_has_one_line_for_each_request_and_no_secrets(capfd):
     assert lines[0]["bytes"] == 5
     assert 0 < lines[0]["seconds"] < 10
     assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", lines[0]["time"])
+
+
+def test_the_access_log_has_the_id_and_the_tokens_of_completions(tiny, capfd):
+    body = {"prompt": "Once upon a time", "max_tokens": 3, "ignore_eos": True}
+    with serving_model(tiny, access_log=True) as clients:
+        whole = clients.complete(**body, n=2)
+        chunk, *_ = clients.ask("/v1/completions", body | {"stream": True}).events()
+        with clients.begin(**body | {"max_tokens": 500}, stream=True) as leaves:
+            received = b""
+            while b"data: " not in received:
+                received += leaves.recv(1000)
+        clients.ask("/v1/models")
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    values = [tuple(line[name] for name in OF_COMPLETIONS) for line in lines]
+    left = next(value for value in values if value[0] not in (whole["id"], chunk["id"], None))
+    assert left[1] == 4
+    assert 0 < left[2] < 500
+    values.remove(left)
+    assert values == [(whole["id"], 4, 6), (chunk["id"], 4, 3), (None, None, None)]
 
 
 def test_without_the_flag_nothing_is_written(capfd):
@@ -518,7 +561,7 @@ def test_a_bug_is_answered_and_its_traceback_is_written(open_server, caplog):
 
 
 def test_a_bug_in_a_route_is_answered_like_any_error(tiny, monkeypatch, caplog):
-    def read(engine, body):
+    def read(engine, body, names):
         raise RuntimeError("a mistake")
 
     monkeypatch.setattr("gpt_cli.serve.app.read", read)
@@ -797,6 +840,11 @@ server.LAST_SECONDS = 1.0  # uvicorn knows whole seconds
 stopping = asyncio.Event()
 
 class Scheduler:
+    busy = draining = False
+
+    def drain(self):
+        self.draining = True
+
     def stop(self):
         if "stubborn" not in sys.argv[0]:
             stopping.set()
@@ -806,7 +854,12 @@ class Scheduler:
 
 async def app(scope, receive, send):
     await receive()
-    await send({"type": "http.response.start", "status": 200, "headers": []})
+    status = 503 if scheduler.draining else 200
+    await send({"type": "http.response.start", "status": status, "headers": []})
+    if scope["path"] == "/health":
+        await send({"type": "http.response.body"})
+        return
+    scheduler.busy = True
     await send({"type": "http.response.body", "body": b"begun ", "more_body": True})
     seconds = float(scope["path"][1:])
     try:
@@ -814,10 +867,12 @@ async def app(scope, receive, send):
     except TimeoutError:
         pass
     end = b"stopped" if stopping.is_set() else b"done"
+    scheduler.busy = False
     await send({"type": "http.response.body", "body": end})
 
+scheduler = Scheduler()
 routes = types.ModuleType("gpt_cli.serve.app")
-routes.application = lambda engine, settings: (app, Scheduler())
+routes.application = lambda engine, settings: (app, scheduler)
 sys.modules[routes.__name__] = routes
 
 from gpt_cli.__main__ import main
@@ -875,9 +930,8 @@ def test_a_signal_lets_running_requests_finish(start, number):
     running = start("obedient")
     idle, answer = running.connect(), running.begin(0.7)
     running.process.send_signal(number)
-    assert bytes_on(idle) == b""
-    running.wait_until_refused()
     assert answer.read() == b"done"
+    assert bytes_on(idle) == b""
     assert running.end() == 0
 
 
@@ -907,7 +961,7 @@ def test_a_second_signal_ends_at_once(start, first, second, code):
     running = start("stubborn")
     answer = running.begin(60)
     running.process.send_signal(first)
-    running.wait_until_refused()
+    running.wait_until_draining()
     begun = time.monotonic()
     running.process.send_signal(second)
     with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):

@@ -27,7 +27,7 @@ def test_a_constraint_without_an_end_of_compiling_leaves_nothing_behind(monkeypa
     monkeypatch.setattr(trial, "SECONDS", 0.5)
     threads = threading.active_count()
     with pytest.raises(RequestError, match=r"^guided_json takes more than 0\.5 seconds") as caught:
-        read(tiny, {"prompt": "Once", "guided_json": ENDLESS})
+        read(tiny, {"prompt": "Once", "guided_json": ENDLESS}, ["tiny"])
     assert caught.value.field == "guided_json"
     assert threading.active_count() == threads
 
@@ -35,14 +35,14 @@ def test_a_constraint_without_an_end_of_compiling_leaves_nothing_behind(monkeypa
 def test_without_llguidance_the_field_is_named(monkeypatch, tiny):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(RequestError, match="pip install llguidance") as caught:
-        read(tiny, {"prompt": "Once", "structured_outputs": {"regex": "a"}})
+        read(tiny, {"prompt": "Once", "structured_outputs": {"regex": "a"}}, ["tiny"])
     assert (caught.value.status, caught.value.field) == (501, "structured_outputs.regex")
 
 
 def test_constraints_that_take_long_leave_threads_for_others(monkeypatch):
     ready = threading.Event()
 
-    def read(engine, body):
+    def read(engine, body, names):
         assert "guided_regex" not in body or ready.wait(60)
         raise RequestError("it was read")
 

@@ -26,12 +26,13 @@ class Stream(io.TextIOWrapper):
 
 
 def finished(
-    *arguments: object, input: bytes = b"", terminal: bool = False, **env: str
+    *arguments: object, input: bytes = b"", stdin: Any = None, terminal: bool = False, **env: str
 ) -> "subprocess.CompletedProcess[bytes]":
     """Run a command; return its exit code, standard output and error, together on a terminal."""
     out = io.BytesIO()
-    buffers = io.BytesIO(input), out, out if terminal else io.BytesIO()
-    stdin, stdout, stderr = (Stream(buffer, terminal) for buffer in buffers)
+    buffers = out, out if terminal else io.BytesIO()
+    stdout, stderr = (Stream(buffer, terminal) for buffer in buffers)
+    stdin = stdin or Stream(io.BytesIO(input), terminal)
     with mock.patch.dict(os.environ, env), pytest.MonkeyPatch.context() as patch:
         for name, stream in {"stdin": stdin, "stdout": stdout, "stderr": stderr}.items():
             patch.setattr(sys, name, stream)

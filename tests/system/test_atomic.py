@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from gpt_cli.errors import InputError
 from gpt_cli.system.atomic import new_folder, write_file
 from support.processes import posix
 
@@ -14,15 +15,24 @@ def test_a_link_stays_a_link_and_a_device_a_device(tmp_path):
     page.write_text("before", encoding="utf-8")
     page.chmod(0o600)
     link.symlink_to(page)
-    write_file(link, b"after")
+    write_file(link, b"after", replace=True)
     assert (link.is_symlink(), page.read_bytes()) == (True, b"after")
     assert page.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(InputError, match=r"link\.html exists: give a new name"):
+        write_file(link, b"x", replace=False)
+    with pytest.raises(InputError, match="exists"):
+        write_file(tmp_path, b"x", replace=True)
+    assert page.read_bytes() == b"after"
     nothing = tmp_path / "nothing.html"
     nothing.symlink_to(os.devnull)
-    write_file(nothing, b"x")
+    write_file(nothing, b"x", replace=False)
     assert nothing.is_symlink()
     assert not nothing.is_file()
     assert len([*tmp_path.iterdir()]) == 3
+    loop = tmp_path / "loop.html"
+    loop.symlink_to(loop)
+    write_file(loop, b"x", replace=False)
+    assert loop.read_bytes() == b"x"
 
 
 def test_a_folder_appears_only_if_the_block_succeeds(tmp_path):

@@ -5,10 +5,12 @@ from pathlib import Path
 
 from gpt_cli.checks.plan import Plan
 from gpt_cli.cli import options as flags
+from gpt_cli.cli.files import check_picture
 from gpt_cli.cli.output import hanging, write, write_json
 from gpt_cli.cli.progress import StatusLine
 from gpt_cli.errors import CheckpointError, InputError, ResourceError
 from gpt_cli.options.declare import option
+from gpt_cli.system.atomic import write_file
 from gpt_cli.system.startup import prepare
 
 _WORDS = {True: "ok", False: "FAILED", None: "not checked"}
@@ -24,6 +26,7 @@ def bench(
     plot: Path | None = option(
         None, "Draw the curves: .png, .svg or .pdf (matplotlib).", metavar="FILE"
     ),
+    force: bool = flags.FORCE,
     loading: flags.Loading,
     as_json: bool = flags.JSON,
 ) -> None:
@@ -34,12 +37,12 @@ def bench(
 
     Examples:
         gpt-cli bench -m tiny -n 64
-        gpt-cli bench -m tiny -n 32 --batch 4 --json
+        gpt-cli bench -m tiny -n 32 -b 4 --json
         gpt-cli bench -m gpt2 --speculate
     """
     prepare(loading.threads)
     if plot is not None:
-        flags.check_picture("--plot", plot, (".png", ".svg", ".pdf"))
+        check_picture("--plot", plot, force=force)
     if speculate and cache is False:
         raise InputError("--speculate needs the cache: leave out --no-cache")
     if speculate:
@@ -47,14 +50,14 @@ def bench(
     elif cache is not None:
         plan = replace(plan, modes=("cache on" if cache else "cache off",))
     from gpt_cli.checks.bench import measure
-    from gpt_cli.cli.bench_format import as_text, save
+    from gpt_cli.cli.bench_format import as_text, draw
 
     engine = loading.load()
     with StatusLine(shown=not loading.quiet, pause=0.0) as status:
         benchmark = measure(engine, plan, status.show)
     write_json(asdict(benchmark)) if as_json else write(as_text(benchmark))
     if plot is not None:
-        save(benchmark, plot)
+        write_file(plot, draw(benchmark, plot), replace=force)
 
 
 def verify(

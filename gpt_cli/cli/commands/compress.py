@@ -1,19 +1,24 @@
 """`gpt-cli compress` and `decompress`: a model as both ends of a compressor."""
 
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, BinaryIO
 
+from gpt_cli.cli import inputs
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.output import note, on_terminal, write
 from gpt_cli.cli.progress import StatusLine
-from gpt_cli.compression.archive import SEGMENT_RANGE, SEGMENT_TOKENS, ArchiveReader
+from gpt_cli.compression.archive import (
+    SEGMENT_RANGE,
+    SEGMENT_TOKENS,
+    ArchiveReader,
+    count_tokens,
+)
 from gpt_cli.errors import InputError, RowsError
 from gpt_cli.jobs import storage
 from gpt_cli.options.declare import option
-from gpt_cli.system.atomic import new_file
 from gpt_cli.system.machine import format_size
 from gpt_cli.system.startup import prepare
 
@@ -22,7 +27,7 @@ if TYPE_CHECKING:
 
 _OUTPUT = option(
     None,
-    "The new file; standard output if not set, or -.",
+    "The new file, or its address such as s3://BUCKET/NAME; standard output if not set, or -.",
     aliases=("-o",),
     metavar="OUT",
     callback=flags.dash_as_none,
@@ -30,9 +35,9 @@ _OUTPUT = option(
 
 
 def compress(
-    file: str | None = flags.argument("[FILE]", "The data, any bytes"),
+    files: list[str] | None = flags.argument("[FILE]...", "The data, any bytes"),
     *,
-    output: Path | None = _OUTPUT,
+    output: str | None = _OUTPUT,
     block: int = option(
         SEGMENT_TOKENS,
         f"Tokens of a block, {SEGMENT_RANGE.name}. Blocks are decompressed side by side, so small "
@@ -45,7 +50,7 @@ def compress(
     model: flags.Model,
     threads: int | None = flags.THREAD_COUNT,
 ) -> None:
-    """Compress a file with a model.
+    """Compress files with a model; several become one, as with cat.
 
     The better the model predicts a text, the smaller the file: a token takes -log2 of its
     probability in bits. Blocks that would not become smaller are stored as they are. To decompress
@@ -56,19 +61,19 @@ def compress(
         echo 'Once upon a time' | gpt-cli compress -m tiny -o new.gptz
         gpt-cli compress book.txt -o book.gptz -m gpt2
     """
-    file = flags.or_pipe(file, "no data: give a FILE")
+    names = [inputs.or_pipe(file, "no data: give a FILE") for file in files or (None,)]
     if output is None and on_terminal(sys.stdout):
         raise InputError("compressed data is not for a terminal: give --output OUT, or a pipe")
     prepare(threads)
-    with _copying(file, output, model) as copy:
+    with _copying(names, output, model) as copy:
         codec = _codec(model, dtype)
-        copy.write(codec.compress(copy, block, copy.advance))
+        copy.write(codec.compress(copy, block, copy.advance, copy.store), ratio=True)
 
 
 def decompress(
     file: str | None = flags.argument("[FILE]", "What `gpt-cli compress` has written"),
     *,
-    output: Path | None = _OUTPUT,
+    output: str | None = _OUTPUT,
     salvage: bool = option(False, "Write what is undamaged; the exit code is 6 if data is lost."),
     model: flags.Model,
     threads: int | None = flags.THREAD_COUNT,
@@ -83,9 +88,10 @@ def decompress(
         gpt-cli decompress book.gptz -o book.txt -m gpt2
         gpt-cli decompress book.gptz --salvage -o rest.txt -m gpt2
     """
-    file = flags.or_pipe(file, "no data: give a FILE")
+    file = inputs.or_pipe(file, "no data: give a FILE")
     prepare(threads)
-    with _copying(file, output, model) as copy:
+    with _copying([file], output, model) as copy:
+        copy.count(salvage=salvage)
         reader = ArchiveReader(copy, storage.label(file), salvage=salvage)
         # 16-bit weights are used as they are stored.
         codec = _codec(model, reader.dtype if reader.dtype in ("float32", "int8") else "auto")
@@ -105,43 +111,75 @@ def _codec(model: flags.Model, dtype: str) -> "Codec":
 
 
 class _Copy(StatusLine):
-    """Read a file and write another, and show their bytes and the tokens between them."""
+    """Read files and write another, and show their bytes and the tokens between them."""
 
-    def __init__(self, name: str, source: BinaryIO, target: BinaryIO | None, *, shown: bool):
+    def __init__(
+        self,
+        sources: Iterable[tuple[str, BinaryIO]],
+        target: Callable[[bytes], object],
+        *,
+        shown: bool,
+    ):
         super().__init__(shown=shown)
-        self._name, self._source, self._target = name, source, target
-        self._read = self._written = self._tokens = 0
+        self._sources, self._target = deque(sources), target
+        self._read = self._written = self._stored = self._tokens = 0
+        self._total: int | None = None  # tokens to decode, if known
+
+    def count(self, *, salvage: bool) -> None:
+        """Count the tokens to decode, if progress is shown."""
+        name, source = self._sources[0]
+        if self.shown:
+            with storage.reading(name):
+                self._total = count_tokens(source, salvage=salvage)
 
     def read(self, size: int) -> bytes:
-        """Read from the file."""
-        with storage.reading(self._name):  # or it would be an error of writing
-            data = self._source.read(size)
+        """Read from the files, one after the other."""
+        data = b""
+        while self._sources and len(data) < size:
+            name, source = self._sources[0]
+            with storage.reading(name):  # or it would be an error of writing
+                piece = source.read(size - len(data))
+            if not piece:
+                self._sources.popleft()
+            data += piece
         self._read += len(data)
         return data
 
-    def write(self, pieces: Iterable[bytes]) -> None:
-        """Write all pieces to the other file, or to standard output."""
+    def write(self, pieces: Iterable[bytes], *, ratio: bool = False) -> None:
+        """Write all pieces; the totals may show the ratio of the bytes."""
         with self:
             for piece in pieces:
-                self._target.write(piece) if self._target else write(piece)
+                self._target(piece)
                 self._written += len(piece)
         if self.shown:
-            note(f"gpt-cli: {self._line()}")
+            note(f"gpt-cli: {self._line(ratio=ratio)}")
+
+    def store(self, size: int) -> None:
+        """Count bytes that are stored as they are."""
+        self._stored += size
 
     def advance(self, tokens: int) -> None:
         """Count tokens."""
         self._tokens += tokens
         self.show(self._line())
 
-    def _line(self) -> str:
-        rate = f", {self.rate(self._tokens)}" if self._tokens else ""  # else all is stored
-        return f"{format_size(self._read)} read, {format_size(self._written)} written{rate}"
+    def _line(self, *, ratio: bool = False) -> str:
+        line = f"{format_size(self._read)} read, {format_size(self._written)} written"
+        if ratio and self._read:
+            stored = f", {format_size(self._stored)} stored" if self._stored else ""
+            line += f" ({self._written / self._read:.1%}{stored})"
+        if self._tokens:  # else all is stored
+            line += f", {self.rate(self._tokens)}"
+        if self._total and self._tokens < self._total:
+            line += f", {1 - self._tokens / self._total:.0%} left"
+        return line
 
 
 @contextmanager
-def _copying(file: str, output: Path | None, model: flags.Model) -> Iterator[_Copy]:
-    """Open the input and the output, which appears only if no error is raised."""
+def _copying(files: Sequence[str], output: str | None, model: flags.Model) -> Iterator[_Copy]:
+    """Open the inputs and the output, which appears only if no error is raised."""
     shown = not (model.quiet or (output is None and on_terminal(sys.stdout)))
-    opened = nullcontext() if output is None else new_file(output)
-    with storage.open_file(file) as source, opened as target:
-        yield _Copy(storage.label(file), source, target, shown=shown)
+    with ExitStack() as stack:
+        streams = [stack.enter_context(storage.open_file(file)) for file in files]
+        target = stack.enter_context(storage.new_file(output)) if output is not None else write
+        yield _Copy(zip(map(storage.label, files), streams, strict=True), target, shown=shown)

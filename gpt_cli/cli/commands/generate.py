@@ -13,6 +13,7 @@ import typer
 
 import gpt_cli
 from gpt_cli import jobs, records
+from gpt_cli.cli import inputs
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.jobs import run as run_job
 from gpt_cli.cli.output import counted, note, on_terminal, remark, write, write_json
@@ -33,11 +34,12 @@ _SAMPLES = option(
 
 
 def generate(
-    prompt: str | None = flags.argument("[PROMPT]", "Text to continue"),
+    words: list[str] | None = flags.text_argument("[PROMPT]...", "Text to continue"),
     *,
     file: Path | None = flags.PROMPT_FILE,
     escape: bool = option(False, r"Read \n, \r, \t and \\ in PROMPT and --stop as escapes."),
     options: Options,
+    choices_file: Path | None = flags.CHOICES_FILE,
     samples: int = _SAMPLES,
     echo: bool = option(False, "Print the prompt before the text."),
     stream: bool = option(
@@ -57,7 +59,9 @@ def generate(
     """
     if logprobs is not None and not as_json:
         raise InputError("--logprobs is part of the JSON: add --json")
-    text = flags.read_prompt(prompt, file)
+    inputs.refuse_one_pipe(choices_file, words or [file])
+    text = inputs.read_prompt(words, file, quiet=loading.quiet)
+    options = inputs.with_choices(options, choices_file)
     if escape:
         text = _unescape(text)
         options = _with_escapes(options)
@@ -149,10 +153,10 @@ def _statistics(engine: "gpt_cli.Engine", completion: "gpt_cli.Completion") -> s
 
 
 def batch(
-    file: str | None = flags.argument(
-        "[IN]",
-        "Prompts as plain lines, JSON Lines or Parquet: a file, a folder, a quoted pattern, or a "
-        "URL of these",
+    files: list[str] | None = flags.argument(
+        "[IN]...",
+        "Prompts as plain lines, JSON Lines or Parquet: files, folders, quoted patterns, or URLs "
+        "of these",
     ),
     *,
     from_file: str | None = flags.ROWS_FILE,
@@ -160,6 +164,7 @@ def batch(
     template: str | None = flags.TEMPLATE,
     batch_size: str = option("auto", "Number of rows to compute at once.", metavar="N|auto"),
     options: Options,
+    choices_file: Path | None = flags.CHOICES_FILE,
     escape: bool = option(False, r"Read \n, \r, \t and \\ in --stop as escapes."),
     logprobs: int | None = flags.LOGPROBS,
     loading: flags.Generating,
@@ -176,13 +181,14 @@ def batch(
         printf 'Once\nThe fox\n' | gpt-cli batch -m tiny -n 20
         printf 'Once\nThe fox\n' | gpt-cli batch -m tiny -n 20 -o new.jsonl
     """
-    file = flags.input_file(file, from_file, "prompts")
+    files = inputs.files_or_pipe(files, from_file, "no prompts: give a FILE", quiet=loading.quiet)
+    inputs.refuse_one_pipe(choices_file, files)
     size = _batch_size(batch_size)
     if escape:
         options = _with_escapes(options)
-    options = replace(options, top_logprobs=logprobs or 0)
-    task = jobs.Generation(options, size, logprobs is not None, flags.read_template(template))
-    run_job(task, file, rows, loading, where)
+    options = replace(inputs.with_choices(options, choices_file), top_logprobs=logprobs or 0)
+    task = jobs.Generation(options, size, logprobs is not None, inputs.read_template(template))
+    run_job(task, files, rows, loading, where)
 
 
 def _batch_size(value: str) -> int | None:

@@ -5,21 +5,18 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from glob import glob
 from pathlib import Path
 from typing import Literal
 
 from gpt_cli import jobs
+from gpt_cli.cli import inputs
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.jobs import Lines, run
 from gpt_cli.cli.output import bar, on_terminal, quoted, token_label, write, write_json
 from gpt_cli.errors import InputError
-from gpt_cli.jobs import storage
 from gpt_cli.options.declare import AT_LEAST_1, Declared, option, split_commas
 from gpt_cli.records import Record, of_ranking, of_token
 
-# Endings of inputs; a word with one is no prompt.
-_FILES = (".txt", ".jsonl", ".json", ".parquet", ".csv", ".tsv")
 _By = Literal["total", "token", "byte"]
 
 
@@ -33,7 +30,7 @@ class Choices(Declared):
         metavar="A,B,C",
         callback=split_commas,
     )
-    choices_file: Path | None = option(None, "Continuations, one per line.", metavar="FILE")
+    choices_file: Path | None = flags.CHOICES_FILE
     by: _By = option(
         "total",
         "Rank by the total log-likelihood, which favours short choices, or by its mean per token "
@@ -43,20 +40,17 @@ class Choices(Declared):
 
     def listed(self) -> tuple[str, ...]:
         """Return the choices, if any."""
-        if self.choices and self.choices_file is not None:
-            raise InputError("give either --choices A,B,C or --choices-file FILE")
-        choices = tuple(self.choices)
-        if self.choices_file is not None:
-            lines = storage.read_text(self.choices_file).split("\n")
-            choices = tuple(line for line in (line.removesuffix("\r") for line in lines) if line)
+        choices = inputs.read_choices(self.choices, self.choices_file)
         if choices:
             jobs.spaced("", choices, exact=self.exact)  # raises for choices that no prompt can have
         return choices
 
 
 def rank(
-    prompt: str | None = flags.argument(
-        "[PROMPT|IN]", "Text before the choices; or, if it names a file, its rows, as for batch"
+    words: list[str] | None = flags.text_argument(
+        "[PROMPT|IN]...",
+        "Rows, as for batch, if all arguments name files (or FOLDER/); else the text before the "
+        "choices",
     ),
     *,
     from_file: str | None = flags.ROWS_FILE,
@@ -80,18 +74,19 @@ def rank(
         gpt-cli rank -m tiny 'The fox was very' --choices happy,sad,stone
         printf 'The fox was\nThe sun was\n' | gpt-cli rank -m tiny --choices red,up
     """
-    if question.choices_file == Path("-") and (from_file or prompt or "-") == "-":
-        raise InputError("rows and --choices-file cannot both be read from the pipe")
-    listed, filled = question.listed(), flags.read_template(template)
+    inputs.refuse_one_pipe(question.choices_file, words or [from_file])
+    listed, filled = question.listed(), inputs.read_template(template)
     many = from_file or filled or rows.used or where.engine != "local"
-    if prompt is None or many or _is_input(prompt):
-        file = flags.input_file(prompt, from_file, "rows")
+    if many or inputs.are_files(words or ["-"]):
+        missing = "no prompt: give a PROMPT, a FILE of rows"
+        files = inputs.files_or_pipe(words, from_file, missing, quiet=loading.quiet)
         task = jobs.Ranking(listed, question.by, question.exact, filled)
         sink = None if as_json else BestChoices(task.layout.texts)
-        run(task, file, rows, loading, where, sink)
+        run(task, files, rows, loading, where, sink)
         return
     if not listed:
         raise InputError("no choices: give --choices A,B,C or --choices-file FILE")
+    prompt = inputs.read_prompt(words, None, quiet=loading.quiet)
     spaced = jobs.spaced(prompt, listed, exact=question.exact)
     engine = loading.load()
     records = of_ranking(engine, engine.rank(prompt, list(spaced), by=question.by), spaced)
@@ -126,21 +121,10 @@ def _write_table(records: Sequence[Record]) -> None:
         write(f"{numbers}  {quoted(record['text'].encode())}\n")
 
 
-def _is_input(prompt: str) -> bool:
-    """Return whether an argument names an input; raise InputError if that does not exist."""
-    if any(map(str.isspace, prompt)):
-        return False
-    exists = prompt == "-" or storage.is_address(prompt) or storage.exists(prompt)
-    exists = exists or bool(glob(prompt))  # noqa: PTH207
-    if not exists and prompt.endswith(_FILES):
-        raise InputError(f"cannot read {prompt:.80}: No such file")
-    return exists
-
-
 def next_tokens(
-    prompt: str | None = flags.argument("[PROMPT]", "The text so far"),
+    words: list[str] | None = flags.text_argument("[PROMPT]...", "The text so far"),
     *,
-    top: int = option(10, "Number of tokens.", AT_LEAST_1, aliases=("-k",), metavar="N"),
+    top: int = option(10, "Number of tokens.", AT_LEAST_1, aliases=("-k",)),
     file: Path | None = flags.PROMPT_FILE,
     special: bool = flags.SPECIAL,
     loading: flags.Loading,
@@ -153,7 +137,7 @@ def next_tokens(
     Examples:
         gpt-cli next -m tiny 'Every day, the fox' -k 5
     """
-    text = flags.read_prompt(prompt, file)
+    text = inputs.read_prompt(words, file, quiet=loading.quiet)
     engine = loading.load()
     tokens = [
         {"rank": rank} | of_token(engine, id, logprob) | {"probability": math.exp(logprob)}

@@ -2,28 +2,32 @@
 
 import math
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from gpt_cli import jobs, records
+from gpt_cli.cli import inputs
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.jobs import Lines, run
-from gpt_cli.cli.output import on_terminal, quoted, write
-from gpt_cli.errors import InputError
+from gpt_cli.cli.output import note, on_terminal, quoted, write
+from gpt_cli.errors import InputError, RowsError, compute_valid
 from gpt_cli.jobs import storage
-from gpt_cli.options.declare import Declared, Range, option
+from gpt_cli.options.declare import Declared, OptionError, Range, option
 from gpt_cli.records import Record, json_line
 
-_ALIGNED = "{:>12}  "
-_HEADER = (
-    "".join(map(_ALIGNED.format, ("tokens", "log-lik.", "perplexity", "bits/byte"))) + "text\n"
-)
+# The columns of tables on a terminal, with their widths; the last one may have any width.
+_LINES = {"tokens": 12, "log-lik.": 12, "perplexity": 12, "bits/byte": 12, "text": 0}
+_TOKENS = {"line": 6, "id": 6, "log-lik.": 12, "token": 0}
+_WORDS = {"line": 6, "start": 8, "end": 8, "tokens": 6, "bits": 12, "word": 0}
+_SUMS = ("tokens", "tokens_scored", "total_logprob")
 _POSITIVE = Range(lambda number: number > 0, "above 0")
 
 
 def _bound(words: str) -> Any:
     help = f"Print only lines with a perplexity of {words} X, unchanged; a line needs 2 tokens."
-    return option(None, help, _POSITIVE, metavar="X")
+    return option(None, help, _POSITIVE)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -37,14 +41,16 @@ class Form(Declared):
         "distribution.",
     )
     words: bool = option(False, "Show the surprisal of each word in bits.")
-    bos: bool = option(False, "Score the first token of a text, too, after the start token.")
+    total: bool = option(
+        False, "Show only the perplexity and the name of each file, with --lines over its lines."
+    )
+    bos: bool = flags.BOS
     max_perplexity: float | None = _bound("at most")
     min_perplexity: float | None = _bound("at least")
     stride: int | None = option(
         None,
         "For a text longer than the context, score N tokens per window, with as many preceding "
         "tokens as fit; half of the context if not set.",
-        metavar="N",
     )
     as_json: bool = option(False, "Print JSON, one object per line.", flag="--json")
 
@@ -62,6 +68,8 @@ class Form(Declared):
         """Raise InputError if options exclude one another."""
         if self.tokens and self.words:
             raise InputError("--tokens and --words cannot be used together: choose one")
+        if self.total and (self.tokens or self.words or self.filters or as_rows):
+            raise InputError("--total can be used only with --lines, --bos, --stride and --json")
         if self.filters and not (self.plain or self.as_json):
             flag = "--tokens" if self.tokens else "--words"
             raise InputError(f"{flag} with --max-perplexity or --min-perplexity needs --json")
@@ -75,8 +83,8 @@ class Form(Declared):
 
 
 def score(
-    file: str | None = flags.argument(
-        "[FILE]", "The text, or rows as for batch with --output, --format or --template"
+    files: list[str] | None = flags.argument(
+        "[FILE]...", "Texts, or rows as for batch with --output, --format or --template"
     ),
     *,
     from_file: str | None = flags.ROWS_FILE,
@@ -88,13 +96,13 @@ def score(
 ) -> None:
     r"""Show how likely a text is.
 
-    Print the number of tokens, the log-likelihood, the perplexity and the bits per byte. With
-    --lines, print these numbers and the text for each line. The first token of a text has nothing
-    before it and is not scored without --bos, so a text needs at least two tokens.
+    For each FILE, print the number of tokens, the log-likelihood, the perplexity and the bits per
+    byte. With --lines, print these numbers and the text for each line. The first token of a text
+    has nothing before it and is not scored without --bos, so a text needs at least two tokens.
 
     With --words, print for each word the number of its line (1 without --lines), the word, its
     start and end in bytes, the number of its tokens and its surprisal, which includes the end of
-    the word.
+    the word. On a terminal, tables are aligned and have a header.
 
     With --output, --format or --template, FILE has rows: lines, JSON Lines with a "text" and an
     optional "id", or Parquet with these columns. A record with the numbers is written for each row.
@@ -104,57 +112,138 @@ def score(
         echo 'The fox was happy.' | gpt-cli score -m tiny --words --bos
         printf 'The fox ran.\nFox ran the.\n' | gpt-cli score -m tiny --lines
     """
-    file = flags.input_file(file, from_file, "text")
-    filled = flags.read_template(template)
+    files = inputs.files_or_pipe(files, from_file, "no text: give a FILE", quiet=loading.quiet)
+    filled = inputs.read_template(template)
     as_rows = rows.output is not None or rows.format is not None or filled is not None
     form.check(as_rows=as_rows)
     if not as_rows:
-        _check_text(file, rows, where)
+        _check_texts(files, rows, where)
     task = jobs.Scoring(form.stride, form.tokens, form.words, form.bos, filled)
     if as_rows:
         rows = replace(rows, format=rows.format or ("lines" if form.lines else "auto"))
-        run(task, file, rows, loading, where)
+        run(task, files, rows, loading, where)
     elif form.lines or form.filters:
         task = replace(task, details=form.as_json, every_line=True)
-        run(task, file, replace(rows, format="lines"), loading, where, ScoredLines(form))
+        sink: Lines = Totals(form, files) if form.total else ScoredLines(form)
+        run(task, files, replace(rows, format="lines"), loading, where, sink)
     else:
-        _score_text(file, form, loading)
+        _score_texts(files, form, loading)
 
 
-def _check_text(file: str, rows: flags.RowFiles, where: flags.Where) -> None:
-    """Raise InputError if a file cannot be scored as a text, before a model is loaded."""
+def _check_texts(files: Sequence[str], rows: flags.RowFiles, where: flags.Where) -> None:
+    """Raise InputError if files cannot be scored as texts, before a model is loaded."""
     if rows.resume or where.engine == "ray":
         flag = "--resume" if rows.resume else "--engine ray"
         raise InputError(f"{flag} needs the name of a file for records: add --output OUT")
-    if file == "-":
-        return
-    if storage.is_folder(file) or ("*" in file and not storage.exists(file)):
-        raise InputError(f"cannot read {file}: for a folder or a pattern, add --output OUT")
-    if not storage.is_address(file) and not storage.exists(file):
-        pipe = "echo TEXT | gpt-cli score"
-        raise InputError(f"cannot read {file:.80}: No such file; to score a text, pipe it: {pipe}")
-    storage.size(file)
+    for file in files:
+        if file == "-":
+            continue
+        if storage.is_folder(file) or ("*" in file and not storage.exists(file)):
+            raise InputError(f"cannot read {file}: for a folder or a pattern, add --output OUT")
+        if not storage.is_address(file) and not storage.exists(file):
+            cure = "to score a text, pipe it: echo TEXT | gpt-cli score"
+            raise InputError(f"cannot read {file:.80}: No such file; {cure}")
+        storage.size(file)
 
 
-def _score_text(file: str, form: Form, loading: flags.Loading) -> None:
-    """Write the score of a whole text."""
-    text = storage.without_line_end(storage.read_text(file))
-    engine = loading.load()
+def _score_texts(files: Sequence[str], form: Form, loading: flags.Loading) -> None:
+    """Write the scores of whole texts; raise RowsError at the end if some of several have none."""
+    results = compute_valid(files, _read, partial(_scores, form, loading))
+    failed, table = 0, Table(form, several=len(files) > 1)
+    for index, (file, result) in enumerate(zip(files, results, strict=True)):
+        name = {"file": file} if form.total or len(files) > 1 else {}
+        if isinstance(result, InputError):
+            if len(files) == 1:
+                raise result
+            failed += 1
+            if not (form.as_json or loading.quiet):
+                note(f"gpt-cli: {result}")
+            result = records.of_error(result)
+        write(_text({"index": index} | name | result, form, table))
+    if failed:
+        raise RowsError(f"{failed} of {len(files)} files could not be scored")
+
+
+def _read(file: str) -> tuple[str, str]:
+    return file, storage.without_line_end(storage.read_text(file))
+
+
+def _scores(
+    form: Form, loading: flags.Loading, texts: Iterator[tuple[str, str]]
+) -> Iterator[Record | InputError]:
+    """Yield the records of texts with the names of their files, or errors."""
+    engine = None
     details = form.tokens and form.as_json
-    score = engine.score(
-        text, stride=form.stride, bos=form.bos, ranks=details, entropies=details, words=form.words
-    )
-    record = records.of_score(engine, score, logprobs=form.tokens)
+    for file, text in texts:
+        engine = engine or loading.load()  # once a text is read
+        options = {"ranks": details, "entropies": details, "words": form.words}
+        try:
+            score = engine.score(text, stride=form.stride, bos=form.bos, **options)
+        except OptionError:
+            raise
+        except InputError as error:
+            yield InputError(f"{storage.label(file)}: {error}")
+        else:
+            yield {"text": text} | records.of_score(engine, score, logprobs=form.tokens)
+
+
+def _text(record: Record, form: Form, table: "Table") -> str:
+    """Return the output for a whole text."""
+    if form.total:
+        return _total(record, form)
+    if form.as_json:
+        return json_line(record)
     if not form.plain:
-        write(_parts({"index": 0, "text": text} | record, form))
-        return
-    facts = {
+        return (table.header() if record["index"] == 0 else "") + table.rows(record)
+    if "error" in record:
+        return ""
+    facts = {"file": record["file"]} if "file" in record else {}
+    facts |= {
         "tokens": f"{record['tokens']} ({record['tokens_scored']} scored)",
         "log-likelihood": _number(record["total_logprob"]),
         "perplexity": _number(_perplexity(record)),
         "bits per byte": _number(record["bits_per_byte"]),
     }
-    write("".join(f"{name:16}{value}\n" for name, value in facts.items()))
+    gap = "\n" if record["index"] else ""
+    return gap + "".join(f"{name:16}{value}\n" for name, value in facts.items())
+
+
+def _total(record: Record, form: Form) -> str:
+    """Return the perplexity and the name of a file."""
+    if form.as_json:
+        names = ("index", "file", *_SUMS, "perplexity", "error")
+        return json_line({name: record[name] for name in names if name in record})
+    perplexity = "nan" if "error" in record else _number(_perplexity(record))
+    cell = f"{perplexity:>12}  " if on_terminal(sys.stdout) else f"{perplexity}\t"
+    return f"{cell}{record['file']}\n"
+
+
+class Totals(Lines):
+    """The perplexity of the lines of each file."""
+
+    totals = False
+    failure = "{} of {} lines could not be scored"
+
+    def __init__(self, form: Form, files: Sequence[str]):
+        self._form, self._files = form, files
+        self._sums = {file: dict.fromkeys(_SUMS, 0) for file in files}
+
+    def line(self, record: Record) -> str:
+        """Add a line to the sums of its file; return no output."""
+        if "error" not in record:
+            sums = self._sums[record.get("file", self._files[0])]
+            for name in _SUMS:
+                sums[name] += record[name]
+        return ""
+
+    def finish(self, rows: int) -> None:
+        """Write the totals."""
+        from gpt_cli.scoring.score import perplexity  # brings NumPy
+
+        for index, (file, sums) in enumerate(self._sums.items()):
+            value = perplexity(sums["total_logprob"], sums["tokens_scored"])
+            record = {"index": index, "file": file} | sums
+            write(_total(record | {"perplexity": None if value == math.inf else value}, self._form))
 
 
 class ScoredLines(Lines):
@@ -164,12 +253,12 @@ class ScoredLines(Lines):
     failure = "{} of {} lines could not be scored"
 
     def __init__(self, form: Form):
-        self._form, self._aligned = form, on_terminal(sys.stdout)
+        self._form, self._table = form, Table(form, several=True)
 
     def resume(self) -> jobs.Resumed:
         """Begin with a header on a terminal."""
-        if self._aligned and self._form.plain and not self._form.filters:
-            write(_HEADER)
+        if not (self._form.as_json or self._form.filters):
+            write(self._table.header())
         return super().resume()
 
     def line(self, record: Record) -> str | bytes:
@@ -179,36 +268,55 @@ class ScoredLines(Lines):
         least, most = form.min_perplexity or 0, form.max_perplexity or math.inf
         if form.filters and not least <= perplexity <= most:  # NaN never passes
             return b""
-        if not form.plain:
-            return _parts(record, form)
-        return line if form.filters else self._columns(record, line)
-
-    def _columns(self, record: Record, line: bytes) -> bytes:
-        """Return tokens, log-likelihood, perplexity, bits per byte, and the line unchanged."""
-        numbers = ["nan"] * 4
-        if "error" not in record:
-            values = (record["total_logprob"], _perplexity(record), record["bits_per_byte"])
-            numbers = [str(record["tokens"]), *map(_number, values)]
-        cells = map((_ALIGNED if self._aligned else "{}\t").format, numbers)
-        return "".join(cells).encode() + line.removesuffix(b"\n") + b"\n"
+        if form.as_json:
+            return json_line(record)
+        return line if form.filters else self._table.rows(record, line)
 
 
-def _parts(record: Record, form: Form) -> str:
-    """Return a JSON object, or a line per token or word, which begins with the number.
+class Table:
+    """A row per line, token or word: on a terminal aligned under a header, else with tabs."""
 
-    A token has its id, log-likelihood and text; a word its text, start and end in bytes, number
-    of tokens and surprisal.
-    """
-    if form.as_json:
-        return json_line(record)
-    parts = [
-        (word["word"], word["start"], word["end"], word["tokens"], _number(word["surprisal"]))
-        for word in record.get("words", [])
-    ] + [
-        (token["id"], _number(token["logprob"]), quoted(bytes(token["bytes"])))
-        for token in record.get("logprobs", [])
-    ]
-    return "".join("\t".join(map(str, (record["index"] + 1, *part))) + "\n" for part in parts)
+    def __init__(self, form: Form, *, several: bool):
+        self._form, self._aligned = form, on_terminal(sys.stdout)
+        columns = _WORDS if form.words else _TOKENS if form.tokens else _LINES
+        shown = [name for name in columns if several or name != "line"]
+        self._widths = {name: columns[name] for name in shown}
+
+    def header(self) -> str:
+        """Return the first line, which is empty in a pipe."""
+        labels: dict[str, object] = {name: name for name in self._widths}
+        if "line" in labels and not self._form.lines:
+            labels["line"] = "file"
+        return self._row(labels) if self._aligned else ""
+
+    def rows(self, record: Record, line: bytes = b"") -> str:
+        """Return the rows of a record; in the row of a line, the line is unchanged."""
+        return "".join(map(self._row, self._cells(record, line)))
+
+    def _row(self, cells: dict[str, object]) -> str:
+        if not self._aligned:
+            return "\t".join(map(str, cells.values())) + "\n"
+        texts = [f"{cells[name]:>{width}}" for name, width in self._widths.items()]
+        return "  ".join(texts) + "\n"
+
+    def _cells(self, record: Record, line: bytes) -> Iterator[dict[str, object]]:
+        """Yield the cells of rows, in their order in a pipe."""
+        if self._form.plain:
+            values: list[object] = ["nan"] * 4
+            if "error" not in record:
+                numbers = record["total_logprob"], _perplexity(record), record["bits_per_byte"]
+                values = [record["tokens"], *map(_number, numbers)]
+            text = line.removesuffix(b"\n").decode(errors="surrogateescape")
+            yield dict(zip(_LINES, [*values, text], strict=True))
+            return
+        number = record["index"] + 1
+        for word in record.get("words", []):
+            bits = _number(word["surprisal"])
+            names = "word", "start", "end", "tokens"
+            yield {"line": number} | {name: word[name] for name in names} | {"bits": bits}
+        for token in record.get("logprobs", []):
+            logprob, text = _number(token["logprob"]), quoted(bytes(token["bytes"]))
+            yield {"line": number, "id": token["id"], "log-lik.": logprob, "token": text}
 
 
 def _perplexity(record: Record) -> float:

@@ -3,28 +3,37 @@
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpt_cli.cli import inputs
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.output import on_terminal, remark, token_label, write, write_json
 from gpt_cli.errors import InputError
-from gpt_cli.jobs.storage import read_bytes
+from gpt_cli.jobs.storage import find, read_bytes
 from gpt_cli.options.declare import option
 from gpt_cli.records import Record, json_line
 
 if TYPE_CHECKING:
     from gpt_cli.folder.tokenizer import Tokenizer
 
-_FILE = option(None, "Read from FILE (-: standard input).", aliases=("-f",), metavar="FILE")
+_FILE = option(
+    None,
+    "Read from FILE (-: standard input), and append the arguments.",
+    aliases=("-f",),
+    metavar="FILE",
+)
+_MISSING = "no input: give an argument, --file FILE"
 _ROW = "{id:>{width}}  {start:>{width}}  {end:>{width}}  {label}\n"
 _LONGEST_ID = 18  # digits; int() refuses thousands
 
 
 def tokenize(
-    text: str | None = flags.argument("[TEXT]", "Text to tokenize"),
+    words: list[str] | None = flags.text_argument(
+        "[TEXT]...", "Two or more names of existing files, or the text"
+    ),
     *,
     file: Path | None = _FILE,
     count: bool = option(False, "Print only the number of tokens."),
@@ -35,22 +44,45 @@ def tokenize(
     """Print the token ids of TEXT.
 
     On a terminal, print a table with the tokens. Every byte counts, also a final line end and bytes
-    that are not UTF-8.
+    that are not UTF-8. Each of several files has a line, or a table, of its own.
 
     Examples:
         gpt-cli tokenize -m tiny 'Once upon a time'
         echo 'Once upon a time' | gpt-cli tokenize -m tiny --count
     """
-    data = _read(None if text is None else os.fsencode(text), file)
+    texts = _texts(words, file, quiet=model.quiet)
     tokenizer = _read_tokenizer(model)
-    ids = tokenizer.encode_bytes(data, special=special)
+    for origin, data in texts:
+        ids = tokenizer.encode_bytes(data, special=special)
+        if not count:
+            _write_tokens(tokenizer, ids, len(data), origin, as_json=as_json)
+        elif as_json:
+            write_json(origin | {"tokens": len(ids)})
+        else:
+            write("\t".join([str(len(ids)), *origin.values()]) + "\n")
+
+
+def _texts(
+    words: Sequence[str] | None, file: Path | None, *, quiet: bool
+) -> Iterable[tuple[dict[str, str], bytes]]:
+    """Return texts with the names of their files, if there are several."""
+    if not (words and len(words) > 1 and inputs.are_files(words)):
+        return [({}, b"".join(_read(words, file, quiet=quiet)))]
+    names = inputs.files_or_pipe(words, file, _MISSING, quiet=quiet)
+    files = list(chain.from_iterable(map(find, names)))
+    return (({"file": name}, read_bytes(name)) for name in files)
+
+
+def _write_tokens(
+    tokenizer: "Tokenizer", ids: list[int], size: int, origin: dict[str, str], *, as_json: bool
+) -> None:
+    """Write the tokens of a text of `size` bytes: as JSON, as a table on a terminal, or as ids."""
     tokens = _records(tokenizer, ids)
-    if count:
-        write_json({"tokens": len(ids)}) if as_json else write(f"{len(ids)}\n")
-    elif as_json:
-        _write_many(map(json_line, tokens))
+    if as_json:
+        _write_many(json_line(origin | token) for token in tokens)
     elif on_terminal(sys.stdout):
-        width = max(len("start"), len(str(len(data))), len(str(max(ids, default=0))))
+        width = max(len("start"), len(str(size)), len(str(max(ids, default=0))))
+        write("".join(f"{name}\n" for name in origin.values()))
         write(_ROW.format(id="id", start="start", end="end", label="token", width=width))
         _write_many(_ROW.format(**t, label=token_label(t), width=width) for t in tokens)
     else:
@@ -59,7 +91,7 @@ def tokenize(
 
 
 def detokenize(
-    ids: list[str] | None = flags.argument("[IDS]...", "Ids, separated by white space"),
+    ids: list[str] | None = flags.text_argument("[IDS]...", "Ids, separated by white space"),
     *,
     file: Path | None = _FILE,
     model: flags.Model,
@@ -69,7 +101,7 @@ def detokenize(
     Examples:
         gpt-cli tokenize -m tiny 'Once' | gpt-cli detokenize -m tiny
     """
-    words = _read(os.fsencode(" ".join(ids)) if ids else None, file)
+    words = b" ".join(_read(ids, file, quiet=model.quiet))
     tokenizer = _read_tokenizer(model)
     data = bytearray()  # bytes.join would take 80 bytes of memory per token
     for id in _parse_ids(words):
@@ -79,12 +111,10 @@ def detokenize(
         write("\n")
 
 
-def _read(argument: bytes | None, file: Path | None) -> bytes:
-    """Return an argument, or else the content of `file` or a pipe; raise InputError for both."""
-    flags.refuse_both(argument, file)
-    if argument is None:
-        return read_bytes(flags.or_pipe(file, "no input: give an argument, --file FILE"))
-    return argument
+def _read(words: Sequence[str] | None, file: Path | None, *, quiet: bool) -> tuple[bytes, bytes]:
+    """Return the content of `file` or of the pipe, if any, and the words."""
+    name, text = inputs.parts_of_text(words, file, _MISSING, quiet=quiet)
+    return b"" if name is None else read_bytes(name), os.fsencode(text or "")
 
 
 def _read_tokenizer(model: flags.Model) -> "Tokenizer":

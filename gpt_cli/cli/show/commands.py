@@ -5,15 +5,17 @@ from pathlib import Path
 
 import typer
 
+from gpt_cli.cli import inputs
 from gpt_cli.cli import options as flags
+from gpt_cli.cli.files import check_file, check_picture
 from gpt_cli.cli.help import add_command
-from gpt_cli.cli.output import note, write_json
+from gpt_cli.cli.output import note, write
 from gpt_cli.errors import InputError
-from gpt_cli.options.declare import Declared, option
-from gpt_cli.system.atomic import check_file, write_file
+from gpt_cli.options.declare import Declared, between, option
+from gpt_cli.system.atomic import write_file
 from gpt_cli.system.startup import prepare
 
-PROMPT = flags.argument("[PROMPT]", "Text to show")
+WORDS = flags.text_argument("[PROMPT]...", "Text to show")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -21,40 +23,44 @@ class Output(Declared):
     """The output of a view."""
 
     html: Path | None = option(None, "Write an interactive web page.", metavar="FILE")
-    png: Path | None = option(None, "Write a picture (matplotlib).", metavar="FILE")
+    png: Path | None = option(
+        None, "Write a picture: .png, .svg or .pdf (matplotlib).", metavar="FILE"
+    )
+    force: bool = flags.FORCE
     as_json: bool = option(False, "Print JSON.", flag="--json")
 
     def show(
         self,
         kind: str,
-        prompt: str | None,
+        words: list[str] | None,
         file: Path | None,
         loading: flags.Loading,
         *details: int | None,
-        **special: bool,
+        **switches: bool,
     ) -> None:
         """Compute a view with the function of this name in `views`; write its files or print it."""
         prepare(loading.threads)
         if self.html is not None:
-            check_file("--html", self.html, (".html", ".htm"))
+            check_file("--html", self.html, (".html", ".htm"), force=self.force)
         if self.png is not None:
-            flags.check_picture("--png", self.png, (".png",))
-        text = flags.read_prompt(prompt, file)
+            check_picture("--png", self.png, force=self.force)
+        text = inputs.read_prompt(words, file, quiet=loading.quiet)
         engine = loading.load()
         from gpt_cli.cli.show import page, views
 
-        view = getattr(views, kind)(engine, text, *details, **special)
+        view = getattr(views, kind)(engine, text, *details, **switches)
         files = {}
         if self.html is not None:
             files[self.html] = page.page(view).encode()
         if self.png is not None:
             from gpt_cli.cli.show.picture import picture
 
-            files[self.png] = picture(view)
+            files[self.png] = picture(view, self.png)
         for name, data in files.items():
-            write_file(name, data)
+            write_file(name, data, replace=self.force)
         if self.as_json:
-            write_json(view.record())
+            for piece in view.json():
+                write(piece)
         elif not files:
             from gpt_cli.cli.show.terminal import print_view
 
@@ -73,7 +79,7 @@ def _list(context: typer.Context) -> None:
 
 
 def attention(
-    prompt: str | None = PROMPT,
+    words: list[str] | None = WORDS,
     *,
     layer: int | None = option(
         None, "Layer to show, counted from 0.", aliases=("-l",), metavar="L"
@@ -97,19 +103,17 @@ def attention(
     """
     if head is not None and layer is None:
         raise InputError("--head needs --layer")
-    output.show("attention", prompt, file, loading, layer, head, special=special)
+    output.show("attention", words, file, loading, layer, head, special=special)
 
 
 def lens(
-    prompt: str | None = PROMPT,
+    words: list[str] | None = WORDS,
     *,
     top: int = option(
         5,
-        "Number of tokens per layer; text and pictures show those that fit.",
+        "Number of tokens per layer, up to 100; text and pictures show those that fit.",
+        between(1, 100),  # per token of the prompt and layer
         aliases=("-k",),
-        min=1,
-        max=100,  # per token of the prompt and layer
-        metavar="N",
     ),
     file: Path | None = flags.PROMPT_FILE,
     special: bool = flags.SPECIAL,
@@ -126,13 +130,15 @@ def lens(
         gpt-cli show lens -m tiny 'Every day, the fox'
         gpt-cli show lens -m tiny --html new.html 'Every day, the fox'
     """
-    output.show("lens", prompt, file, loading, top, special=special)
+    output.show("lens", words, file, loading, top, special=special)
 
 
 def surprise(
-    prompt: str | None = PROMPT,
+    words: list[str] | None = WORDS,
     *,
     file: Path | None = flags.PROMPT_FILE,
+    special: bool = flags.SPECIAL,
+    bos: bool = flags.BOS,
     output: Output,
     loading: flags.Loading,
 ) -> None:
@@ -145,14 +151,14 @@ def surprise(
         gpt-cli show surprise -m tiny 'The moon was round and hungry.'
         echo 'The moon was round.' | gpt-cli show surprise -m tiny --html new.html
     """
-    output.show("surprise", prompt, file, loading)
+    output.show("surprise", words, file, loading, special=special, bos=bos)
 
 
 def tree(
-    prompt: str | None = PROMPT,
+    words: list[str] | None = WORDS,
     *,
     # More are hard to read, and a tree may be as deep as it has continuations.
-    top: int = option(20, "Number of continuations.", aliases=("-k",), min=1, max=200, metavar="N"),
+    top: int = option(20, "Number of continuations, up to 200.", between(1, 200), aliases=("-k",)),
     file: Path | None = flags.PROMPT_FILE,
     special: bool = flags.SPECIAL,
     output: Output,
@@ -167,7 +173,7 @@ def tree(
         gpt-cli show tree -m tiny 'Once upon a time'
         gpt-cli show tree -m tiny -k 60 --html new.html 'Once upon a time'
     """
-    output.show("tree", prompt, file, loading, top, special=special)
+    output.show("tree", words, file, loading, top, special=special)
 
 
 for command in (attention, lens, surprise, tree):

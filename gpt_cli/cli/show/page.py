@@ -9,6 +9,7 @@ from string import Template
 
 import numpy as np
 
+from gpt_cli.cli.show.colours import BITS, SHARES
 from gpt_cli.cli.show.views import AttentionView, SurpriseView, View
 from gpt_cli.errors import InputError
 
@@ -27,7 +28,9 @@ def page(view: View) -> str:
     # ASCII without `<` is safe within the page.
     data = json.dumps(record, allow_nan=False, separators=(",", ":")).replace("<", r"\u003c")
     _check_size(len(data))
-    style, script = _part("page.css"), _part("shared.js") + _part(f"{view.kind}.js")
+    colours = json.dumps({"shares": SHARES, "bits": BITS})
+    style, scripts = _part("page.css"), _part("shared.js") + _part(f"{view.kind}.js")
+    script = f'"use strict";\nconst COLOURS = {colours};\n{scripts}'
     # The browser applies only this style and this script, whatever a prompt or a token contains.
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
@@ -55,7 +58,7 @@ def _packed(view: AttentionView) -> dict[str, object]:
         [base64.b64encode(np.rint(head[seen] * 65535).astype("<u2")).decode() for head in layer]
         for layer in view.weights
     ]
-    return View.record(view) | {"weights": weights}
+    return view.record() | {"weights": weights}
 
 
 def _check_size(size: int) -> None:

@@ -1,8 +1,8 @@
 """Views of `gpt-cli show` as pictures: maps of attention; the others as on a terminal."""
 
-import io
 import warnings
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.segment import Segment
 
+from gpt_cli.cli.files import rendered
 from gpt_cli.cli.output import token_label
 from gpt_cli.cli.show.terminal import cut, parts
 from gpt_cli.cli.show.views import AttentionView, View, pooled
@@ -18,22 +19,19 @@ from gpt_cli.errors import InputError
 _COLUMNS, _MAX_LINES = 100, 1000
 _FONT = 10  # points
 _CELL, _LINE = 0.602 * _FONT / 72, 0.19  # width and height of a character in inches
-_DPI = 150
 _MAX_LABELS, _MAX_LABEL = 80, 20  # labelled tokens beside a map, and characters of a label
 _MAX_DOTS = 1500  # of all maps in a row
 
 
-def picture(view: View) -> bytes:
-    """Draw a view as a PNG; raise InputError if it would be too long."""
+def picture(view: View, file: Path) -> bytes:
+    """Draw a view in the format of a file's ending; raise InputError if it would be too long."""
     from matplotlib import rc_context
 
-    png = io.BytesIO()
     # Without hinting, characters have the font's exact width, so columns line up.
     with warnings.catch_warnings(), rc_context({"text.hinting": "none", "text.parse_math": False}):
         warnings.filterwarnings("ignore", "Glyph .* missing")  # matplotlib draws a box
         figure = _maps(view) if isinstance(view, AttentionView) else _text(view)
-        figure.savefig(png, format="png", dpi=_DPI)
-    return png.getvalue()
+        return rendered(figure, file)
 
 
 def _maps(view: AttentionView) -> Any:

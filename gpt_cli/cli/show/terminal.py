@@ -12,19 +12,17 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from gpt_cli.cli.output import bar, on_terminal, quoted, token_label, visible, write
+from gpt_cli.cli.output import bar, counted, on_terminal, quoted, token_label, visible, write
 from gpt_cli.cli.show import views
+from gpt_cli.cli.show.colours import BITS, SHARES
 from gpt_cli.records import Record
 
-# Shares from 0 to 1: viridis over their square root, or characters with their lower bounds.
-_VIRIDIS = [*map(bytes.fromhex, ("440154", "3b528b", "21918c", "5ec962", "fde725"))]
+_MOST_BITS = max(BITS)  # of a bar
+# Shares from 0 to 1 without colours: lower bounds of characters.
 _CHARACTERS = {0: "·", 0.04: "░", 0.16: "▒", 0.36: "▓", 0.64: "█"}
 _NUMBER = 5  # columns of a share as a number
 _MIN_WIDTH = 30  # columns
 _SCREEN = 20  # lines that surely fit a screen
-# Bits: lower bounds and their colours (ColorBrewer's OrRd, safe for the colour-blind).
-_BITS = (1, 2, 4, 8, 16)
-_OR_RD = [*map(bytes.fromhex, ("fef0d9", "fdcc8a", "fc8d59", "e34a33", "b30000"))]
 
 
 def print_view(view: views.View) -> None:
@@ -138,22 +136,23 @@ def _surprise(view: views.SurpriseView, width: int, coloured: bool) -> Iterator[
             # At a line break, a coloured space before a word would stay at the end of the line.
             text.append(" " * (len(piece) - len(word))).append(word, _bits_style(bits or 0))
         yield text
-        yield Text.assemble("\nbits: ", *((f" {bound} ", _bits_style(bound)) for bound in _BITS))
+        steps = ((f" {bound} ", _bits_style(bound)) for bound in BITS)
+        yield Text.assemble("\nbits: ", *steps, " or more")
     else:
         labels = ["token", *(quoted(data) for data, _ in pieces)]
         header, *labels = _column(labels, max(8, width // 3))
         numbers = ["" if bits is None else f"{bits:.2f}" for _, bits in pieces]
         digits = max(6, *map(len, numbers))
         room = width - digits - cell_len(header) - 4
-        yield Text(f"{'bits':>{digits}}  {header}  bar: 0 to {_BITS[-1]}\n")
+        yield Text(f"{'bits':>{digits}}  {header}  bar: 0 to {_MOST_BITS}\n")
         for label, number, (_, bits) in zip(labels, numbers, pieces, strict=True):
-            drawn = bar(min((bits or 0) / _BITS[-1], 1) * room)
+            drawn = bar(min((bits or 0) / _MOST_BITS, 1) * room)
             yield Text(f"{number:>{digits}}  {label}  {drawn}".rstrip(), no_wrap=True)
         yield Text()
-    known = [-token["logprob"] / math.log(2) for token in view.tokens[1:]]
+    known = [-t["logprob"] / math.log(2) for t in view.tokens if t["logprob"] is not None]
     perplexity = "infinite" if view.perplexity is None else f"{view.perplexity:.4g}"
     yield Text(
-        f"{view.model}: {len(known) + 1} tokens ({len(known)} scored), "
+        f"{view.model}: {counted(len(view.tokens), 'token')} ({len(known):,} scored), "
         f"{math.fsum(known) / len(known):.2f} bits each, perplexity {perplexity}"
     )
 
@@ -208,14 +207,18 @@ def _share_legend(coloured: bool) -> Text:
 def _share_style(share: float, coloured: bool = True) -> Style:
     if not coloured:
         return Style.null()
-    position = math.sqrt(share) * (len(_VIRIDIS) - 1)
-    channels = zip(*_VIRIDIS, strict=True)
-    return _on(bytes(round(np.interp(position, range(len(_VIRIDIS)), c)) for c in channels))
+    position = math.sqrt(share) * (len(SHARES) - 1)
+    channels = zip(*map(_rgb, SHARES), strict=True)
+    return _on(bytes(round(np.interp(position, range(len(SHARES)), c)) for c in channels))
 
 
 def _bits_style(bits: float) -> Style:
-    colours = [colour for bound, colour in zip(_BITS, _OR_RD, strict=True) if bits >= bound]
-    return _on(colours[-1]) if colours else Style.null()
+    colours = [colour for bound, colour in BITS.items() if bits >= bound]
+    return _on(_rgb(colours[-1])) if colours else Style.null()
+
+
+def _rgb(colour: str) -> bytes:
+    return bytes.fromhex(colour.removeprefix("#"))
 
 
 def _on(colour: bytes) -> Style:

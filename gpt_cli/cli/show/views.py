@@ -1,6 +1,7 @@
 """The views of `gpt-cli show` as data: for --json, text, pictures and pages."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,11 +11,8 @@ from numpy.typing import NDArray
 from gpt_cli import records
 from gpt_cli.engine import Engine
 from gpt_cli.options.declare import OptionError
-from gpt_cli.records import Record
+from gpt_cli.records import Record, json_line
 from gpt_cli.scoring.tree import Node
-from gpt_cli.system.machine import check_room, free_memory
-
-_JSON_FACTOR = 12  # memory for an array as Python numbers and as text / its bytes, measured
 
 
 @dataclass(frozen=True)
@@ -25,8 +23,12 @@ class View:
     model: str
 
     def record(self) -> Record:
-        """Return the view as a JSON object."""
+        """Return the view as an object; its values are those of JSON, or arrays."""
         return {"view": self.kind, **vars(self)}
+
+    def json(self) -> Iterator[str]:
+        """Yield the pieces of a line of JSON."""
+        yield json_line(self.record())
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,16 @@ class AttentionView(View):
     heads: list[int]
     weights: NDArray[np.float32]  # (layers, heads, T, T)
 
-    def record(self) -> Record:
-        """Return the view as a JSON object; raise ResourceError if the memory is too small."""
-        cure = "choose a --layer or a --head, or shorten the text"
-        check_room("the JSON takes", _JSON_FACTOR * self.weights.nbytes, free_memory(), cure)
-        return super().record() | {"weights": self.weights.astype(float).round(6).tolist()}
+    def json(self) -> Iterator[str]:
+        """Yield the pieces of a line of JSON, one per head: the whole may have gigabytes."""
+        before, after = json_line(self.record() | {"weights": None}).rsplit("null", 1)
+        yield before
+        for layer, heads in enumerate(self.weights):
+            yield "," if layer else "["
+            for head, weights in enumerate(heads):
+                yield ("," if head else "[") + _triangle(weights)
+            yield "]"
+        yield f"]{after}"
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,24 @@ def pooled(weights: NDArray[np.float32], most: int) -> tuple[NDArray[np.float32]
     return np.maximum.reduceat(np.maximum.reduceat(weights, starts, -1), starts, -2), size
 
 
+def _triangle(weights: NDArray[np.float32]) -> str:
+    """Return weights (T, T), which are 0 above the diagonal, as JSON with 6 decimal places.
+
+    `json.dumps` would take ten times as long.
+    """
+    T = len(weights)
+    rest = np.rint(weights[np.tri(T, dtype=bool)].astype(float) * 1e6).astype(np.uint32)
+    characters = np.empty((9, len(rest)), np.uint8)  # a column is a weight, such as `0.012345,`
+    characters[1], characters[8] = b".,"
+    for place in (7, 6, 5, 4, 3, 2, 0):
+        rest, digits = np.divmod(rest, 10)
+        characters[place] = digits + ord("0")
+    text = characters.T.tobytes().decode()
+    starts = 9 * np.arange(T + 1).cumsum()
+    rows = [text[starts[i] : starts[i + 1]] + (T - 1 - i) * "0.0," for i in range(T)]
+    return "[" + ",".join(f"[{row[:-1]}]" for row in rows) + "]"
+
+
 def _indices(name: str, index: int | None, count: int) -> list[int]:
     """Return an index, or all indices without one."""
     if index is None:
@@ -120,9 +145,12 @@ def lens(engine: Engine, prompt: str, top: int, *, special: bool) -> LensView:
     return LensView(engine.name, _tokens(engine, trace.ids), layers, predictions)
 
 
-def surprise(engine: Engine, text: str) -> SurpriseView:
+def surprise(
+    engine: Engine, text: str, *, special: bool = False, bos: bool = False
+) -> SurpriseView:
     """Compute the probabilities of the tokens of a text, which may exceed the context."""
-    record = records.of_score(engine, engine.score(text), logprobs=True)
+    score = engine.score(text, special=special, bos=bos)
+    record = records.of_score(engine, score, logprobs=True)
     return SurpriseView(engine.name, record["logprobs"], record["perplexity"])
 
 

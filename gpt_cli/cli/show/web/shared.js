@@ -1,11 +1,8 @@
 
-"use strict";
-// What the scripts of all views share. A page has this script and the one of its view. Tokens and
-// prompts are untrusted: they are inserted as text, never as HTML.
+// What the scripts of all views share. A page has this script, after COLOURS of colours.py, and the
+// one of its view. Tokens and prompts are untrusted: they are inserted as text, never as HTML.
 
-// The colours of shares are those of a terminal: by their square root, since most are small.
-const VIRIDIS = ["#440154", "#3b528b", "#21918c", "#5ec962", "#fde725"].map(rgb);
-const SHADES = Array.from({ length: 256 }, (_, i) => between(VIRIDIS, i / 255));
+const SHADES = Array.from({ length: 256 }, (_, i) => between(COLOURS.shares.map(rgb), i / 255));
 const main = document.querySelector("main");
 
 /** Show the introduction of a view, and draw the data of the page. */

@@ -1,7 +1,7 @@
 // Surprise: the bits of the tokens of a text, as colours in steps.
 
-const STEPS = [1, 2, 4, 8, 16, 32];
-const OR_RD = ["#fef0d9", "#fdcc8a", "#fc8d59", "#e34a33", "#b30000", "#5c0010"].map(rgb);
+const STEPS = Object.keys(COLOURS.bits).map(Number);
+const STEP_COLOURS = Object.values(COLOURS.bits).map(rgb);
 
 function surprise({ tokens, perplexity }) {
   const pieces = characters(tokens);
@@ -14,7 +14,7 @@ function surprise({ tokens, perplexity }) {
   const text = el("div", { class: "text", role: "listbox", "aria-label": "the text", dir: "auto" }, ...spans);
   const details = el("div");
   const strip = bitsStrip(pieces);
-  const bits = tokens.slice(1).map((token) => -token.logprob / Math.LN2);
+  const bits = tokens.filter(({ logprob }) => logprob !== null).map((token) => -token.logprob / Math.LN2);
   const mean = (bits.reduce((sum, bits) => sum + bits, 0) / bits.length).toFixed(2);
   const shownPerplexity = perplexity === null ? "infinite" : number(perplexity);
   main.append(
@@ -94,7 +94,7 @@ function bitsStrip(pieces) {
 }
 
 function stepColour(bits) {
-  return OR_RD[STEPS.filter((step) => bits >= step).length - 1] ?? null;
+  return STEP_COLOURS[STEPS.filter((step) => bits >= step).length - 1] ?? null;
 }
 
 show("The redder a token, the less the model expected it after the tokens before it: 1 bit is a "

@@ -1,0 +1,38 @@
+"""The files of flags such as --png: pages and pictures."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gpt_cli.errors import InputError, import_extra
+
+_UNDATED = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+
+
+def check_file(flag: str, file: Path, endings: Sequence[str], *, force: bool) -> None:
+    """Raise InputError before costly work if the output file of a flag cannot be used."""
+    if file.suffix.lower() not in endings:
+        raise InputError(f"{flag} {file}: the name must end with {' or '.join(endings)}")
+    if not file.parent.is_dir():
+        raise InputError(f"{flag} {file}: the folder {file.parent} does not exist")
+    if file.is_dir():
+        raise InputError(f"{flag} {file} is a folder: give a file name")
+    if file.is_file() and not force:
+        raise InputError(f"{flag} {file} exists: give a new name, or add --force")
+
+
+def check_picture(flag: str, file: Path, *, force: bool) -> None:
+    """Raise an error before costly work if a picture cannot be written to the file."""
+    check_file(flag, file, (".png", ".svg", ".pdf"), force=force)
+    import_extra(f"{flag} needs matplotlib", "matplotlib", "matplotlib.figure")
+
+
+def rendered(figure: Any, file: Path) -> bytes:
+    """Return a figure of matplotlib in the format of a file's ending, without a date."""
+    from matplotlib import rc_context
+
+    data, ending = io.BytesIO(), file.suffix.lower()
+    with rc_context({"svg.hashsalt": "gpt-cli"}):  # else ids are random
+        figure.savefig(data, format=ending[1:], dpi=150, metadata=_UNDATED.get(ending))
+    return data.getvalue()

@@ -1,0 +1,163 @@
+"""The inputs that arguments and flags name, by one rule for all commands.
+
+"-" is the pipe. Words are one text, with spaces between them; after a first "-", they continue the
+text of the pipe. Where files can be read, two or more words that all name files are files.
+"""
+
+import os
+import stat
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from glob import glob
+from pathlib import Path
+
+from gpt_cli import jobs
+from gpt_cli.cli.output import on_terminal, remark
+from gpt_cli.errors import InputError
+from gpt_cli.jobs import storage
+from gpt_cli.options.request import Options
+
+# Endings of inputs; a word with one is no prompt.
+_ENDINGS = (".txt", ".jsonl", ".json", ".parquet", ".csv", ".tsv")
+
+
+def read_prompt(words: Sequence[str] | None, file: Path | None, *, quiet: bool) -> str:
+    """Return the text of `file` or of the pipe, followed by the words.
+
+    Without words, one line end is dropped from the end of the text, where editors and `echo` put
+    it.
+    """
+    name, text = parts_of_text(words, file, "no prompt: give a PROMPT, --file FILE", quiet=quiet)
+    if name is None:
+        return text or ""
+    begin = storage.read_text(name)
+    return storage.without_line_end(begin) if text is None else begin + text
+
+
+def parts_of_text(
+    words: Sequence[str] | None, file: Path | None, missing: str, *, quiet: bool
+) -> tuple[str | None, str | None]:
+    """Return the file that a text begins with, "-" for the pipe, and the words after it.
+
+    One of them may be None. Without both, the text is that of the pipe.
+    """
+    words, name = words or [], None if file is None else str(file)
+    if words[:1] == ["-"]:
+        _refuse_both(file, "-")
+        name, words = "-", words[1:]
+    if name is None and not words:
+        name = or_pipe(None, missing)
+    text = " ".join(words) if words else None
+    if name != "-" and not quiet:
+        _note_pipe()
+    if name is None and text and os.path.isfile(text) and not quiet:  # noqa: PTH113 (any text)
+        remark(f"{text} is read as a text; --file {text} reads the file")
+    return name, text
+
+
+def files_or_pipe(
+    arguments: Sequence[str] | None, option: Path | str | None, missing: str, *, quiet: bool
+) -> list[str]:
+    """Return the files of arguments or of --file, else "-" for the pipe."""
+    if arguments:
+        _refuse_both(option, "an argument")
+    names = [*arguments] if arguments else [or_pipe(option, missing)]
+    if "-" not in names and not quiet:
+        _note_pipe()
+    return names
+
+
+def are_files(words: Sequence[str]) -> bool:
+    """Return whether all words name files; raise InputError if they look so and one is missing.
+
+    A folder has a slash at its end. A single word with spaces is a text.
+    """
+    if len(words) == 1 and any(map(str.isspace, words[0])):
+        return False
+    missing = [word for word in words if not _names_file(word)]
+    if not all(word.endswith(_ENDINGS) for word in missing):
+        return False
+    if missing:
+        raise InputError(f"cannot read {missing[0]:.80}: No such file")
+    return True
+
+
+def _names_file(word: str) -> bool:
+    if word == "-" or storage.is_address(word):
+        return True
+    if storage.exists(word):
+        return word.endswith("/") or not storage.is_folder(word)
+    return "*" in word and bool(glob(word, recursive=True))  # noqa: PTH207
+
+
+def or_pipe(file: Path | str | None, missing: str) -> str:
+    """Return the name of a file, or "-" for the pipe; raise InputError if there is neither."""
+    if file == "":  # such as of a variable that is not set
+        raise InputError("the name of a file is empty: give a FILE, or - for standard input")
+    if file is None and (sys.stdin is None or on_terminal(sys.stdin)):
+        raise InputError(f"{missing}, or a pipe on standard input")
+    return "-" if file is None else str(file)
+
+
+def _refuse_both(option: object, argument: str) -> None:
+    """Raise InputError if there is an argument and the option --file."""
+    if option is not None:
+        raise InputError(f"--file and {argument} are both given: leave one of them out")
+
+
+def _note_pipe() -> None:
+    if _pipe_has_data():
+        remark("the pipe is not read: the argument - reads it")
+
+
+def _pipe_has_data() -> bool:
+    """Return whether standard input is a pipe with bytes to read, without waiting for them."""
+    try:
+        import fcntl
+        import termios
+
+        number = sys.stdin.fileno()
+        is_pipe = stat.S_ISFIFO(os.fstat(number).st_mode)
+        return is_pipe and any(fcntl.ioctl(number, termios.FIONREAD, bytes(4)))
+    except (ImportError, AttributeError, OSError):  # Windows; a closed standard input
+        return False
+
+
+def read_choices(listed: Sequence[str] | None, file: Path | None) -> tuple[str, ...]:
+    """Return the choices that a flag lists, or the lines of a file; raise InputError for both."""
+    if file is None:
+        return tuple(listed or ())
+    if listed:
+        raise InputError("give either --choices A,B,C or --choices-file FILE")
+    lines = (line.removesuffix("\r") for line in storage.read_text(file).split("\n"))
+    return tuple(filter(None, lines))
+
+
+def with_choices(options: Options, file: Path | None) -> Options:
+    """Return options with the choices in a file, if there is one."""
+    if file is not None:
+        options = replace(options, choices=read_choices(options.choices, file))
+        options.validate()
+    return options
+
+
+def refuse_one_pipe(choices_file: Path | None, files: Sequence[Path | str | None]) -> None:
+    """Raise InputError if the choices and other inputs would both be read from the pipe."""
+    if str(choices_file) == "-" and any(str(file or "-") == "-" for file in files):
+        raise InputError("--choices-file and another input cannot both be read from the pipe")
+
+
+def read_template(source: str | None) -> "jobs.Template | None":
+    """Return the template in a file or a text; raise InputError if it is not valid."""
+    if source is None:
+        return None
+    if not storage.is_address(source) and storage.exists(source):
+        text = storage.read_text(source).replace("\r\n", "\n")  # as the lines of an input
+        return jobs.Template(storage.without_line_end(text))
+    if "{" not in source:
+        raise InputError(
+            f"--template {source:.80}: there is no such file, and a text needs "
+            "{line} or {NAME} for a field"
+        )
+    return jobs.Template(source)

@@ -1,0 +1,136 @@
+"""The parameters of a command as flags.
+
+A command has one parameter for a group, whose annotation is a dataclass of options. A parameter
+whose default is an `option` is a single flag. `command` turns both into typer's parameters.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import Field
+from typing import Annotated, Any
+
+import typer
+
+from gpt_cli.cli.output import note
+from gpt_cli.errors import InputError
+from gpt_cli.jobs.storage import exists, is_address, read_text, without_line_end
+from gpt_cli.options import declare
+from gpt_cli.options.declare import Declared, NamedOptionError, Option, Range
+
+_POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+_OLD = "old_"
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Replace the parameters of a command that are a group or an `option` with flags."""
+    groups: dict[str, type[Declared]] = {}
+    options: dict[str, Option] = {}
+    parameters = [inspect.Parameter("context", _POSITIONAL, annotation=typer.Context)]
+    for name, parameter in inspect.signature(function).parameters.items():
+        annotation, default = parameter.annotation, parameter.default
+        if isinstance(annotation, type) and issubclass(annotation, Declared):
+            groups[name] = annotation
+            members = annotation.declarations()
+        elif isinstance(default, Field):
+            members = (declare.declaration(name, annotation, default),)
+        else:
+            parameters.append(parameter)
+            continue
+        for declared in filter(lambda declared: declared.help, members):
+            options[declared.name] = declared
+            parameters.extend(_parameters(declared))
+
+    @functools.wraps(function)
+    def run(context: typer.Context, **values: Any) -> None:
+        flags = dict(_shown_flags(options, context))
+        _rename(options, values)
+        try:
+            for name, value in values.items():
+                if name in options and value is not None:
+                    values[name] = options[name].parse(value)
+            filled = {}
+            for name, group in groups.items():
+                members = {n: values.pop(n) for n in group.__dataclass_fields__ if n in values}
+                # A flag that was not set has the default of its declaration.
+                filled[name] = group(**{n: v for n, v in members.items() if v is not None})
+                filled[name].validate()
+            function(**values, **filled)
+        except NamedOptionError as error:
+            name, complaint = error.args
+            error.args = flags.get(name, name), complaint
+            raise
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run
+
+
+def _flag(declared: Option) -> str:
+    return declared.flag or f"--{declared.name.replace('_', '-')}"
+
+
+def _parameters(declared: Option) -> Iterator[inspect.Parameter]:
+    """Yield an option as parameters of a function that typer reads: its flag, and its old flag."""
+    kind = declared.kind
+    metavar = kind.metavar or "|".join(kind.values) or declared.name.upper()
+    more: dict[str, Any] = {"metavar": metavar, "help": declared.help, **declared.typer}
+    if kind.values:
+        more["autocompletion"] = lambda: [*kind.values]
+    if declared.text_form:
+        more["callback"] = _reader(declared.text_form)
+    default = None if declared.default == () else declared.default  # (): a repeatable flag
+    flag = typer.Option(_flag(declared), *declared.aliases, **more)
+    yield _parameter(declared.name, default, kind.flag_type, flag)
+    if declared.old_flag:
+        old_flag = typer.Option(declared.old_flag, hidden=True)
+        yield _parameter(_OLD + declared.name, None, kind.flag_type, old_flag)
+
+
+def _parameter(name: str, default: Any, flag_type: Any, flag: Any) -> inspect.Parameter:
+    annotation = Annotated[flag_type, flag]
+    return inspect.Parameter(name, _KEYWORD, default=default, annotation=annotation)
+
+
+def _rename(options: Mapping[str, Option], values: dict[str, Any]) -> None:
+    """Give the values of old flags to the flags that replace them, with a note."""
+    for name in [name for name in values if name.startswith(_OLD)]:
+        value, declared = values.pop(name), options[name.removeprefix(_OLD)]
+        if value is not None:
+            values[declared.name] = value
+            if not values["quiet"]:
+                note(f"gpt-cli: note: {declared.old_flag} is now {_flag(declared)}")
+
+
+def _shown_flags(
+    options: Mapping[str, Option], context: typer.Context
+) -> Iterator[tuple[str, str]]:
+    """Yield pairs of a name in an error and the flag or the variable that has set the option.
+
+    The name may be that of the flag, too.
+    """
+    for name, declared in options.items():
+        flag = _flag(declared).partition("/")[0]  # of --cache/--no-cache
+        source = context.get_parameter_source(name)
+        shown = declared.typer["envvar"] if source and source.name == "ENVIRONMENT" else flag
+        yield name, shown
+        yield flag.removeprefix("--").replace("-", "_"), shown
+
+
+def _reader(form: Range) -> Callable[..., str | None]:
+    """Return the callback of a flag whose value is a text of a form, or a file with one."""
+
+    def read(
+        context: typer.Context, parameter: typer.CallbackParam, value: str | None
+    ) -> str | None:
+        if value is None or form.contains(value) or context.resilient_parsing:  # by TAB
+            return value
+        flag = parameter.opts[0]
+        if not value:  # such as of a variable that is not set
+            raise InputError(f"{flag} is empty: give a file or a text")
+        if value != "-" and not is_address(value) and not exists(value):
+            missing = "there is no such file, and a text must"
+            raise InputError(f"{flag} {value:.80}: {missing} {form.name}")
+        return without_line_end(read_text(value))
+
+    return read

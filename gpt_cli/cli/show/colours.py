@@ -1,0 +1,7 @@
+"""The colours of the views: on terminals, in pictures and on pages."""
+
+# Of shares from 0 to 1, over their square root, because most are small: viridis.
+SHARES = ("#440154", "#3b528b", "#21918c", "#5ec962", "#fde725")
+# Lower bounds of bits with their colours: ColorBrewer's OrRd, safe for the colour-blind, and
+# a darker red.
+BITS = {1: "#fef0d9", 2: "#fdcc8a", 4: "#fc8d59", 8: "#e34a33", 16: "#b30000", 32: "#5c0010"}

@@ -1,0 +1,55 @@
+"""What is wrong with a command line, in the words of all other errors."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import typer
+
+from gpt_cli.errors import InputError, did_you_mean
+
+_TEXT = re.compile(r"-(?!-?[a-z][a-z-]*(=|$))")  # begins with - and does not look like a flag
+
+
+def usage_error(error: typer.TyperException, program: Any, arguments: Sequence[str]) -> InputError:
+    """Return the error that a user sees for one of typer; it names the page of the help."""
+    command, path = program, ["gpt-cli"]
+    for word in arguments:
+        if word not in _commands(command):
+            break
+        command = _commands(command)[word]
+        path.append(word)
+    return InputError(f"{_complaint(error, command, arguments)}; see `{' '.join(path)} --help`")
+
+
+def _commands(command: Any) -> Mapping[str, Any]:
+    return getattr(command, "commands", {})
+
+
+def _complaint(error: Any, command: Any, arguments: Sequence[str]) -> str:
+    message = error.format_message()
+    match type(error).__name__:
+        case "NoSuchOption":
+            name, shown = error.option_name, [param for param in command.params if not param.hidden]
+            flags = [flag for param in shown for flag in (*param.opts, *param.secondary_opts)]
+            where = _where(name, arguments)
+            is_text = where or any(map(_TEXT.match, arguments))
+            cure = "; put -- before a text that begins with -" if is_text else ""
+            return f"there is no option {name}{where}{did_you_mean(name, flags)}{cure}"
+        case "BadOptionUsage":
+            return f"{error.option_name} {'needs a' if 'requires' in message else 'takes no'} value"
+        case "MissingParameter":
+            param = error.param
+            name = param.metavar if param.param_type_name == "argument" else param.opts[0]
+            return f"{name} is missing"
+    if match := re.match(r"No such command (['\"])(.*?)\1", message):
+        return f"there is no command {match[2]}{did_you_mean(match[2], _commands(command))}"
+    if match := re.match(r"(?s)Got unexpected extra argument\S* \((.*)\)", message):
+        return f"unexpected argument {match[1]}; quote a text that has spaces, or a pattern"
+    return "a command is missing" if message == "Missing command." else message
+
+
+def _where(name: str, arguments: Sequence[str]) -> str:
+    """Return " in -abc" for the flag -b, if the argument with it has more letters, else ""."""
+    words = [word for word in arguments if re.match(f"-[^-]*{re.escape(name[1:])}", word)]
+    return f" in {words[0]:.40}" if len(name) == 2 and words and words[0] != name else ""

@@ -1,0 +1,179 @@
+"""Texts, pipes and files as arguments: one rule for all commands."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from support.in_process import finished, refusal, run_here
+
+# Commands that read one text, with flags that make their output short and repeatable.
+TEXTS = {
+    "generate": ["-n", "3", "-s", "1", "--echo"],
+    "next": ["-k", "2"],
+    "rank": ["--choices", "red,blue"],
+    "show surprise": [],
+    "tokenize": [],
+}
+FILES = {
+    "batch": ["-n", "2", "-s", "1"],
+    "rank": ["--choices", "red,blue"],
+    "score": [],
+    "tokenize": ["--count"],
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """Be in a new folder with files."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GPT_CLI_MODEL", "tiny")
+    (tmp_path / "a.txt").write_bytes(b"Once upon a time\nThe sky was\n")
+    (tmp_path / "b c").write_bytes(b"The sun was\n")
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "x").write_bytes(b"The moon was\n")
+    return tmp_path
+
+
+def output(command, *arguments, **options):
+    return run_here(*command.split(), *arguments, **options)[0]
+
+
+@pytest.mark.parametrize(("command", "flags"), TEXTS.items())
+def test_words_are_one_text_and_continue_the_pipe_after_a_dash(command, flags):
+    joined = output(command, *flags, "The sky - was")
+    assert output(command, "The", *flags, "sky", "-", "was") == joined
+    piped = output(command, *flags, "The sky\n so was it")
+    assert output(command, *flags, "-", " so", "was", "it", input=b"The sky\n") == piped
+    if command != "rank":  # which reads rows from a file or a pipe
+        assert output(command, *flags, "-", input=b"The sky - was") == joined
+        Path("sky").write_bytes(b"The sky\n")
+        assert output(command, *flags, "-f", "sky", " so was it") == piped
+        assert "--file and - are both given" in refusal(*command.split(), "-f", "sky", "-")
+
+
+def test_ids_may_come_from_a_pipe_and_from_arguments():
+    ids = output("tokenize", "Once upon a time").decode().split()
+    for arguments, piped in (
+        (["-"], ids),
+        (["-", *ids[2:]], ids[:2]),
+        (["-f", "-", ids[3]], ids[:3]),
+    ):
+        assert (
+            output("detokenize", *arguments, input=" ".join(piped).encode()) == b"Once upon a time"
+        )
+
+
+class Unread:
+    """A pipe that nobody writes to."""
+
+    encoding = "utf-8"
+
+    def __init__(self):
+        self.ours, self.theirs = os.pipe()
+
+    def fileno(self):
+        return self.ours
+
+    def isatty(self):
+        return False
+
+    @property
+    def buffer(self):
+        raise AssertionError("it is read")
+
+
+@pytest.fixture
+def pipe():
+    pipe = Unread()
+    yield pipe
+    os.close(pipe.ours)
+    os.close(pipe.theirs)
+
+
+NOT_READ = b"gpt-cli: note: the pipe is not read: the argument - reads it\n"
+GIVEN = [
+    *((command, [*flags, "Once", "upon"]) for command, flags in TEXTS.items()),
+    *((command, [*flags, "a.txt", "b c"]) for command, flags in FILES.items()),
+    ("detokenize", ["83"]),
+    ("generate", ["-f", "a.txt", "-n", "1"]),
+    ("score", ["-f", "a.txt"]),
+]
+
+
+@pytest.mark.parametrize(("command", "arguments"), GIVEN)
+def test_a_pipe_that_is_not_needed_is_not_waited_for_and_noted_if_it_has_data(
+    command, arguments, pipe
+):
+    def errors_of(*more):
+        done = finished(*command.split(), *arguments, *more, stdin=pipe)
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    assert NOT_READ not in errors_of("-v")
+    os.write(pipe.theirs, b"The sky was\n")
+    assert errors_of("-v").count(NOT_READ) == 1
+    assert NOT_READ not in errors_of("-v", "-q")
+    assert NOT_READ not in errors_of()  # standard error is no terminal
+
+
+@pytest.mark.parametrize("command", ["generate", "tokenize"])
+def test_a_text_that_is_the_name_of_a_file_is_noted(command):
+    note = "gpt-cli: note: a.txt is read as a text; --file a.txt reads the file\n"
+    for words, noted in (["a.txt"], True), (["a.txt", "-q"], False), (["m"], False):
+        assert (note in run_here(command, *TEXTS[command], "-v", *words)[1]) is noted
+    assert output(command, *TEXTS[command], "a.txt") != output(
+        command, *TEXTS[command], "-f", "a.txt"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "prompts"),
+    [
+        (["a.txt"], ["Once upon a time", "The sky was"]),
+        (["a.txt", "b c"], ["Once upon a time", "The sky was", "The sun was"]),
+        (["b c", "-"], ["The sun was", "piped"]),
+        (["m/", "b c"], ["The moon was", "The sun was"]),
+        (["-f", "m"], ["The moon was"]),
+        (["*.txt", "b c"], ["Once upon a time", "The sky was", "The sun was"]),
+        (["m"], None),
+        (["b c"], None),
+        (["m", "b c"], None),
+        (["a.txt", "and"], None),
+        (["no", "b c"], None),
+    ],
+)
+def test_arguments_of_rank_are_rows_if_all_name_files(words, prompts):
+    out = output("rank", "--json", *FILES["rank"], *words, input=b"piped")
+    records = [json.loads(line) for line in out.splitlines()]
+    assert [record.get("prompt") for record in records] == (prompts or [None, None])
+
+
+@pytest.mark.parametrize("command", ["rank", "tokenize"])
+def test_a_misspelt_name_among_files_is_no_text(command):
+    said = refusal(command, *FILES[command], "a.txt", "c.txt")
+    assert said == "gpt-cli: error: cannot read c.txt: No such file\n"
+
+
+def test_a_prompt_that_is_missing_is_named(monkeypatch):
+    done = finished("rank", "--choices", "red,blue", terminal=True)
+    missing = b"no prompt: give a PROMPT, a FILE of rows, or a pipe on standard input\n"
+    assert (done.returncode, done.stdout) == (2, b"gpt-cli: error: " + missing)
+
+
+@pytest.mark.parametrize("command", ["batch", "score"])
+def test_words_that_name_no_file_are_refused_where_only_files_are_read(command):
+    assert "cannot read The: No such file" in refusal(command, "The", "sky")
+
+
+@pytest.mark.parametrize(
+    ("command", "line"), [("batch", "line"), ("score", "line_number"), ("rank", "line_number")]
+)
+def test_records_of_several_files_have_their_files_and_lines(command, line):
+    template = ["--template", "{line}"] if line == "line_number" else []
+    flags = ["--json"] if command == "rank" else []
+    out = output(command, *FILES[command], *template, *flags, "a.txt", "-", input=b"\nit is\n")
+    records = [json.loads(record) for record in out.splitlines()]
+    places = [(record["index"], record["file"], record[line]) for record in records]
+    assert places == [(0, "a.txt", 1), (1, "a.txt", 2), (2, "-", 2)]

@@ -1,0 +1,106 @@
+"""What the command line refuses, in one dialect: the flag, what is wrong, and what to do."""
+
+import pytest
+
+from support.in_process import finished, refusal, run_here
+
+GENERATE = ["generate", "-m", "tiny", "x"]
+SEE = "; see `gpt-cli generate --help`"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*GENERATE, "--xyz"], f"there is no option --xyz{SEE}"),
+        ([*GENERATE, "--max"], f"there is no option --max (did you mean --max-tokens?){SEE}"),
+        ([*GENERATE, "--sed=3"], f"there is no option --sed (did you mean --seed?){SEE}"),
+        (
+            ["generate", "-m", "tiny", "-qhey"],
+            f"there is no option -e in -qhey; put -- before a text that begins with -{SEE}",
+        ),
+        ([*GENERATE, "-n"], f"-n needs a value{SEE}"),
+        ([*GENERATE, "--stats=3"], f"--stats takes no value{SEE}"),
+        (
+            ["info", "tiny", "y"],
+            "unexpected argument y; quote a text that has spaces, or a pattern; "
+            "see `gpt-cli info --help`",
+        ),
+        (["show", "tree", "-k"], "-k needs a value; see `gpt-cli show tree --help`"),
+        (
+            ["show", "tre"],
+            "there is no command tre (did you mean tree?); see `gpt-cli show --help`",
+        ),
+        (["it's"], "there is no command it's; see `gpt-cli --help`"),
+        (["--"], "a command is missing; see `gpt-cli --help`"),
+        (["--nope"], "there is no option --nope; see `gpt-cli --help`"),
+        (["download"], "MODEL is missing; see `gpt-cli download --help`"),
+        (["quantize", "tiny"], "--output is missing; see `gpt-cli quantize --help`"),
+        (
+            ["bench", "--batc"],
+            "option --batc (did you mean --batch-size?); see `gpt-cli bench --help`",
+        ),
+        ([*GENERATE, "-n", "abc"], '--max-tokens must be a whole number, not "abc"'),
+        ([*GENERATE, "-n", "1e3"], '--max-tokens must be a whole number, not "1e3"'),
+        ([*GENERATE, "--temp", ""], '--temperature must be a number, not ""'),
+        (
+            [*GENERATE, "--overflow", "no"],
+            '--overflow must be one of error, truncate, shift, not "no"',
+        ),
+        (["show", "lens", "x", "-k", "0"], "--top must be from 1 to 100"),
+        (["show", "tree", "x", "-k", "201"], "--top must be from 1 to 200"),
+        (
+            [*GENERATE, "--logit-bias", "3=1", "--logit-bias", "abc"],
+            '--logit-bias must be a number for each token id (such as 452=-100), not "abc"',
+        ),
+        ([*GENERATE, "--logit-bias", "3=x"], 'not "3=x"'),
+        (["serve", "--max-batch", "0", "-q"], "--batch-size must be 1 or more"),
+    ],
+)
+def test_an_error_has_the_flag_what_is_wrong_and_what_to_do(arguments, message):
+    assert refusal(*arguments).endswith(f"{message}\n")
+
+
+@pytest.mark.parametrize("command", ["info", "verify", "quantize"])
+def test_two_different_models_are_refused(command, tmp_path):
+    output = ["-o", tmp_path / "new"] if command == "quantize" else []
+    error = refusal(command, "tiny", "-m", "./big", *output)
+    assert "--model ./big and the argument tiny differ: leave one of them out" in error
+    assert not [*tmp_path.iterdir()]
+
+
+def test_one_model_may_be_named_twice_or_differ_from_that_of_the_environment():
+    once = run_here("info", "tiny")
+    assert run_here("info", "tiny", "-m", "tiny") == once
+    assert run_here("info", "tiny", GPT_CLI_MODEL="./big") == once
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value", "message"),
+    [
+        ([], "many", 'GPT_CLI_THREADS must be a whole number, not "many"'),
+        ([], "0", "GPT_CLI_THREADS must be from 1 to 256"),
+        (["--threads", "0"], "2", "--threads must be from 1 to 256"),
+        (["--threads", "x"], "0", '--threads must be a whole number, not "x"'),
+    ],
+)
+def test_a_variable_is_blamed_only_for_its_own_value(arguments, value, message):
+    assert refusal(*GENERATE, *arguments, GPT_CLI_THREADS=value).endswith(f"error: {message}\n")
+
+
+def test_help_as_a_command_is_help_as_a_flag():
+    for names in ([], ["generate"], ["show"], ["show", "tree"]):
+        assert run_here("help", *names) == run_here(*names, "--help")
+    assert "there is no command nope; see" in refusal("help", "nope")
+
+
+FEW = ["bench", "-m", "tiny", "-p", "4", "-n", "3", "-r", "1", "--no-cache", "--json"]
+
+
+def test_an_old_flag_works_with_a_note_and_is_not_in_the_help():
+    for flags, note in (([], "gpt-cli: note: --batch is now --batch-size\n"), (["-q"], "")):
+        measured = finished(*FEW, "--batch", 2, *flags)
+        assert b'"batch":2' in measured.stdout.replace(b" ", b"")
+        assert measured.stderr.decode() == note
+    assert finished(*FEW, "--batch-size", 2).stderr == b""
+    for command, flag in (("bench", "--batch"), ("serve", "--max-batch")):
+        assert f"{flag} " not in run_here(command, "--help")[0].decode()

@@ -1,0 +1,64 @@
+"""Wrong types of arguments and unknown keywords are TypeErrors that say what to do."""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from gpt_cli.options.arguments import check_texts, checks_arguments
+from gpt_cli.options.declare import Declared, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group(Declared):
+    count: int = option(3)
+    rate: float = option(0.5)
+
+
+@checks_arguments()
+def plain(text: str, number: int | None = None, rows: Sequence[str] = (), *, on: bool = False):
+    return text, number
+
+
+@checks_arguments(Group)
+def grouped(text: str, *, model: str = "m", **options: object) -> str:
+    return text if not options else Group(**options)
+
+
+def test_a_signature_shows_the_options_of_a_group():
+    signature = inspect.signature(grouped)
+    assert list(signature.parameters) == ["text", "model", "count", "rate"]
+    count = signature.parameters["count"]
+    assert (count.kind, count.default) == (count.KEYWORD_ONLY, 3)
+    assert count.annotation in (int, "int")
+    assert signature.return_annotation is str
+
+
+def test_arguments_of_their_types_pass():
+    assert plain("a") == plain("a", None, on=1) == ("a", None)
+    assert plain("a", np.int64(3), rows=5) == ("a", 3)  # types of collections are not checked
+    assert grouped("a") == "a"
+    assert grouped("a", count=1) == Group(count=1)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: plain(5), "text must be a string, not 5"),
+        (lambda: plain(text=b"a"), "text must be a string, not b'a'"),
+        (lambda: plain("a", "x"), "number must be a whole number or None, not 'x'"),
+        (lambda: plain("a", 1.5), "number must be a whole number or None, not 1.5"),
+        (lambda: plain("a", nmber=1), "unknown keyword nmber (did you mean number?)"),
+        (lambda: plain(), "missing a required argument: 'text'"),
+        (lambda: grouped(5), "text must be a string, not 5"),
+        (lambda: grouped("a", cont=1), "unknown keyword cont (did you mean count?)"),
+        (lambda: check_texts("rows", "a text"), "rows must be a list of texts, not one text"),
+        (lambda: check_texts("rows", ["a", 5]), "rows must be texts, not 5"),
+    ],
+)
+def test_others_are_refused(call, message):
+    with pytest.raises(TypeError) as caught:
+        call()
+    assert str(caught.value) == message
