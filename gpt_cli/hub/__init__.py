@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,10 +48,32 @@ def resolve(
     return find(name, revision) or download(name, revision=revision, offline=offline, quiet=quiet)
 
 
-def read_config(name: str, *, revision: str | None = None, offline: bool = False) -> GPT2Config:
-    """Return the configuration of a model; fetch only config.json if the model is not local."""
-    with _folder_of(lambda names: [contents.CONFIG], name, revision, offline) as folder:
-        return GPT2Config.from_folder(folder)
+@dataclass(frozen=True)
+class Description:
+    """What is known of a model without its weights."""
+
+    config: GPT2Config
+    folder: Path | None  # None if the model is not on this machine
+    weights: str | None  # the name of their file, or of the index of their shards
+    request: str | None  # the pull request on the Hub that they are taken from
+
+
+def describe(name: str, *, revision: str | None = None, offline: bool = False) -> Description:
+    """Describe a model; fetch only small files if it is not local. Errors are those of a download.
+
+    A folder may have no weights.
+    """
+    if folder := find(name, revision):
+        names = {path.name for path in folder.iterdir()}
+        weights = contents.select_weights(names, str(folder), folder.joinpath)[0]
+        config, present = GPT2Config.from_folder(folder), weights if weights in names else None
+        return Description(config, folder, present, local.conversion_of(folder))
+    repo, revision = _on_hub(name, revision, offline)
+    with tempfile.TemporaryDirectory() as scratch:
+        snapshot = client.find_snapshot(repo, revision, Path(scratch))
+        weights, *_ = contents.model_files(snapshot.files, repo, snapshot.fetch)
+        config = GPT2Config.from_folder(snapshot.fetch(contents.CONFIG).parent)
+    return Description(config, None, weights, snapshot.request)
 
 
 def read_tokenizer(name: str, *, revision: str | None = None, offline: bool = False) -> "Tokenizer":

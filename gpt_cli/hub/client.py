@@ -43,6 +43,7 @@ class Snapshot:
     """A model on the Hub at one commit, to be fetched into the folder `to` or into the cache."""
 
     bars = False  # whether to show the progress of downloads
+    request: str | None = None  # the pull request, if it was taken in place of `main`
 
     def __init__(self, repo: str, revision: str, to: Path | None):
         with _client(partial(_explain, repo, revision)):
@@ -89,10 +90,8 @@ class Snapshot:
                 discussion_status="open",
             )
             for request in requests:  # a mirror may ignore the filters
-                if not request.is_pull_request or (request.author, request.status) != (
-                    _BOT,
-                    "open",
-                ):
+                is_open = request.is_pull_request and request.status == "open"
+                if request.author != _BOT or not is_open:
                     continue
                 reference = f"refs/pr/{request.num}"
                 commits = self.api.list_repo_commits(self.repo, revision=reference)
@@ -127,12 +126,10 @@ def find_snapshot(repo: str, revision: str | None, to: Path | None = None) -> Sn
         to: the folder to fetch into; None for the cache.
     """
     snapshot = Snapshot(repo, revision or "main", to)
-    if (
-        revision is None
-        and not has_safetensors(snapshot.files)
-        and (other := snapshot.conversion())
-    ):
-        return Snapshot(repo, other, to)
+    asks = revision is None and not has_safetensors(snapshot.files)
+    if asks and (request := snapshot.conversion()):
+        snapshot = Snapshot(repo, request, to)
+        snapshot.request = request
     return snapshot
 
 
@@ -141,18 +138,18 @@ def fetch_model(repo: str, revision: str | None, to: Path | None, quiet: bool) -
     quiet = quiet or sys.stderr is None
     snapshot = find_snapshot(repo, revision, to)
     snapshot.bars = not quiet and sys.stderr.isatty()
-    converted = revision is None and snapshot.revision != "main"
     *others, config = model_files(snapshot.files, repo, snapshot.fetch)
     files = [snapshot.files[name] for name in (*others, config)]
-    if not quiet and (converted or not has_safetensors(snapshot.files)):
-        taken = snapshot.revision if converted else others[0]
+    if not quiet and (snapshot.request or not has_safetensors(snapshot.files)):
+        taken = snapshot.request or others[0]
         _log.warning("%s has no safetensors: taking %s", repo, taken)  # shown by default
     _check_space(repo, files, to, say=not quiet and not snapshot.bars)
     for name in others:
         snapshot.fetch(name)
-    if converted and not to:
-        conversion_mark(repo, snapshot.revision).parent.mkdir(parents=True, exist_ok=True)
-        conversion_mark(repo, snapshot.revision).write_text(snapshot.commit)
+    if snapshot.request and not to:
+        mark = conversion_mark(repo, snapshot.request)
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.write_text(snapshot.commit)
     return snapshot.fetch(config, None if to else snapshot.revision).parent
 
 

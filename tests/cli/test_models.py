@@ -130,6 +130,24 @@ def test_info_of_a_local_model_needs_no_network(hub, case_folder):
     assert hub.requests == []
 
 
+def test_info_says_which_weights_are_taken_before_and_after_a_download(hub, case_folder):
+    saved = {path.name: path.read_bytes() for path in case_folder("saved").iterdir()}
+    others = {name: data for name, data in saved.items() if name != "model.safetensors"}
+    hub.add("acme/old", others | {"pytorch_model.bin": b""})
+    (facts,) = records_here("info", "acme/old", "--json")
+    assert (facts["weights"], facts["request"]) == ("pytorch_model.bin", None)
+    hub.add_pull("acme/old", 22, saved)
+    taken = "model.safetensors", "refs/pr/22"
+    (facts,) = records_here("info", "acme/old", "--json")
+    assert (facts["folder"], facts["weights"], facts["request"]) == (None, *taken)
+    command = "generate", "-m", "acme/old", "-n", 1, "-q", "--json", "the"
+    assert records_here(*command)[0]["model"] == "acme/old@refs/pr/22"
+    (facts,) = records_here("info", "acme/old", "--json", "--offline")
+    assert (facts["weights"], facts["request"]) == taken
+    hub.add("acme/flax", others | {"flax_model.msgpack": b""})
+    assert "weights only in flax_model.msgpack" in refusal("info", "acme/flax", code=4)
+
+
 def test_info_of_damaged_weights_is_exit_code_4(tmp_path):
     weights = CASES["saved"].write(tmp_path) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])

@@ -96,7 +96,7 @@ def models(as_json: bool = flags.JSON, verbose: bool = flags.VERBOSE) -> None:
 def info(
     name: str | None = flags.MODEL_NAME, *, model: flags.Model, as_json: bool = flags.JSON
 ) -> None:
-    """Show the configuration of a model and the memory it needs.
+    """Show the configuration of a model, the file of its weights and the memory it needs.
 
     Examples:
         gpt-cli info tiny
@@ -106,15 +106,15 @@ def info(
     from gpt_cli.gpt2.memory import cache_bytes, count_parameters, weights_bytes
 
     model = model.named(name)
-    config = hub.read_config(model.model, revision=model.revision, offline=model.offline)
-    folder = hub.find(model.model, model.revision)
-    dtype = config.dtype
-    if folder and any(folder.glob("*.safetensors*")):  # else only the configuration is here
+    about = hub.describe(model.model, revision=model.revision, offline=model.offline)
+    config, folder, dtype = about.config, about.folder, about.config.dtype
+    if folder and about.weights:  # else only the configuration is here
         from gpt_cli.gpt2 import checkpoint
         from gpt_cli.ops import held_dtype
 
         dtype = held_dtype(checkpoint.stored_dtype(checkpoint.read(folder)[1]), "cpu")
-    facts = {"name": model.model, "folder": str(folder) if folder else None} | asdict(config)
+    facts = {"name": model.model, "folder": str(folder) if folder else None}
+    facts |= {"weights": about.weights, "request": about.request} | asdict(config)
     facts["dtype"] = dtype
     itemsize = 2 if config.dtype == "int8" else 4  # on a CPU
     sizes = {
