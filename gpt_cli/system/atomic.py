@@ -1,5 +1,6 @@
 """Atomic writing: a file or a folder appears complete, or not at all."""
 
+import os
 import shutil
 import uuid
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,7 @@ def check_file(option: str, file: Path, endings: Sequence[str]) -> None:
 
 def write_file(file: Path, data: bytes) -> None:
     """Write or replace a file; if ResourceError is raised, an existing file is unchanged."""
-    target = file.resolve()  # keep a symbolic link
+    target = _resolved(file)  # keep a symbolic link
     with _part_of(target, file) as part:
         if target.exists() and not target.is_file():
             target.write_bytes(data)  # a device or a pipe cannot be replaced
@@ -73,15 +74,24 @@ def _check_new(to: Path) -> None:
         raise InputError(f"{to} exists: give a new name")
 
 
+def _resolved(path: Path) -> Path:
+    """Return an absolute path without links, except links to themselves.
+
+    Path.resolve would raise RuntimeError for those before Python 3.13.
+    """
+    return Path(os.path.realpath(path))
+
+
 @contextmanager
 def new_folder(to: Path) -> Iterator[Path]:
-    """Yield a temporary folder, which becomes `to` (absolute) if the block succeeds.
+    """Yield a temporary folder, which becomes `to` if the block succeeds.
 
     Raise InputError if `to` exists and is not an empty folder.
     """
     import tempfile  # slow to import, and every command imports this module
 
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+    to = _resolved(to)
+    if os.path.lexists(to) and (not to.is_dir() or any(to.iterdir())):
         raise InputError(f"{to} exists and is not an empty folder: give a new name")
     beside = next(parent for parent in to.parents if parent.exists())
     # One level down, because only the owner can read the temporary folder itself.
