@@ -299,7 +299,7 @@ def test_score_has_a_record_for_each_row(here):
     assert (first["id"], first["text"]) == ("a", "Once upon a time")
     assert short["perplexity"] is None
     assert (bad["index"], bad["line"], bad["error"]["code"]) == (2, 3, "invalid_input")
-    assert finished.stderr == b"gpt-cli: error: 1 of 3 rows failed: their records say why\n"
+    assert finished.stderr == b"gpt-cli: error: 1 of 3 rows failed: the records say why\n"
 
 
 # --- rows that fail ------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ def test_an_error_names_its_file_and_line(output, here, pa):
         id = id if id is None or not output.endswith("parquet") else str(id)
         assert record == expected | ({} if id is None else {"id": id})
     assert progress.startswith("gpt-cli: 4 of 4 rows (2 failed), ")
-    assert error == "gpt-cli: error: 2 of 4 rows failed: their records say why"
+    assert error == "gpt-cli: error: 2 of 4 rows failed: the records say why"
 
 
 def test_columns_that_are_not_read_are_noted(here, pa):
@@ -339,7 +339,7 @@ def test_a_finished_output_is_resumed_with_exit_code_6_where_rows_failed(output,
     write_jsonl(here / "in", [{"text": "Once"}, {"other": 1}])
     for flags in ([], ["--resume"]):
         *_, error = run("score", "in", "-o", output.format(here), *flags, code=6)
-        assert error == "gpt-cli: error: 1 of 2 rows failed: their records say why"
+        assert error == "gpt-cli: error: 1 of 2 rows failed: the records say why"
 
 
 @pytest.fixture
@@ -365,7 +365,7 @@ def test_resume_does_the_missing_rows(job, kept):
     assert records_of("out") == whole
     assert before.items() <= snapshot(job / "out").items()
     assert len(names(job / "out")) == 7
-    assert error == "gpt-cli: error: 1 of 6 rows failed: their records say why"
+    assert error == "gpt-cli: error: 1 of 6 rows failed: the records say why"
     if kept == 3:
         assert progress[0].startswith("gpt-cli: 6 of 6 rows (1 failed), 6 tokens, ")
     assert len(progress) == (kept < 6)
@@ -415,12 +415,15 @@ def test_resume_refuses_other_flags_another_command_and_another_input(job):
     assert "out was made from another input: name another" in line
 
 
+HINT = b"gpt-cli: interrupted: the same command with --resume continues\n"
+
+
 @pytest.mark.parametrize("output", ["out", "out/", "out/*.parquet", "file://{}/out.parquet"])
 def test_resume_takes_the_seed_that_was_drawn(output, here, pa, row_parts, monkeypatch):
     output = output.format(here)
     rows = [{"prompt": "Once"}, {"prompt": "One", "seed": 3}, *[{"prompt": "The"}] * 4]
     write_jsonl(here / "in", rows)
-    command = ["batch", "in", "-n", "6", "-q", "-o"]
+    command = ["batch", "in", "-n", "6", "-o"]
 
     def interrupt(self, *arguments):
         raise KeyboardInterrupt
@@ -428,7 +431,8 @@ def test_resume_takes_the_seed_that_was_drawn(output, here, pa, row_parts, monke
     with monkeypatch.context() as patch:
         patch.setattr(Progress, "advance", interrupt)
         for flags in ([], ["--resume"], ["--resume"]):
-            assert in_process.finished(*command, output, *flags).returncode == 130
+            finished = in_process.finished(*command, output, *flags)
+            assert (finished.returncode, finished.stderr) == (130, HINT)
     assert in_process.finished(*command, output, "--resume").returncode == 0
     records = records_of(output.partition("*")[0])
     assert len(records) == 6
@@ -465,7 +469,7 @@ IN_PARTS = (
     ("number", "code", "output"),
     [
         (signal.SIGINT, 130, "out"),
-        (signal.SIGTERM, 143, "out"),
+        (signal.SIGHUP, 129, "out"),
         *((signal.SIGKILL, -9, output) for output in ("out", "out/", "out.parquet")),
     ],
 )

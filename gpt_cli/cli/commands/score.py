@@ -161,7 +161,7 @@ class ScoredLines(Lines):
     """Lines with their scores, or unchanged where the filter lets them pass."""
 
     totals = False
-    failure = "{} of {} lines could not be scored"
+    noun, failure = "line", "could not be scored"
 
     def __init__(self, form: Form):
         self._form, self._aligned = form, on_terminal(sys.stdout)

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from gpt_cli.cli.output import bar, on_terminal, quoted, token_label, visible, write
 from gpt_cli.cli.show import views
+from gpt_cli.errors import counted
 from gpt_cli.records import Record
 
 # Shares from 0 to 1: viridis over their square root, or characters with their lower bounds.
@@ -153,7 +154,7 @@ def _surprise(view: views.SurpriseView, width: int, coloured: bool) -> Iterator[
     known = [-token["logprob"] / math.log(2) for token in view.tokens[1:]]
     perplexity = "infinite" if view.perplexity is None else f"{view.perplexity:.4g}"
     yield Text(
-        f"{view.model}: {len(known) + 1} tokens ({len(known)} scored), "
+        f"{view.model}: {counted(len(known) + 1, 'token')} ({len(known):,} scored), "
         f"{math.fsum(known) / len(known):.2f} bits each, perplexity {perplexity}"
     )
 
