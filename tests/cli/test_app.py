@@ -26,7 +26,7 @@ from gpt_cli.records import COMPLETION
 from gpt_cli.system.startup import THREAD_VARIABLES
 from support.commands import ENDLESS, GENERATE, LONG, PIPES, TINY, generated, text_of
 from support.in_process import finished, records_here, refusal, run_here, terminal_here
-from support.processes import COMMAND, on_terminal, posix, run_on_terminal
+from support.processes import COMMAND, LimitedProcess, on_terminal, posix, run_on_terminal
 
 TINY_FOLDER = Path(__file__).parents[2] / "weights" / "tiny"
 
@@ -528,7 +528,7 @@ def test_a_path_may_have_bytes_that_are_not_unicode(tmp_path):
 
 @posix
 def test_text_streams_and_a_reader_that_leaves_ends_it_quietly():
-    with subprocess.Popen(ENDLESS[:-1], **PIPES) as process:
+    with LimitedProcess(ENDLESS[:-1], **PIPES) as process:
         assert len(process.stdout.read(10)) == 10
         process.stdout.close()
         assert process.wait(timeout=60) == 141
@@ -539,7 +539,7 @@ def test_text_streams_and_a_reader_that_leaves_ends_it_quietly():
 def test_an_interrupt_keeps_the_text_so_far_and_is_exit_code_130():
     nohup = partial(signal.signal, signal.SIGHUP, signal.SIG_IGN)
     # Without a buffer: `communicate` would lose what is in it.
-    with subprocess.Popen(ENDLESS, **PIPES, bufsize=0, preexec_fn=nohup) as process:
+    with LimitedProcess(ENDLESS, **PIPES, bufsize=0, preexec_fn=nohup) as process:
         beginning = process.stdout.read(10)
         process.send_signal(signal.SIGHUP)
         process.send_signal(signal.SIGINT)

@@ -3,7 +3,6 @@
 import json
 import math
 import subprocess
-import threading
 from itertools import count
 
 import pytest
@@ -15,7 +14,7 @@ from gpt_cli.generation.row import Request
 from gpt_cli.options.request import Options
 from gpt_cli.records import COMPLETION
 from support.in_process import refusal, run_here, terminal_here
-from support.processes import COMMAND, posix
+from support.processes import COMMAND, LimitedProcess, posix
 
 # One thread: on a busy machine two would wait.
 BATCH = ["batch", "--model", "tiny", "--threads", "1"]
@@ -197,9 +196,7 @@ def test_a_process_reads_a_pipe_and_writes_utf8_in_any_locale(tmp_path):
 def test_a_row_in_an_open_pipe_is_answered_before_the_next_is_written():
     rows = [{"prompt": "Once"}, {"id": 7}, {"id": 8, "prompt": "🦊\nOne day"}]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen([*COMMAND, *BATCH, "-n", "3", "-q"], **pipes) as process:
-        guard = threading.Timer(60, process.kill)  # else a row without an answer would never end
-        guard.start()
+    with LimitedProcess([*COMMAND, *BATCH, "-n", "3", "-q"], **pipes) as process:
         for index, row in enumerate(rows):
             process.stdin.write(jsonl(row))
             process.stdin.flush()
@@ -212,7 +209,6 @@ def test_a_row_in_an_open_pipe_is_answered_before_the_next_is_written():
         together = [json.loads(process.stdout.readline()) for _ in rows]
         assert [record["index"] for record in together] == [3, 4, 5]
         out, errors = process.communicate(timeout=60)
-        guard.cancel()
     assert (process.returncode, out) == (6, b"")
     assert errors == b"gpt-cli: error: 2 of 6 rows failed: the records say why\n"
 

@@ -16,7 +16,7 @@ from gpt_cli.cli.progress import Progress
 from gpt_cli.jobs import parts
 from gpt_cli.jobs.parts import Folder
 from support import in_process
-from support.processes import COMMAND, posix
+from support.processes import COMMAND, LimitedProcess, posix
 
 FLAGS = {"batch": ["-n", "2", "-s", "1", "--ignore-eos"], "score": []}
 FIELD = {"batch": "prompt", "score": "text"}
@@ -487,7 +487,7 @@ def test_a_process_that_ends_early_loses_and_repeats_no_row(number, code, output
 
     command = [*COMMAND[:2], "-c", IN_PARTS, *flags, "-o", output, "--batch-size", "1", "--resume"]
     end = time.monotonic() + 60
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with LimitedProcess(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         while not (result.exists() and len(written()) > 3):
             assert process.poll() is None
             assert time.monotonic() < end

@@ -24,7 +24,7 @@ import pytest
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.serve import Settings
 from support.in_process import refusal
-from support.processes import posix
+from support.processes import LimitedProcess, posix
 from support.server_process import WAITS, Server, answer_on, bytes_on, request_bytes
 
 pytest.importorskip("uvicorn")
@@ -833,7 +833,7 @@ class Process(Server):
         limited = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh"]
         arguments = [*limited, sys.executable, "-c", PROGRAM, kind, *flags]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        process = subprocess.Popen(arguments, **pipes, cwd=folder, **options)
+        process = LimitedProcess(arguments, **pipes, cwd=folder, **options)
         super().__init__(process, f"unix:{self.path}")
         assert self.process.stderr.readline() == b"gpt-cli: listening on unix:s.sock\n"
 
