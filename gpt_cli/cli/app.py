@@ -93,7 +93,7 @@ def main() -> NoReturn:
     code = run(sys.argv[1:] or ["--help"])
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)  # nothing is left to interrupt
-    if code == 130 and _terminated:
+    if code and _terminated:  # not only 130: a terminal that is closed takes no more output
         code = 128 + _terminated[0]
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):  # None, or `run` has reported it

@@ -678,3 +678,25 @@ def test_an_interrupt_in_a_callback_is_not_lost_and_quiet(number):
     command = [sys.executable, "-c", INTERRUPTED, number]
     finished = subprocess.run(command, capture_output=True, timeout=30)
     assert (finished.returncode, finished.stderr) == (130, b"")
+
+
+CLOSED = """
+import os, signal, time
+from gpt_cli.cli import app
+
+def run(arguments):
+    try:
+        os.kill(os.getpid(), signal.SIGHUP)
+        time.sleep(30)
+    except KeyboardInterrupt:
+        return 5  # the result cannot be written
+
+app.run = run
+app.main()
+"""
+
+
+@posix
+def test_a_closed_terminal_is_the_reason_why_output_fails():
+    finished = subprocess.run([sys.executable, "-c", CLOSED], capture_output=True, timeout=30)
+    assert (finished.returncode, finished.stderr) == (129, b"")
