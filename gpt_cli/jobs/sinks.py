@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
-from gpt_cli.errors import MALFORMED, InputError, ResourceError
+from gpt_cli.errors import MALFORMED, InputError, ResourceError, counted
 from gpt_cli.jobs import storage
 from gpt_cli.jobs.jsonl import encode
 from gpt_cli.jobs.layout import InputRow
@@ -41,6 +41,9 @@ class Observer:
 
     def advance(self, tokens: int, failed: bool) -> None:
         """Receive the tokens of one more record, and whether it is an error."""
+
+    def interrupted(self) -> None:
+        """Receive an interrupt of a job that can be resumed."""
 
 
 class Sink:
@@ -218,7 +221,7 @@ class JSONLines(Sink):
 
     def finish(self, rows: int) -> None:
         if rows < len(self._rows):
-            size = f"at least {len(self._rows)} rows, not {rows}"
+            size = f"at least {counted(len(self._rows), 'row')}, not {rows:,}"
             raise refusal(f"{self._path} was made from another input, of {size}")
 
 

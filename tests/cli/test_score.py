@@ -6,7 +6,6 @@ import random
 import shlex
 import subprocess
 from dataclasses import replace
-from threading import Timer
 
 import pytest
 
@@ -15,7 +14,7 @@ from gpt_cli.cli.output import quoted
 from gpt_cli.errors import InputError
 from gpt_cli.generation.loaded import LoadedModel
 from support.in_process import refusal, run_here, terminal_here
-from support.processes import COMMAND, posix
+from support.processes import COMMAND, LimitedProcess, posix
 
 SCORE = ["score", "--model", "tiny", "--threads", "1"]  # several would wait on a busy machine
 N_POSITIONS = 512
@@ -464,11 +463,7 @@ def test_tokens_of_lines_that_pass_are_in_their_records():
 @pytest.mark.parametrize("flag", ["--lines", "--min-perplexity=1"])
 def test_lines_of_an_open_pipe_are_answered_until_the_reader_leaves(flag):
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    process = subprocess.Popen([*COMMAND, *SCORE, flag], **pipes, bufsize=0)
-    guard = Timer(30, process.kill)  # else a line without an answer would never end
-    guard.daemon = True
-    guard.start()
-    with process:
+    with LimitedProcess([*COMMAND, *SCORE, flag], **pipes, bufsize=0) as process:
         for line in (b"Once upon a time\n", b"There was once a fox.\r\n"):
             process.stdin.write(line[:3])
             process.stdin.write(line[3:])
@@ -477,7 +472,6 @@ def test_lines_of_an_open_pipe_are_answered_until_the_reader_leaves(flag):
         process.stdin.write(b"Once upon a time\n")
         assert process.wait(timeout=60) == 141
         assert process.stderr.read() == b""
-    guard.cancel()
 
 
 def test_a_terminal_is_no_input():

@@ -4,6 +4,7 @@ import os
 import re
 import stat
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +17,9 @@ from gpt_cli import jobs, records
 from gpt_cli.cli import inputs
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.jobs import run as run_job
-from gpt_cli.cli.output import counted, note, on_terminal, remark, write, write_json
+from gpt_cli.cli.output import note, on_terminal, remark, write, write_json
 from gpt_cli.cli.progress import LONG, StatusLine
-from gpt_cli.errors import InputError
+from gpt_cli.errors import InputError, counted
 from gpt_cli.options.declare import between, option
 from gpt_cli.options.request import Options
 
@@ -82,7 +83,7 @@ def generate(
     if not loading.quiet:
         remark(*_remarks(text, run, options, reported=as_json or stats))
     if stats:
-        note(*(_statistics(engine, completion) for completion in run.completions))
+        note(*_statistics(engine, run.completions))
     if not complete:
         raise typer.Exit(130)
 
@@ -108,7 +109,8 @@ def _finish(run: "Run", prefix: str | None, *, quiet: bool) -> bool:
             for count, step in enumerate(run, 1):
                 if prefix is not None:
                     write(step.text)
-                status.show(f"{count:,} tokens of {len(run.completions):,} texts")
+                texts = counted(len(run.completions), "text")
+                status.show(f"{counted(count, 'token')} of {texts}")
     except KeyboardInterrupt:
         return False
     return True
@@ -137,7 +139,16 @@ def _remarks(prompt: str, run: "Run", options: Options, *, reported: bool) -> li
     return notes
 
 
-def _statistics(engine: "gpt_cli.Engine", completion: "gpt_cli.Completion") -> str:
+def _statistics(
+    engine: "gpt_cli.Engine", completions: Sequence["gpt_cli.Completion"]
+) -> Iterator[str]:
+    """Yield a line for each text; several lines are numbered from 1."""
+    for number, completion in enumerate(completions, 1):
+        head = f"text {number}: " if len(completions) > 1 else ""
+        yield head + _facts(engine, completion)
+
+
+def _facts(engine: "gpt_cli.Engine", completion: "gpt_cli.Completion") -> str:
     times, drafted = records.timing(engine, completion), completion.drafted
     first, rate = times["ttft_s"], times["decode_tok_s"]
     facts = [

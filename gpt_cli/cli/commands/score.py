@@ -12,7 +12,7 @@ from gpt_cli.cli import inputs
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.jobs import Lines, run
 from gpt_cli.cli.output import note, on_terminal, quoted, write
-from gpt_cli.errors import InputError, RowsError, compute_valid
+from gpt_cli.errors import InputError, RowsError, compute_valid, counted
 from gpt_cli.jobs import storage
 from gpt_cli.options.declare import Declared, OptionError, Range, option
 from gpt_cli.records import Record, json_line
@@ -161,7 +161,7 @@ def _score_texts(files: Sequence[str], form: Form, loading: flags.Loading) -> No
             result = records.of_error(result)
         write(_text({"index": index} | name | result, form, table))
     if failed:
-        raise RowsError(f"{failed} of {len(files)} files could not be scored")
+        raise RowsError(f"{failed:,} of {counted(len(files), 'file')} could not be scored")
 
 
 def _read(file: str) -> tuple[str, str]:
@@ -222,7 +222,7 @@ class Totals(Lines):
     """The perplexity of the lines of each file."""
 
     totals = False
-    failure = "{} of {} lines could not be scored"
+    noun, failure = "line", "could not be scored"
 
     def __init__(self, form: Form, files: Sequence[str]):
         self._form, self._files = form, files
@@ -250,7 +250,7 @@ class ScoredLines(Lines):
     """Lines with their scores, or unchanged where the filter lets them pass."""
 
     totals = False
-    failure = "{} of {} lines could not be scored"
+    noun, failure = "line", "could not be scored"
 
     def __init__(self, form: Form):
         self._form, self._table = form, Table(form, several=True)
