@@ -140,7 +140,7 @@ def _check_texts(files: Sequence[str], rows: flags.RowFiles, where: flags.Where)
             continue
         if storage.is_folder(file) or ("*" in file and not storage.exists(file)):
             raise InputError(f"cannot read {file}: for a folder or a pattern, add --output OUT")
-        if not storage.is_address(file) and not storage.exists(file):
+        if file and not storage.is_address(file) and not storage.exists(file):
             cure = "to score a text, pipe it: echo TEXT | gpt-cli score"
             raise InputError(f"cannot read {file:.80}: No such file; {cure}")
         storage.size(file)
