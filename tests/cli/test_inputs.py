@@ -99,6 +99,7 @@ GIVEN = [
     ("detokenize", ["83"]),
     ("generate", ["-f", "a.txt", "-n", "1"]),
     ("score", ["-f", "a.txt"]),
+    ("compress", ["a.txt"]),
 ]
 
 
