@@ -158,14 +158,14 @@ def new_file(name: str) -> Iterator[Callable[[bytes], object]]:
         return
     if is_pattern(name):
         raise OptionError("output", f"{name}: an address must not contain *, ? or [")
-
-    def write(data: bytes) -> None:
-        with writing(name, cure):
-            stream.write(data)
-
-    cure = "check the address"
     _check_new(name)
+    cure = "check the address"
     with new_object(*filesystem(name), name, cure) as stream:
+
+        def write(data: bytes) -> None:
+            with writing(name, cure):
+                stream.write(data)
+
         yield write
         _check_new(name)  # another program may have created it
 

@@ -52,7 +52,7 @@ class Form(Declared):
         "For a text longer than the context, score N tokens per window, with as many preceding "
         "tokens as fit; half of the context if not set.",
     )
-    as_json: bool = option(False, "Print JSON, one object per line.", flag="--json")
+    as_json: bool = flags.JSON
 
     @property
     def filters(self) -> bool:
