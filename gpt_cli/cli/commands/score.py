@@ -100,9 +100,9 @@ def score(
     byte. With --lines, print these numbers and the text for each line. The first token of a text
     has nothing before it and is not scored without --bos, so a text needs at least two tokens.
 
-    With --words, print for each word the number of its line (1 without --lines), the word, its
-    start and end in bytes, the number of its tokens and its surprisal, which includes the end of
-    the word. On a terminal, tables are aligned and have a header.
+    With --words, print for each word the number of its line (of its file without --lines), the
+    word, its start and end in bytes, the number of its tokens and its surprisal, which includes the
+    end of the word. On a terminal, tables are aligned and have a header.
 
     With --output, --format or --template, FILE has rows: lines, JSON Lines with a "text" and an
     optional "id", or Parquet with these columns. A record with the numbers is written for each row.
@@ -159,7 +159,7 @@ def _score_texts(files: Sequence[str], form: Form, loading: flags.Loading) -> No
             if not (form.as_json or loading.quiet):
                 note(f"gpt-cli: {result}")
             result = records.of_error(result)
-        write(_text({"index": index} | name | result, form, table))
+        write(_text({"index": index} | name | result, form, table, first=index == failed))
     if failed:
         raise RowsError(f"{failed} of {len(files)} files could not be scored")
 
@@ -187,14 +187,14 @@ def _scores(
             yield {"text": text} | records.of_score(engine, score, logprobs=form.tokens)
 
 
-def _text(record: Record, form: Form, table: "Table") -> str:
-    """Return the output for a whole text."""
+def _text(record: Record, form: Form, table: "Table", *, first: bool) -> str:
+    """Return the output for a whole text, which may be the first without an error."""
     if form.total:
         return _total(record, form)
     if form.as_json:
         return json_line(record)
     if not form.plain:
-        return (table.header() if record["index"] == 0 else "") + table.rows(record)
+        return (table.header() if first else "") + table.rows(record)
     if "error" in record:
         return ""
     facts = {"file": record["file"]} if "file" in record else {}
@@ -204,7 +204,7 @@ def _text(record: Record, form: Form, table: "Table") -> str:
         "perplexity": _number(_perplexity(record)),
         "bits per byte": _number(record["bits_per_byte"]),
     }
-    gap = "\n" if record["index"] else ""
+    gap = "" if first else "\n"
     return gap + "".join(f"{name:16}{value}\n" for name, value in facts.items())
 
 
