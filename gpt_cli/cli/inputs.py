@@ -1,7 +1,8 @@
 """The inputs that arguments and flags name, by one rule for all commands.
 
 "-" is the pipe. Words are one text, with spaces between them; after a first "-", they continue the
-text of the pipe. Where files can be read, two or more words that all name files are files.
+text of the pipe. In `rank` and `tokenize`, words that all name files are files instead; in
+`tokenize`, at least two.
 """
 
 import os

@@ -57,8 +57,9 @@ def is_hidden(name: str) -> bool:
 
 def is_stream(name: str) -> bool:
     """Return whether a name is that of a pipe or a device, which can be read once."""
-    path = Path(name)
-    return name == "-" or path.is_fifo() or path.is_char_device()
+    with reading(name):
+        path = Path(name)
+        return name == "-" or path.is_fifo() or path.is_char_device()
 
 
 def find(name: str) -> list[str]:

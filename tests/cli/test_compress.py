@@ -238,7 +238,7 @@ def test_an_output_with_an_empty_name_is_refused(command, packed):
 
 @pytest.mark.parametrize("command", ["compress", "decompress"])
 def test_input_that_cannot_be_read_is_refused(command, tmp_path):
-    files = [tmp_path, tmp_path / "none"]
+    files = [tmp_path, tmp_path / "none", "x" * 300]
     if sys.platform == "linux":
         files.append("/proc/self/mem")  # can be opened, but its first page cannot be read
     for file in files:

@@ -212,6 +212,7 @@ def test_choices_and_the_prompt_are_not_both_read_from_the_pipe():
 @pytest.mark.parametrize("command", ["batch", "score"])
 def test_words_that_name_no_file_are_refused_where_only_files_are_read(command):
     assert "cannot read The: No such file" in refusal(command, "The", "sky")
+    assert "cannot read The The" in refusal(command, "The " * 100)  # too long for a name
 
 
 @pytest.mark.parametrize(
