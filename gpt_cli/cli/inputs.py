@@ -124,28 +124,29 @@ def _pipe_has_data() -> bool:
         return False
 
 
-def read_choices(listed: Sequence[str] | None, file: str | None) -> tuple[str, ...]:
-    """Return the choices that a flag lists, or the lines of a file; raise InputError for both."""
+def read_choices(
+    listed: Sequence[str] | None, file: str | None, others: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the choices that a flag lists, or the lines of a file.
+
+    Raise InputError for both, and if the file and one of the other inputs are the pipe.
+    """
     if file is None:
         return tuple(listed or ())
     if listed:
         raise InputError("give either --choices A,B,C or --choices-file FILE")
+    if file == "-" and "-" in others:
+        raise InputError("--choices-file and another input cannot both be read from the pipe")
     lines = (line.removesuffix("\r") for line in storage.read_text(file).split("\n"))
     return tuple(filter(None, lines))
 
 
-def with_choices(options: Options, file: str | None) -> Options:
-    """Return options with the choices in a file, if there is one."""
+def with_choices(options: Options, file: str | None, others: Sequence[str]) -> Options:
+    """Return options with the choices in a file, if there is one; see `read_choices`."""
     if file is not None:
-        options = replace(options, choices=read_choices(options.choices, file))
+        options = replace(options, choices=read_choices(options.choices, file, others))
         options.validate()
     return options
-
-
-def refuse_one_pipe(choices_file: str | None, *others: str) -> None:
-    """Raise InputError if the choices and other inputs would both be read from the pipe."""
-    if choices_file == "-" and "-" in others:
-        raise InputError("--choices-file and another input cannot both be read from the pipe")
 
 
 def read_template(source: str | None) -> "jobs.Template | None":

@@ -207,6 +207,13 @@ def test_choices_and_the_prompt_are_not_both_read_from_the_pipe():
     pytest.importorskip("llguidance")
     for prompt in "Once", "":
         assert output("generate", *flags, prompt, input=choices).strip() in (b"red", b"blue")
+    for command, argument in ("generate", "Once"), ("batch", "a.txt"), ("rank", "a.txt"):
+        ours, theirs = os.pipe()
+        os.write(theirs, choices)
+        os.close(theirs)
+        with os.fdopen(ours) as pipe:
+            done = finished(command, *flags, argument, "-v", stdin=pipe)
+        assert (done.returncode, NOT_READ in done.stderr) == (0, False)
 
 
 @pytest.mark.parametrize("command", ["batch", "score"])

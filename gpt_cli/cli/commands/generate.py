@@ -58,9 +58,8 @@ def generate(
     """
     if logprobs is not None and not as_json:
         raise InputError("--logprobs is part of the JSON: add --json")
-    inputs.refuse_one_pipe(choices_file, file or (words or ["-"])[0])
+    options = inputs.with_choices(options, choices_file, [file or (words or ["-"])[0]])
     text = inputs.read_prompt(words, file, quiet=loading.quiet)
-    options = inputs.with_choices(options, choices_file)
     if escape:
         text = _unescape(text)
         options = _with_escapes(options)
@@ -180,12 +179,12 @@ def batch(
         printf 'Once\nThe fox\n' | gpt-cli batch -m tiny -n 20
         printf 'Once\nThe fox\n' | gpt-cli batch -m tiny -n 20 -o new.jsonl
     """
+    options = inputs.with_choices(options, choices_file, files or [from_file or "-"])
     files = inputs.files_or_pipe(files, from_file, "no prompts: give a FILE", quiet=loading.quiet)
-    inputs.refuse_one_pipe(choices_file, *files)
     size = _batch_size(batch_size)
     if escape:
         options = _with_escapes(options)
-    options = replace(inputs.with_choices(options, choices_file), top_logprobs=logprobs or 0)
+    options = replace(options, top_logprobs=logprobs or 0)
     task = jobs.Generation(options, size, logprobs is not None, inputs.read_template(template))
     run_job(task, files, rows, loading, where)
 
