@@ -403,6 +403,8 @@ def test_totals_of_lines_are_over_all_lines_of_a_file(here, tiny):
     note, last = errors.splitlines()
     assert note == "gpt-cli: latin, line 1: the line is not UTF-8 at byte 3"
     assert last == "gpt-cli: error: 1 of 3 lines could not be scored"
+    _, errors = run_here(*SCORE, "--lines", "-", "a", input=b"caf\xe9", code=6)
+    assert errors.startswith("gpt-cli: standard input, line 1: the line is not UTF-8")
     assert run("--total", "--lines", "a") == out.splitlines(keepends=True)[1]
     sums = {"tokens": 9, "tokens_scored": count, "total_logprob": close(total)}
     empty, record = records(run("--total", "--lines", "--json", "empty", "a"))

@@ -42,7 +42,8 @@ class Form(Declared):
     )
     words: bool = option(False, "Show the surprisal of each word in bits.")
     total: bool = option(
-        False, "Show only the perplexity and the name of each file, with --lines over its lines."
+        False,
+        "Show only the perplexity and the name of each file; with --lines, that of all its lines.",
     )
     bos: bool = flags.BOS
     max_perplexity: float | None = _bound("at most")

@@ -27,7 +27,7 @@ class Output(Declared):
         None, "Write a picture: .png, .svg or .pdf (matplotlib).", metavar="FILE"
     )
     force: bool = flags.FORCE
-    as_json: bool = option(False, "Print JSON.", flag="--json")
+    as_json: bool = flags.JSON
 
     def show(
         self,
