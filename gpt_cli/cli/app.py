@@ -114,8 +114,8 @@ def run(arguments: list[str]) -> int:
     """Run one command; return its exit code."""
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
-    command = get_command(application(arguments[0] if arguments else None))
     try:
+        command = get_command(application(arguments[0] if arguments else None))
         with command.make_context("gpt-cli", arguments) as context:
             command.invoke(context)
         if sys.stdout is not None:

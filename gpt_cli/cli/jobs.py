@@ -10,6 +10,7 @@ from gpt_cli.cli import options as flags
 from gpt_cli.cli.output import NoteStream, note, on_terminal, write, write_json
 from gpt_cli.cli.progress import Progress, replace_line
 from gpt_cli.errors import InputError, RowsError, counted
+from gpt_cli.jobs import storage
 from gpt_cli.records import Record
 
 
@@ -37,7 +38,7 @@ class Lines(Records):
         if "error" in record and not self.quiet:
             if on_terminal(sys.stderr) and not on_terminal(sys.stdout):
                 replace_line("")  # erases the progress
-            file = f"{record['file']}, " if "file" in record else ""
+            file = f"{storage.label(record['file'])}, " if "file" in record else ""
             line = record.get("line_number", record.get("line"))
             note(f"gpt-cli: {file}line {line}: {record['error']['message']}")
         write(self.line(record))

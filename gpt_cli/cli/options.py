@@ -7,7 +7,6 @@ import logging
 import shlex
 from dataclasses import dataclass, replace
 from glob import escape, glob
-from pathlib import Path
 from typing import Any, Literal, Self
 
 import typer
@@ -33,9 +32,9 @@ def text_argument(metavar: str, help: str) -> Any:
     return argument(metavar, f"{help}: words, or - (the pipe) and words after it")
 
 
-def dash_as_none(name: str | Path | None) -> str | Path | None:
+def dash_as_none(name: str | None) -> str | None:
     """Return the name of an output, or None for "-", which is standard output."""
-    return None if str(name) == "-" else name
+    return None if name == "-" else name
 
 
 def _set_verbose(verbose: bool) -> bool:

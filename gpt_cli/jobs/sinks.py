@@ -188,7 +188,7 @@ class JSONLines(Sink):
     def _read(self) -> int:
         """Read the records; return the number of their bytes, without a torn record."""
         end = 0
-        for data in chain.from_iterable(storage.read_lines(self._path)):
+        for data in chain.from_iterable(storage.read_lines(str(self._path))):
             beginning = f'{{"index": {len(self._rows)}, '.encode()
             if not data.endswith(b"\n") and data.startswith(beginning[: len(data)]):
                 break  # the run was killed while it wrote this

@@ -580,6 +580,14 @@ def test_an_interrupt_while_a_module_is_imported_is_quiet(monkeypatch):
     assert run_here("generate", "-m", "tiny", "Once", code=130) == (b"", "")
 
 
+def test_an_interrupt_while_the_commands_are_declared_is_quiet(monkeypatch):
+    def add_command(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "add_command", add_command)
+    assert run_here("generate", "-m", "tiny", "Once", code=130) == (b"", "")
+
+
 @posix
 def test_a_terminal_shows_a_line_end_after_the_text_and_a_drawn_seed(story):
     assert run_on_terminal(*GENERATE, *STORY) == (0, (story + "\n").replace("\n", "\r\n"))

@@ -355,11 +355,12 @@ def test_several_files_have_their_facts_one_after_the_other(here):
     facts = [run(name).decode() for name in "ab"]
     expected = f"file            a\n{facts[0]}\nfile            b\n{facts[1]}"
     assert run("a", "b").decode() == expected
-    out, errors = run_here(*SCORE, "a", "empty", "b", code=6)
-    assert out.decode() == expected
     last = "gpt-cli: error: 1 of 3 files could not be scored\n"
-    assert errors == f"gpt-cli: {EMPTY}\n{last}"
-    assert run_here(*SCORE, "-q", "a", "empty", "b", code=6) == (out, last)
+    for files in (["a", "empty", "b"], ["empty", "a", "b"]):
+        out, errors = run_here(*SCORE, *files, code=6)
+        assert out.decode() == expected
+        assert errors == f"gpt-cli: {EMPTY}\n{last}"
+        assert run_here(*SCORE, "-q", *files, code=6) == (out, last)
     assert "--stride must be" in refusal(*SCORE, "a", "b", "--stride=0")
 
 
@@ -401,6 +402,8 @@ def test_totals_of_lines_are_over_all_lines_of_a_file(here, tiny):
     note, last = errors.splitlines()
     assert note == "gpt-cli: latin, line 1: the line is not UTF-8 at byte 3"
     assert last == "gpt-cli: error: 1 of 3 lines could not be scored"
+    _, errors = run_here(*SCORE, "--lines", "-", "a", input=b"caf\xe9", code=6)
+    assert errors.startswith("gpt-cli: standard input, line 1: the line is not UTF-8")
     assert run("--total", "--lines", "a") == out.splitlines(keepends=True)[1]
     sums = {"tokens": 9, "tokens_scored": count, "total_logprob": close(total)}
     empty, record = records(run("--total", "--lines", "--json", "empty", "a"))

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -37,10 +36,10 @@ _SAMPLES = option(
 def generate(
     words: list[str] | None = flags.text_argument("[PROMPT]...", "Text to continue"),
     *,
-    file: Path | None = flags.PROMPT_FILE,
+    file: str | None = flags.PROMPT_FILE,
     escape: bool = option(False, r"Read \n, \r, \t and \\ in PROMPT and --stop as escapes."),
     options: Options,
-    choices_file: Path | None = flags.CHOICES_FILE,
+    choices_file: str | None = flags.CHOICES_FILE,
     samples: int = _SAMPLES,
     echo: bool = option(False, "Print the prompt before the text."),
     stream: bool = option(
@@ -60,9 +59,8 @@ def generate(
     """
     if logprobs is not None and not as_json:
         raise InputError("--logprobs is part of the JSON: add --json")
-    inputs.refuse_one_pipe(choices_file, words or [file])
+    options = inputs.with_choices(options, choices_file, [file or (words or ["-"])[0]])
     text = inputs.read_prompt(words, file, quiet=loading.quiet)
-    options = inputs.with_choices(options, choices_file)
     if escape:
         text = _unescape(text)
         options = _with_escapes(options)
@@ -175,7 +173,7 @@ def batch(
     template: str | None = flags.TEMPLATE,
     batch_size: str = option("auto", "Number of rows to compute at once.", metavar="N|auto"),
     options: Options,
-    choices_file: Path | None = flags.CHOICES_FILE,
+    choices_file: str | None = flags.CHOICES_FILE,
     escape: bool = option(False, r"Read \n, \r, \t and \\ in --stop as escapes."),
     logprobs: int | None = flags.LOGPROBS,
     loading: flags.Generating,
@@ -192,12 +190,12 @@ def batch(
         printf 'Once\nThe fox\n' | gpt-cli batch -m tiny -n 20
         printf 'Once\nThe fox\n' | gpt-cli batch -m tiny -n 20 -o new.jsonl
     """
+    options = inputs.with_choices(options, choices_file, files or [from_file or "-"])
     files = inputs.files_or_pipe(files, from_file, "no prompts: give a FILE", quiet=loading.quiet)
-    inputs.refuse_one_pipe(choices_file, files)
     size = _batch_size(batch_size)
     if escape:
         options = _with_escapes(options)
-    options = replace(inputs.with_choices(options, choices_file), top_logprobs=logprobs or 0)
+    options = replace(options, top_logprobs=logprobs or 0)
     task = jobs.Generation(options, size, logprobs is not None, inputs.read_template(template))
     run_job(task, files, rows, loading, where)
 

@@ -42,7 +42,8 @@ class Form(Declared):
     )
     words: bool = option(False, "Show the surprisal of each word in bits.")
     total: bool = option(
-        False, "Show only the perplexity and the name of each file, with --lines over its lines."
+        False,
+        "Show only the perplexity and the name of each file; with --lines, that of all its lines.",
     )
     bos: bool = flags.BOS
     max_perplexity: float | None = _bound("at most")
@@ -52,7 +53,7 @@ class Form(Declared):
         "For a text longer than the context, score N tokens per window, with as many preceding "
         "tokens as fit; half of the context if not set.",
     )
-    as_json: bool = option(False, "Print JSON, one object per line.", flag="--json")
+    as_json: bool = flags.JSON
 
     @property
     def filters(self) -> bool:
@@ -100,9 +101,9 @@ def score(
     byte. With --lines, print these numbers and the text for each line. The first token of a text
     has nothing before it and is not scored without --bos, so a text needs at least two tokens.
 
-    With --words, print for each word the number of its line (1 without --lines), the word, its
-    start and end in bytes, the number of its tokens and its surprisal, which includes the end of
-    the word. On a terminal, tables are aligned and have a header.
+    With --words, print for each word the number of its line (of its file without --lines), the
+    word, its start and end in bytes, the number of its tokens and its surprisal, which includes the
+    end of the word. On a terminal, tables are aligned and have a header.
 
     With --output, --format or --template, FILE has rows: lines, JSON Lines with a "text" and an
     optional "id", or Parquet with these columns. A record with the numbers is written for each row.
@@ -140,7 +141,7 @@ def _check_texts(files: Sequence[str], rows: flags.RowFiles, where: flags.Where)
             continue
         if storage.is_folder(file) or ("*" in file and not storage.exists(file)):
             raise InputError(f"cannot read {file}: for a folder or a pattern, add --output OUT")
-        if not storage.is_address(file) and not storage.exists(file):
+        if file and not storage.is_address(file) and not storage.exists(file):
             cure = "to score a text, pipe it: echo TEXT | gpt-cli score"
             raise InputError(f"cannot read {file:.80}: No such file; {cure}")
         storage.size(file)
@@ -159,7 +160,7 @@ def _score_texts(files: Sequence[str], form: Form, loading: flags.Loading) -> No
             if not (form.as_json or loading.quiet):
                 note(f"gpt-cli: {result}")
             result = records.of_error(result)
-        write(_text({"index": index} | name | result, form, table))
+        write(_text({"index": index} | name | result, form, table, first=index == failed))
     if failed:
         raise RowsError(f"{failed:,} of {counted(len(files), 'file')} could not be scored")
 
@@ -187,14 +188,14 @@ def _scores(
             yield {"text": text} | records.of_score(engine, score, logprobs=form.tokens)
 
 
-def _text(record: Record, form: Form, table: "Table") -> str:
-    """Return the output for a whole text."""
+def _text(record: Record, form: Form, table: "Table", *, first: bool) -> str:
+    """Return the output for a whole text, which may be the first without an error."""
     if form.total:
         return _total(record, form)
     if form.as_json:
         return json_line(record)
     if not form.plain:
-        return (table.header() if record["index"] == 0 else "") + table.rows(record)
+        return (table.header() if first else "") + table.rows(record)
     if "error" in record:
         return ""
     facts = {"file": record["file"]} if "file" in record else {}
@@ -204,7 +205,7 @@ def _text(record: Record, form: Form, table: "Table") -> str:
         "perplexity": _number(_perplexity(record)),
         "bits per byte": _number(record["bits_per_byte"]),
     }
-    gap = "\n" if record["index"] else ""
+    gap = "" if first else "\n"
     return gap + "".join(f"{name:16}{value}\n" for name, value in facts.items())
 
 
