@@ -37,10 +37,15 @@ def dash_as_none(name: str | None) -> str | None:
     return None if name == "-" else name
 
 
+_MESSAGE = "gpt-cli: %(message)s"
+
+
 def _set_verbose(verbose: bool) -> bool:
     """Show messages of level INFO; see also `gpt_cli.cli.output.verbose`."""
     if verbose:
-        logging.basicConfig(format="gpt-cli: %(message)s")
+        logging.basicConfig(format=_MESSAGE)
+    elif logging.lastResort:  # of warnings
+        logging.lastResort.setFormatter(logging.Formatter(_MESSAGE))
     logging.getLogger("gpt_cli").setLevel(logging.INFO if verbose else logging.NOTSET)
     return verbose
 

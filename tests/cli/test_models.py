@@ -19,7 +19,7 @@ REPO = "acme/gpt"
 
 def test_download_prints_the_folder_and_one_line_of_progress(hub, cache, tmp_path):
     result = subprocess.run([*COMMAND, "download", REPO], capture_output=True, text=True)
-    assert result.stderr == "downloading acme/gpt (4 kB)\n"
+    assert result.stderr == "gpt-cli: downloading acme/gpt (4 kB)\n"
     folder = Path(result.stdout.removesuffix("\n"))
     assert folder == cache / "models--acme--gpt" / "snapshots" / hub.commit(REPO)
     assert (folder / "config.json").is_file()

@@ -373,8 +373,11 @@ def test_several_files_have_records_with_their_names(here):
     error = {"code": "invalid_input", "message": EMPTY}
     assert failed == {"index": 1, "file": "empty", "error": error}
     assert errors == "gpt-cli: error: 1 of 3 files could not be scored\n"
-    numbers = [row[0] for row in rows_of(run("a", "b", "--words"))]
-    assert numbers == ["1"] * 8 + ["2"] * 4
+    files = [row[:2] for row in rows_of(run("a", "b", "--words"))]
+    assert files == [["a", "1"]] * 8 + [["b", "1"]] * 4
+    lines = [row[:2] for row in rows_of(run("b", "a", "--words", "--lines"))]
+    assert lines == [["b", "1"]] * 4 + [["a", "1"]] * 4 + [["a", "2"]] * 4
+    assert {row[0] for row in rows_of(run("a", "b", "--lines"))} == {"a", "b"}
 
 
 def test_totals_are_the_perplexities_of_files(here, tiny):

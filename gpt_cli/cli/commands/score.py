@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -101,9 +101,10 @@ def score(
     byte. With --lines, print these numbers and the text for each line. The first token of a text
     has nothing before it and is not scored without --bos, so a text needs at least two tokens.
 
-    With --words, print for each word the number of its line (of its file without --lines), the
-    word, its start and end in bytes, the number of its tokens and its surprisal, which includes the
-    end of the word. On a terminal, tables are aligned and have a header.
+    With --words, print for each word the number of its line (1 without --lines), the word, its
+    start and end in bytes, the number of its tokens and its surprisal, which includes the end of
+    the word. If there are several files, each row begins with the name of its file. On a terminal,
+    tables are aligned and have a header.
 
     With --output, --format or --template, FILE has rows: lines, JSON Lines with a "text" and an
     optional "id", or Parquet with these columns. A record with the numbers is written for each row.
@@ -125,7 +126,7 @@ def score(
         run(task, files, rows, loading, where)
     elif form.lines or form.filters:
         task = replace(task, details=form.as_json, every_line=True)
-        sink: Lines = Totals(form, files) if form.total else ScoredLines(form)
+        sink: Lines = Totals(form, files) if form.total else ScoredLines(form, files)
         run(task, files, replace(rows, format="lines"), loading, where, sink)
     else:
         _score_texts(files, form, loading)
@@ -150,7 +151,7 @@ def _check_texts(files: Sequence[str], rows: flags.RowFiles, where: flags.Where)
 def _score_texts(files: Sequence[str], form: Form, loading: flags.Loading) -> None:
     """Write the scores of whole texts; raise RowsError at the end if some of several have none."""
     results = compute_valid(files, _read, partial(_scores, form, loading))
-    failed, table = 0, Table(form, several=len(files) > 1)
+    failed, table = 0, Table(form, files)
     for index, (file, result) in enumerate(zip(files, results, strict=True)):
         name = {"file": file} if form.total or len(files) > 1 else {}
         if isinstance(result, InputError):
@@ -253,8 +254,8 @@ class ScoredLines(Lines):
     totals = False
     noun, failure = "line", "could not be scored"
 
-    def __init__(self, form: Form):
-        self._form, self._table = form, Table(form, several=True)
+    def __init__(self, form: Form, files: Sequence[str]):
+        self._form, self._table = form, Table(form, files)
 
     def resume(self) -> jobs.Resumed:
         """Begin with a header on a terminal."""
@@ -275,26 +276,27 @@ class ScoredLines(Lines):
 
 
 class Table:
-    """A row per line, token or word: on a terminal aligned under a header, else with tabs."""
+    """A row per line, token or word: on a terminal aligned under a header, else with tabs.
 
-    def __init__(self, form: Form, *, several: bool):
+    Each row begins with the name of its file if there are several.
+    """
+
+    def __init__(self, form: Form, files: Sequence[str]):
         self._form, self._aligned = form, on_terminal(sys.stdout)
         columns = _WORDS if form.words else _TOKENS if form.tokens else _LINES
-        shown = [name for name in columns if several or name != "line"]
-        self._widths = {name: columns[name] for name in shown}
+        self._widths = {"file": max(map(len, files))} if len(files) > 1 else {}
+        self._widths |= {name: columns[name] for name in columns if form.lines or name != "line"}
 
     def header(self) -> str:
         """Return the first line, which is empty in a pipe."""
-        labels: dict[str, object] = {name: name for name in self._widths}
-        if "line" in labels and not self._form.lines:
-            labels["line"] = "file"
-        return self._row(labels) if self._aligned else ""
+        return self._row({name: name for name in self._widths}) if self._aligned else ""
 
     def rows(self, record: Record, line: bytes = b"") -> str:
         """Return the rows of a record; in the row of a line, the line is unchanged."""
-        return "".join(map(self._row, self._cells(record, line)))
+        file = {"file": record["file"]} if "file" in self._widths else {}
+        return "".join(self._row(file | cells) for cells in self._cells(record, line))
 
-    def _row(self, cells: dict[str, object]) -> str:
+    def _row(self, cells: Mapping[str, object]) -> str:
         if not self._aligned:
             return "\t".join(map(str, cells.values())) + "\n"
         texts = [f"{cells[name]:>{width}}" for name, width in self._widths.items()]
@@ -310,7 +312,7 @@ class Table:
             text = line.removesuffix(b"\n").decode(errors="surrogateescape")
             yield dict(zip(_LINES, [*values, text], strict=True))
             return
-        number = record["index"] + 1
+        number = record.get("line", record["index"] + 1) if self._form.lines else 1
         for word in record.get("words", []):
             bits = _number(word["surprisal"])
             names = "word", "start", "end", "tokens"
