@@ -30,8 +30,9 @@ def main() -> NoReturn:
 def _raise_again(unraisable: Any) -> None:
     """Send an interrupt again if Python could not raise it, such as in a weakref callback."""
     if unraisable.exc_type is KeyboardInterrupt:
+        (number,) = unraisable.exc_value.args or [signal.SIGINT]  # the latter by Python
         # Later, even on a busy machine, than this hook returns: within it, it would be lost again.
-        Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        Timer(0.2, os.kill, (os.getpid(), number)).start()
     else:
         sys.__unraisablehook__(unraisable)
 

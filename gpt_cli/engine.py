@@ -69,6 +69,8 @@ class Engine:
         follows `wte.weight`, unless there is a "lm_head.weight". InputError if a name or a shape is
         not the model's.
         """
+        if not isinstance(arrays, Mapping):
+            raise TypeError("arrays must be a mapping of names to arrays")
         model = checkpoint.with_weights(self.model, arrays)
         speculator = self.loaded.speculator and Speculator(model)
         loaded = replace(self.loaded, model=model, speculator=speculator)

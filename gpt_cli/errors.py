@@ -118,6 +118,11 @@ def import_extra(purpose: str, package: str, *modules: str) -> ModuleType:
     return first
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 token` or `2 tokens`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return " (did you mean NAME?)" with a known name that begins so or is near, else ""."""
     from difflib import get_close_matches

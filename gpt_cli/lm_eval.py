@@ -28,7 +28,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from gpt_cli.errors import GPTCLIError, InputError
+from gpt_cli.errors import GPTCLIError, InputError, counted
 from gpt_cli.generation.generate import complete
 from gpt_cli.generation.row import Request
 from gpt_cli.generation.sampling import log_probabilities, ranks
@@ -122,9 +122,10 @@ class EngineLM(TemplateLM):
         rows, starts = [], []
         for _, context, continuation in requests:
             if not 1 <= len(continuation) <= self.max_length:
+                tokens = counted(len(continuation), "token")
                 raise InputError(
-                    f"a continuation has {len(continuation)} tokens of its own, and must have 1 to "
-                    f"{self.max_length}: {self.engine.decode(continuation or context)!r:.60}"
+                    f"a continuation has {tokens} of its own, and must have 1 to "
+                    f"{self.max_length:,}: {self.engine.decode(continuation or context)!r:.60}"
                 )
             # A context of white space is empty here: all of it moved to the continuation.
             row = (context or [self.eot_token_id]) + continuation

@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.model import GPT2
 from gpt_cli.ops import Array, Ops, bindings, get_ops
 from gpt_cli.system.machine import native_library
+from gpt_cli.system.signals import ENDING
 from gpt_cli.system.startup import THREAD_VARIABLES
 from support.checkpoints import CASES, CONFIG, make_weights
 from support.loopback_hub import cache_fixture, hub_fixture  # noqa: F401 (fixtures)
@@ -32,6 +34,14 @@ GOLDEN = Path(__file__).parent / "golden"
 settings.register_profile("reproducible", derandomize=True, deadline=None, max_examples=25)
 settings.register_profile("thorough", derandomize=True, deadline=None, max_examples=200)
 settings.load_profile("reproducible")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def default_signals() -> None:
+    """Let processes of tests handle signals that are ignored here, such as SIGHUP under nohup."""
+    for number in ENDING:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)  # unlike SIG_IGN, no process inherits it
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpt_cli.errors import InputError, compute_valid
+from gpt_cli.errors import InputError, compute_valid, counted
 
 BAD = {number: InputError(str(number)) for number in range(-9, 0)}
 
@@ -51,3 +51,9 @@ def test_errors_of_computing_are_not_those_of_an_item():
     assert next(results) == 2
     with pytest.raises(InputError, match="all"):
         next(results)
+
+
+def test_one_is_singular():
+    assert [counted(number, "row") for number in (0, 1, 2, 1000)] == [
+        *("0 rows", "1 row", "2 rows", "1,000 rows")
+    ]

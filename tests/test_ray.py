@@ -14,7 +14,7 @@ import gpt_cli
 from gpt_cli.errors import InputError
 from gpt_cli.records import of_ranking
 from gpt_cli.system.machine import cores
-from support.processes import COMMAND, posix
+from support.processes import COMMAND, LimitedProcess, posix
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("ray.data")
@@ -352,7 +352,7 @@ def test_an_output_of_this_machine_is_resumed_by_workers(rows, expected, there, 
 def start(*arguments):
     """Begin a job of many rows, and wait until some are done."""
     command = [*COMMAND, "batch", "--model", "tiny", "-s", "3", *map(str, arguments)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    process = LimitedProcess(command, stderr=subprocess.PIPE)
     output = arguments[arguments.index("-o") + 1]
     wait_until(lambda: output.exists() and output.read_bytes().count(b"\n") > 200, process)
     return process
@@ -417,7 +417,7 @@ with (folder / "out").open("w", buffering=1) as out:
 def waiting(cluster, workers, input, folder):
     """Begin a job that only does its first block until `folder`/go exists."""
     script = [sys.executable, "-c", WAITING, cluster.address, workers, input, folder]
-    with subprocess.Popen(list(map(str, script)), stdout=subprocess.DEVNULL) as process:
+    with LimitedProcess(list(map(str, script)), stdout=subprocess.DEVNULL) as process:
         try:
             yield process
         finally:

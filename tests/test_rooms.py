@@ -37,6 +37,7 @@ COVERED = {
         "cli/options",
         "cli/output",
         "cli/parameters",
+        "system/signals",
         "system/startup",
     ],
     "cli/test_batch.py": ["cli/progress"],

@@ -13,7 +13,7 @@ from typing import get_args
 
 from gpt_cli.checks.plan import ModeName, Plan
 from gpt_cli.engine import Engine
-from gpt_cli.errors import ContextError, InputError, MismatchError
+from gpt_cli.errors import ContextError, InputError, MismatchError, counted
 from gpt_cli.generation.decode import Step
 from gpt_cli.generation.generate import Completion
 from gpt_cli.generation.loaded import LoadedModel
@@ -114,8 +114,9 @@ def measure(
     length, n_positions = plan.prompt_tokens + plan.max_tokens, engine.model.config.n_positions
     if length > n_positions:
         raise ContextError(
-            f"{plan.prompt_tokens} prompt tokens and {plan.max_tokens} new tokens are {length} "
-            f"tokens, more than the model's context of {n_positions}: use fewer"
+            f"{counted(plan.prompt_tokens, 'prompt token')} and "
+            f"{counted(plan.max_tokens, 'new token')} are {counted(length, 'token')}, more than "
+            f"the model's context of {n_positions:,}: use fewer"
         )
     ops = engine.model.ops
     if "speculation" in plan.modes and not ops.batch_invariant:

@@ -23,7 +23,7 @@ import numpy as np
 from gpt_cli.compression.archive import ArchiveReader
 from gpt_cli.compression.codec import Codec
 from gpt_cli.engine import Engine
-from gpt_cli.errors import GPTCLIError, InputError, ResourceError
+from gpt_cli.errors import GPTCLIError, InputError, ResourceError, counted
 from gpt_cli.folder.config import is_matrix
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.generation.generate import Completion
@@ -154,7 +154,7 @@ def _check_files(folder: Path, expected: dict[str, str]) -> Check:
         return Check("files", False, f"not as published: {', '.join(wrong)}")
     if not hashes:
         return Check("files", None, "no known hashes for a model in a plain folder")
-    return Check("files", True, f"{len(hashes)} files have their known hashes")
+    return Check("files", True, f"{counted(len(hashes), 'file')}, as published")
 
 
 def _check_ways(engine: Engine, facts: dict[str, Any], limits: Array) -> Iterator[Check]:
@@ -177,8 +177,8 @@ def _check_continuations(engine: Engine, continuations: Sequence[dict[str, Any]]
         (text,) = engine.generate([fact["prompt"]], max_tokens=fact["tokens"], temperature=0)
         if text.text != fact["text"]:
             return Check(name, False, f"{fact['prompt']!r:.40} continues with {text.text!r:.60}")
-    tokens = sum(fact["tokens"] for fact in continuations)
-    return Check(name, True, f"{len(continuations)} texts of {tokens} tokens are as published")
+    tokens = counted(sum(fact["tokens"] for fact in continuations), "token")
+    return Check(name, True, f"{counted(len(continuations), 'text')} of {tokens}, as published")
 
 
 def _continue(

@@ -23,6 +23,7 @@ from gpt_cli.cli.show.commands import show
 from gpt_cli.cli.usage import usage_error
 from gpt_cli.errors import GPTCLIError, ResourceError
 from gpt_cli.options.declare import option
+from gpt_cli.system.signals import ENDING
 
 _LONGEST = 1000  # characters of a message
 _LESS = "use fewer or shorter texts at a time, or a smaller model"
@@ -83,13 +84,16 @@ def main() -> NoReturn:
     """Run the command line and exit."""
     if "_GPT_CLI_COMPLETE" in os.environ:  # a shell asks for completions
         application()(prog_name="gpt-cli")
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _terminate)
+    for number in ENDING:
+        if (
+            signal.getsignal(number) is signal.SIG_DFL
+        ):  # Python handles SIGINT; nohup ignores SIGHUP
+            signal.signal(number, _terminate)
     code = run(sys.argv[1:] or ["--help"])
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ENDING:
         signal.signal(number, signal.SIG_IGN)  # nothing is left to interrupt
-    if code == 130 and _terminated:
-        code = 128 + signal.SIGTERM
+    if code and _terminated:  # not only 130: a terminal that is closed takes no more output
+        code = 128 + _terminated[0]
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):  # None, or `run` has reported it
             stream.flush()
@@ -101,17 +105,17 @@ _terminated: list[int] = []
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    """Treat SIGTERM as an interrupt with another exit code, so that partial results are written."""
+    """Treat a signal as an interrupt with another exit code: partial results are written."""
     _terminated.append(number)
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt(number)
 
 
 def run(arguments: list[str]) -> int:
     """Run one command; return its exit code."""
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
-    command = get_command(application(arguments[0] if arguments else None))
     try:
+        command = get_command(application(arguments[0] if arguments else None))
         with command.make_context("gpt-cli", arguments) as context:
             command.invoke(context)
         if sys.stdout is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gpt_cli.checks.bench import Benchmark, Spread
 from gpt_cli.cli.files import rendered
-from gpt_cli.cli.output import counted
+from gpt_cli.errors import counted
 from gpt_cli.system.machine import format_size
 
 # The figures of a mode, with their labels and the factors to the units of the labels.
@@ -80,9 +80,9 @@ def _notes(result: Benchmark) -> str:
     if result.ratio is not None:
         name = "speculation" if result.speculation else "the cache"
         lines.append(f"ratio: speed with {name} / speed without it")
-    if result.speculation:
+    if result.drafted is not None:
         average = " in each text, on average" if result.batch > 1 else ""
-        accepted = f"{result.accepted:,} of {result.drafted:,} drafted tokens accepted"
+        accepted = f"{result.accepted:,} of {counted(result.drafted, 'drafted token')} accepted"
         lines.append(f"speculation: {accepted}{average}")
     if result.batch > 1:
         lines.append("ms per token: time in which each row gets one token")
@@ -161,8 +161,8 @@ def draw(result: Benchmark, file: Path) -> bytes:
         axes.annotate(name, end, shift, textcoords="offset points", va="center", color=colour)
     rows = "" if result.batch == 1 else f", {result.batch} rows side by side"
     figure.suptitle(
-        f"{result.model}, {result.max_tokens} tokens after a prompt of "
-        f"{result.prompt_tokens}{rows}: time for each token",
+        f"{result.model}, {counted(result.max_tokens, 'token')} after a prompt of "
+        f"{result.prompt_tokens:,}{rows}: time for each token",
         wrap=True,
         parse_math=False,  # the name of a folder may contain a $
     )

@@ -1,7 +1,8 @@
 """The inputs that arguments and flags name, by one rule for all commands.
 
 "-" is the pipe. Words are one text, with spaces between them; after a first "-", they continue the
-text of the pipe. Where files can be read, two or more words that all name files are files.
+text of the pipe. In `rank` and `tokenize`, words that all name files are files instead; in
+`tokenize`, at least two.
 """
 
 import os
@@ -10,7 +11,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from glob import glob
-from pathlib import Path
 
 from gpt_cli import jobs
 from gpt_cli.cli.output import on_terminal, remark
@@ -22,7 +22,7 @@ from gpt_cli.options.request import Options
 _ENDINGS = (".txt", ".jsonl", ".json", ".parquet", ".csv", ".tsv")
 
 
-def read_prompt(words: Sequence[str] | None, file: Path | None, *, quiet: bool) -> str:
+def read_prompt(words: Sequence[str] | None, file: str | None, *, quiet: bool) -> str:
     """Return the text of `file` or of the pipe, followed by the words.
 
     Without words, one line end is dropped from the end of the text, where editors and `echo` put
@@ -36,28 +36,28 @@ def read_prompt(words: Sequence[str] | None, file: Path | None, *, quiet: bool) 
 
 
 def parts_of_text(
-    words: Sequence[str] | None, file: Path | None, missing: str, *, quiet: bool
+    words: Sequence[str] | None, file: str | None, missing: str, *, quiet: bool
 ) -> tuple[str | None, str | None]:
     """Return the file that a text begins with, "-" for the pipe, and the words after it.
 
     One of them may be None. Without both, the text is that of the pipe.
     """
-    words, name = words or [], None if file is None else str(file)
+    words = words or []
     if words[:1] == ["-"]:
         _refuse_both(file, "-")
-        name, words = "-", words[1:]
-    if name is None and not words:
-        name = or_pipe(None, missing)
+        file, words = "-", words[1:]
+    if file is None and not words:
+        file = or_pipe(None, missing)
     text = " ".join(words) if words else None
-    if name != "-" and not quiet:
+    if file != "-" and not quiet:
         _note_pipe()
-    if name is None and text and os.path.isfile(text) and not quiet:  # noqa: PTH113 (any text)
+    if file is None and text and os.path.isfile(text) and not quiet:  # noqa: PTH113 (any text)
         remark(f"{text} is read as a text; --file {text} reads the file")
-    return name, text
+    return file, text
 
 
 def files_or_pipe(
-    arguments: Sequence[str] | None, option: Path | str | None, missing: str, *, quiet: bool
+    arguments: Sequence[str] | None, option: str | None, missing: str, *, quiet: bool
 ) -> list[str]:
     """Return the files of arguments or of --file, else "-" for the pipe."""
     if arguments:
@@ -91,16 +91,16 @@ def _names_file(word: str) -> bool:
     return "*" in word and bool(glob(word, recursive=True))  # noqa: PTH207
 
 
-def or_pipe(file: Path | str | None, missing: str) -> str:
+def or_pipe(file: str | None, missing: str) -> str:
     """Return the name of a file, or "-" for the pipe; raise InputError if there is neither."""
-    if file == "":  # such as of a variable that is not set
-        raise InputError("the name of a file is empty: give a FILE, or - for standard input")
-    if file is None and (sys.stdin is None or on_terminal(sys.stdin)):
+    if file is not None:
+        return file
+    if sys.stdin is None or on_terminal(sys.stdin):
         raise InputError(f"{missing}, or a pipe on standard input")
-    return "-" if file is None else str(file)
+    return "-"
 
 
-def _refuse_both(option: object, argument: str) -> None:
+def _refuse_both(option: str | None, argument: str) -> None:
     """Raise InputError if there is an argument and the option --file."""
     if option is not None:
         raise InputError(f"--file and {argument} are both given: leave one of them out")
@@ -124,28 +124,29 @@ def _pipe_has_data() -> bool:
         return False
 
 
-def read_choices(listed: Sequence[str] | None, file: Path | None) -> tuple[str, ...]:
-    """Return the choices that a flag lists, or the lines of a file; raise InputError for both."""
+def read_choices(
+    listed: Sequence[str] | None, file: str | None, others: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the choices that a flag lists, or the lines of a file.
+
+    Raise InputError for both, and if the file and one of the other inputs are the pipe.
+    """
     if file is None:
         return tuple(listed or ())
     if listed:
         raise InputError("give either --choices A,B,C or --choices-file FILE")
+    if file == "-" and "-" in others:
+        raise InputError("--choices-file and another input cannot both be read from the pipe")
     lines = (line.removesuffix("\r") for line in storage.read_text(file).split("\n"))
     return tuple(filter(None, lines))
 
 
-def with_choices(options: Options, file: Path | None) -> Options:
-    """Return options with the choices in a file, if there is one."""
+def with_choices(options: Options, file: str | None, others: Sequence[str]) -> Options:
+    """Return options with the choices in a file, if there is one; see `read_choices`."""
     if file is not None:
-        options = replace(options, choices=read_choices(options.choices, file))
+        options = replace(options, choices=read_choices(options.choices, file, others))
         options.validate()
     return options
-
-
-def refuse_one_pipe(choices_file: Path | None, files: Sequence[Path | str | None]) -> None:
-    """Raise InputError if the choices and other inputs would both be read from the pipe."""
-    if str(choices_file) == "-" and any(str(file or "-") == "-" for file in files):
-        raise InputError("--choices-file and another input cannot both be read from the pipe")
 
 
 def read_template(source: str | None) -> "jobs.Template | None":

@@ -9,7 +9,8 @@ from gpt_cli import jobs
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.output import NoteStream, note, on_terminal, write, write_json
 from gpt_cli.cli.progress import Progress, replace_line
-from gpt_cli.errors import InputError, RowsError
+from gpt_cli.errors import InputError, RowsError, counted
+from gpt_cli.jobs import storage
 from gpt_cli.records import Record
 
 
@@ -17,7 +18,7 @@ class Records(jobs.Sink):
     """Records on standard output, for a command without --output."""
 
     totals = True  # whether progress is shown in logs, too, and the number of rows at the end
-    failure = "{} of {} rows failed: their records say why"
+    noun, failure = "row", "failed: the records say why"
     quiet = False
 
     def write(self, record: Record) -> None:
@@ -27,7 +28,7 @@ class Records(jobs.Sink):
 class Lines(Records):
     """Lines of text instead of records; the errors of rows are shown on standard error."""
 
-    failure = "{} of {} rows failed: their records, with --json, say why"
+    failure = "failed: the records, with --json, say why"
 
     def line(self, record: Record) -> str | bytes:
         """Return the output for a record, which may be an error."""
@@ -37,7 +38,7 @@ class Lines(Records):
         if "error" in record and not self.quiet:
             if on_terminal(sys.stderr) and not on_terminal(sys.stdout):
                 replace_line("")  # erases the progress
-            file = f"{record['file']}, " if "file" in record else ""
+            file = f"{storage.label(record['file'])}, " if "file" in record else ""
             line = record.get("line_number", record.get("line"))
             note(f"gpt-cli: {file}line {line}: {record['error']['message']}")
         write(self.line(record))
@@ -79,4 +80,5 @@ def run(
             **loading.options,
         )
     if summary.failed:
-        raise RowsError(sink.failure.format(summary.failed, summary.rows))
+        total = counted(summary.rows, sink.noun)
+        raise RowsError(f"{summary.failed:,} of {total} {sink.failure}")

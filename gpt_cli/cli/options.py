@@ -7,7 +7,6 @@ import logging
 import shlex
 from dataclasses import dataclass, replace
 from glob import escape, glob
-from pathlib import Path
 from typing import Any, Literal, Self
 
 import typer
@@ -33,15 +32,20 @@ def text_argument(metavar: str, help: str) -> Any:
     return argument(metavar, f"{help}: words, or - (the pipe) and words after it")
 
 
-def dash_as_none(name: str | Path | None) -> str | Path | None:
+def dash_as_none(name: str | None) -> str | None:
     """Return the name of an output, or None for "-", which is standard output."""
-    return None if str(name) == "-" else name
+    return None if name == "-" else name
+
+
+_MESSAGE = "gpt-cli: %(message)s"
 
 
 def _set_verbose(verbose: bool) -> bool:
     """Show messages of level INFO; see also `gpt_cli.cli.output.verbose`."""
     if verbose:
-        logging.basicConfig(format="gpt-cli: %(message)s")
+        logging.basicConfig(format=_MESSAGE)
+    elif logging.lastResort:  # of warnings
+        logging.lastResort.setFormatter(logging.Formatter(_MESSAGE))
     logging.getLogger("gpt_cli").setLevel(logging.INFO if verbose else logging.NOTSET)
     return verbose
 

@@ -165,8 +165,3 @@ def bar(length: float) -> str:
     """Return a bar of a length in columns, in steps of 1/8."""
     whole, eighths = divmod(round(length * 8), 8)
     return "█" * whole + _EIGHTHS[eighths].rstrip()
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a number with its noun, such as `1 token` or `2 tokens`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

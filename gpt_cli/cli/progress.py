@@ -5,7 +5,8 @@ import sys
 import time
 from typing import Self
 
-from gpt_cli.cli.output import counted, note, on_terminal, remark, write_error
+from gpt_cli.cli.output import note, on_terminal, remark, write_error
+from gpt_cli.errors import counted
 from gpt_cli.jobs import Observer
 
 LONG = 2.0  # seconds until commands that are usually short show progress
@@ -73,6 +74,7 @@ class Progress(StatusLine, Observer):
         super().__init__(shown=shown, delay=0.0 if totals else LONG, logged=totals)
         self._notes, self._totals = notes, shown and totals
         self._total: int | None = None
+        self._resumable = False
         self._rows = self._before = self._failed = self._tokens = 0
 
     def note(self, message: str) -> None:
@@ -83,29 +85,38 @@ class Progress(StatusLine, Observer):
         self._total, self._failed = total, failed
         self._rows = self._before = done
         self.restart()
-        self.show(self._line())
+        self.show(self._line() + self._left())
 
     def advance(self, tokens: int, failed: bool) -> None:
         self._rows += 1
         self._failed += failed
         self._tokens += tokens
-        self.show(self._line())
+        self.show(self._line() + self._left())
+
+    def interrupted(self) -> None:
+        self._resumable = True
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        """Show the totals, unless an error message follows."""
+        """Show the totals, unless an error message follows, and how to resume the job."""
         super().__exit__(kind, error, trace)
         if self._totals and self._rows > self._before and kind in (None, KeyboardInterrupt):
             note(f"gpt-cli: {self._line()}")
+        if self._resumable and self._notes:
+            note("gpt-cli: interrupted: the same command with --resume continues")
 
     def _line(self) -> str:
-        of = "" if self._total is None else f" of {self._total:,}"
-        rows = "row" if (self._total or self._rows) == 1 else "rows"
+        rows = counted(self._rows, "row")
+        if self._total is not None:
+            rows = f"{self._rows:,} of {counted(self._total, 'row')}"
         failed = f" ({self._failed:,} failed)" if self._failed else ""
-        line = f"{self._rows:,}{of} {rows}{failed}, {self.rate(self._tokens)}"
+        return f"{rows}{failed}, {self.rate(self._tokens)}"
+
+    def _left(self) -> str:
+        """Return the time that is left, once it can be estimated."""
         new = self._rows - self._before
-        if self._total and 0 < new < self._total - self._before and self.seconds > _SETTLED:
-            minutes, seconds = divmod(round(self.seconds / new * (self._total - self._rows)), 60)
-            hours, minutes = divmod(minutes, 60)
-            left = f"{hours}:{minutes:02}" if hours else str(minutes)
-            line += f", {left}:{seconds:02} left"
-        return line
+        if not (self._total and 0 < new < self._total - self._before and self.seconds > _SETTLED):
+            return ""
+        minutes, seconds = divmod(round(self.seconds / new * (self._total - self._rows)), 60)
+        hours, minutes = divmod(minutes, 60)
+        left = f"{hours}:{minutes:02}" if hours else str(minutes)
+        return f", {left}:{seconds:02} left"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from gpt_cli.errors import ContextError
+from gpt_cli.errors import ContextError, counted
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.generation.prefix_cache import PrefixCache
@@ -44,7 +44,8 @@ class LoadedModel:
         ids, n_positions = self.prompt_ids(prompt, special=special), self.config.n_positions
         if len(ids) > n_positions:
             raise ContextError(
-                f"the prompt has {len(ids)} tokens, and the model's context is {n_positions}; "
+                f"the prompt has {counted(len(ids), 'token')}, and the model's context is "
+                f"{n_positions:,}; "
                 "shorten it"
             )
         return ids

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from gpt_cli.errors import ContextError, InputError
+from gpt_cli.errors import ContextError, InputError, counted
 from gpt_cli.folder.tokenizer import StreamDecoder
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.matcher import End, Matcher, check
@@ -162,8 +162,8 @@ def fit(prompt: list[int], n_positions: int, options: Options) -> list[int]:
     if options.overflow == "shift":
         return prompt[-(n_positions // 2) :]
     raise ContextError(
-        f"the prompt has {len(prompt)} tokens and leaves no room in the model's context of "
-        f"{n_positions}; shorten it, or choose overflow truncate or shift"
+        f"the prompt has {counted(len(prompt), 'token')} and leaves no room in the model's context "
+        f"of {n_positions:,}; shorten it, or choose overflow truncate or shift"
     )
 
 

@@ -189,17 +189,23 @@ def _placed(ops: Ops, name: str, tensor: Rows) -> Any:
 def with_weights(model: GPT2, arrays: Mapping[str, Any]) -> GPT2:
     """Return a model with other weights, which shares all others; a tied head follows wte.
 
-    `arrays` are by their names in a checkpoint, in its layout; they are copied. InputError if a
-    name or a shape is not the model's.
+    `arrays` are by their names in a checkpoint, in its layout; they are copied. TypeError if they
+    are not numbers, and InputError if a name or a shape is not the model's, or one is not finite.
     """
     weights, shapes = untied_weights(model), dict(expected_shapes(model.config, head=True))
     for name, values in arrays.items():
         if name not in shapes:
-            raise InputError(f"the model has no weight {name}{did_you_mean(name, shapes)}")
-        array = np.array(values, np.float32)
+            raise InputError(f"the model has no weight {name}{did_you_mean(str(name), shapes)}")
+        array = np.asarray(values)
+        if array.dtype.kind not in "biuf":
+            raise TypeError(f"the weight {name} must be an array of real numbers")
         if array.shape != shapes[name]:
             must = f"must have the shape {list(shapes[name])}, not {list(array.shape)}"
             raise InputError(f"the weight {name} {must}")
+        with np.errstate(over="ignore"):
+            array = np.array(array, np.float32)
+        if not np.isfinite(array).all():
+            raise InputError(f"the weight {name} is not finite in float32")
         weights[name] = _placed(model.ops, name, array)
     return build(model.config, model.ops, weights)
 

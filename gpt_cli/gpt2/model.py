@@ -148,7 +148,7 @@ def hidden_states(
     visible = positions + 1  # the causal mask: a token sees itself and the tokens before it
 
     x = ops.embed(model.wte, model.wpe, ids, positions)  # (B, T, C)
-    if ops.layers and hook is no_hook and not is_edited():  # the same in one call
+    if ops.layers and not is_edited() and hook is no_hook:  # the same in one call
         x = ops.layers(x, model.h, visible, cache)
     else:
         for layer, b in enumerate(model.h):

@@ -28,7 +28,7 @@ def write(source: Path, to: Path) -> None:
     if missing := [name for name in other_files(names) if name not in names]:
         raise CheckpointError(f"{source} has no {' and no '.join(missing)}: get the whole model")
     try:
-        with new_folder(to.resolve()) as folder:
+        with new_folder(to) as folder:
             described = read_json(source / "config.json") | {"quantization_config": INT8}
             (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n")
             for name in other_files(names):

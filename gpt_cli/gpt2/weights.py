@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt_cli.errors import CheckpointError
+from gpt_cli.errors import CheckpointError, did_you_mean
 from gpt_cli.folder.config import expected_shapes, is_matrix, is_transposed
+from gpt_cli.gpt2.source import MODEL, is_edited
 from gpt_cli.ops import Array
 
 _log = logging.getLogger(__name__)
@@ -58,6 +59,8 @@ class Weights(Mapping[str, NDArray[np.float32]]):
         self._shapes = dict(expected_shapes(model.config, head=True))
 
     def __getitem__(self, name: str, /) -> NDArray[np.float32]:
+        if name not in self._weights:
+            raise KeyError(f"{name}{did_you_mean(str(name), self._weights)}")
         weight, shape = self._weights[name], self._shapes[name]
         if not is_matrix(name, shape):
             return np.array(self._ops.to_host(weight), np.float32)
@@ -91,7 +94,9 @@ def check_finite(model: Any, logits: Array) -> None:
         return
     _log.info("not finite: %s", damaged_weight(model) or "no weight, only the results")
     error = NotFiniteError(
-        "the model's results are not finite: if dtype float32 does not help, its weights are "
+        f"the model's results are not finite: undo the changes in {MODEL}"
+        if is_edited()
+        else "the model's results are not finite: if dtype float32 does not help, its weights are "
         "damaged (-v names one): get the model again"
     )
     finite = model.ops.xp.isfinite(logits).all(-1)

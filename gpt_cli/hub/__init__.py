@@ -126,7 +126,7 @@ def download(
     try:
         if to is None:
             return client.fetch_model(repo, revision, None, quiet)
-        with new_folder(to.resolve()) as folder:
+        with new_folder(to) as folder:
             client.fetch_model(repo, revision, folder, quiet)
             shutil.rmtree(folder / ".cache")  # notes of the client
         return to.resolve()

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt_cli.errors import CheckpointError, InputError, ModelNotFoundError, ResourceError
+from gpt_cli.errors import CheckpointError, InputError, ModelNotFoundError, ResourceError, counted
 from gpt_cli.folder.contents import has_safetensors, model_files
 from gpt_cli.hub.local import cache_folder, conversion_mark, nearest, repo_folder
 from gpt_cli.system.files import file_hash
@@ -327,7 +327,7 @@ def _explain_status(repo: str, response: Any) -> str:
             cure = "check the name, and HF_ENDPOINT if it is set"
             return f"{_endpoint()} has no {repo} (404): {cure}"
         case 429:
-            wait = f"{seconds} seconds" if (seconds := _wait(response)) else "some minutes"
+            wait = counted(seconds, "second") if (seconds := _wait(response)) else "some minutes"
             return f"too many requests to the Hub (429): wait {wait}, or set HF_TOKEN"
         case status:
             return f"the Hub answers {status} for {repo}: try again later, {WAY_OUT}"

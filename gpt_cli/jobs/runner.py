@@ -64,7 +64,12 @@ def run(
     if isinstance(sink, Resumed):
         job.observer.note(f"{output} is complete; its content was not checked")
         return Summary(source.total or 0, sink.failed)
-    return job.run(sink)
+    try:
+        return job.run(sink)
+    except KeyboardInterrupt:
+        if sink.compares or not source.streams:
+            job.observer.interrupted()
+        raise
 
 
 def _open_source(

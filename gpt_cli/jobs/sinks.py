@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
-from gpt_cli.errors import MALFORMED, InputError, ResourceError
+from gpt_cli.errors import MALFORMED, InputError, ResourceError, counted
 from gpt_cli.jobs import storage
 from gpt_cli.jobs.jsonl import encode
 from gpt_cli.jobs.layout import InputRow
@@ -41,6 +41,9 @@ class Observer:
 
     def advance(self, tokens: int, failed: bool) -> None:
         """Receive the tokens of one more record, and whether it is an error."""
+
+    def interrupted(self) -> None:
+        """Receive an interrupt of a job that can be resumed."""
 
 
 class Sink:
@@ -185,7 +188,7 @@ class JSONLines(Sink):
     def _read(self) -> int:
         """Read the records; return the number of their bytes, without a torn record."""
         end = 0
-        for data in chain.from_iterable(storage.read_lines(self._path)):
+        for data in chain.from_iterable(storage.read_lines(str(self._path))):
             beginning = f'{{"index": {len(self._rows)}, '.encode()
             if not data.endswith(b"\n") and data.startswith(beginning[: len(data)]):
                 break  # the run was killed while it wrote this
@@ -218,7 +221,7 @@ class JSONLines(Sink):
 
     def finish(self, rows: int) -> None:
         if rows < len(self._rows):
-            size = f"at least {len(self._rows)} rows, not {rows}"
+            size = f"at least {counted(len(self._rows), 'row')}, not {rows:,}"
             raise refusal(f"{self._path} was made from another input, of {size}")
 
 

@@ -57,8 +57,9 @@ def is_hidden(name: str) -> bool:
 
 def is_stream(name: str) -> bool:
     """Return whether a name is that of a pipe or a device, which can be read once."""
-    path = Path(name)
-    return name == "-" or path.is_fifo() or path.is_char_device()
+    with reading(name):
+        path = Path(name)
+        return name == "-" or path.is_fifo() or path.is_char_device()
 
 
 def find(name: str) -> list[str]:
@@ -127,20 +128,19 @@ def size(name: str) -> int:
 
 
 @contextmanager
-def open_file(file: Path | str) -> Iterator[BufferedReader]:
+def open_file(file: str) -> Iterator[BufferedReader]:
     """Open a file to read bytes; the errors of the block are left to the caller: see `reading`."""
-    name = str(file)
     opened: AbstractContextManager[BufferedReader]
     with reading(label(file)):
-        if name == "-":
+        if file == "-":
             if sys.stdin is None:
                 raise InputError("standard input is closed")
             opened = nullcontext(cast(BufferedReader, sys.stdin.buffer))  # stays open
-        elif is_address(name):
-            fs, path = filesystem(name)
+        elif is_address(file):
+            fs, path = filesystem(file)
             opened = BufferedReader(fs.open(path, "rb"))
         else:
-            opened = Path(name).open("rb")  # noqa: SIM115 (entered below)
+            opened = Path(file).open("rb")  # noqa: SIM115 (entered below)
     with opened as stream:
         yield stream
 
@@ -159,14 +159,14 @@ def new_file(name: str) -> Iterator[Callable[[bytes], object]]:
         return
     if is_pattern(name):
         raise OptionError("output", f"{name}: an address must not contain *, ? or [")
-
-    def write(data: bytes) -> None:
-        with writing(name, cure):
-            stream.write(data)
-
-    cure = "check the address"
     _check_new(name)
+    cure = "check the address"
     with new_object(*filesystem(name), name, cure) as stream:
+
+        def write(data: bytes) -> None:
+            with writing(name, cure):
+                stream.write(data)
+
         yield write
         _check_new(name)  # another program may have created it
 
@@ -206,7 +206,7 @@ def new_object(fs: "AbstractFileSystem", path: str, name: str, cure: str) -> Ite
         raise
 
 
-def read_text(file: Path | str) -> str:
+def read_text(file: str) -> str:
     """Return the text of a file, which must not be empty, without a byte order mark."""
     try:
         text = read_bytes(file).decode("utf-8-sig")
@@ -220,7 +220,7 @@ def read_text(file: Path | str) -> str:
     return text
 
 
-def read_bytes(file: Path | str) -> bytes:
+def read_bytes(file: str) -> bytes:
     """Return the content of a file; raise ResourceError if it does not fit the free memory."""
     limit = _memory_limit()
     data = bytearray()
@@ -251,7 +251,7 @@ def read_range(file: str, start: int, end: int) -> bytes:
     return data
 
 
-def read_lines(file: Path | str) -> Iterator[list[bytes]]:
+def read_lines(file: str) -> Iterator[list[bytes]]:
     """Yield the lines of a file with their ends, in lists of those that are available at once.
 
     Lines of a slow pipe come one by one. A line must fit the free memory, else ResourceError.
@@ -287,7 +287,7 @@ def _memory_limit() -> int:
     return sys.maxsize if free is None else free // _GROWTH
 
 
-def _check_size(file: Path | str, size: int, limit: int) -> None:
+def _check_size(file: str, size: int, limit: int) -> None:
     if size > limit:
         raise ResourceError(
             f"{label(file)} has a text of more than {limit / 1e6:,.0f} MB, which does not fit the "
@@ -295,9 +295,9 @@ def _check_size(file: Path | str, size: int, limit: int) -> None:
         )
 
 
-def label(file: Path | str) -> str:
+def label(file: str) -> str:
     """Return the name of a file in messages."""
-    return "standard input" if str(file) == "-" else str(file)
+    return "standard input" if file == "-" else file
 
 
 def _read_available(stream: BufferedReader) -> tuple[bytes, bool]:
@@ -317,7 +317,9 @@ def _ready(stream: BufferedReader) -> bool:
 
 
 def reading(name: str) -> AbstractContextManager[None]:
-    """Raise InputError for the errors of a file system that cannot read."""
+    """Raise InputError for an empty name, and for the errors of a file system that cannot read."""
+    if not name:  # such as of a variable that is not set; a path would be the current folder
+        raise InputError("the name of a file is empty: give a FILE, or - for standard input")
     return _errors(name, "read", "name a file that can be read")
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from gpt_cli.errors import import_extra
+from gpt_cli.errors import counted, import_extra
 from gpt_cli.options.declare import OptionError
 from gpt_cli.system.machine import within
 
@@ -130,7 +130,7 @@ def _from_json_schema(text: str) -> str:
         _check_form(schema.get("x-guidance"))
         references, depth = json.dumps(schema).count('"$ref": '), _depth(schema)
         if references * depth > _MOST_LEVELS:
-            count = f"{references} of them in a schema of {depth} levels"
+            count = f"{references:,} of them in a schema of {counted(depth, 'level')}"
             raise OptionError("json_schema", f"must have fewer references: {count} are too many")
         # llguidance refuses NaN, which Python accepts.
         return import_llguidance().LLMatcher.grammar_from_json_schema(text, defaults=form)

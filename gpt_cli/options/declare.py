@@ -221,6 +221,12 @@ def _convert_biases(value: Any) -> tuple[tuple[int, float], ...]:
     return tuple(sorted({int(id): float(bias) for id, bias in pairs}.items()))
 
 
+def _convert_path(value: Any) -> Path:
+    if value == "":  # such as of a variable that is not set; Path takes it for the current folder
+        raise ValueError
+    return Path(value)
+
+
 def _convert_schema(value: Any) -> str:
     """Return a JSON schema as JSON."""
     return value if isinstance(value, str) else json.dumps(_require(value, Mapping))
@@ -236,7 +242,7 @@ NUMBER = Kind("a number", str, lambda value: _require(value, Real), float, "X")
 SWITCH = Kind("true or false", bool, lambda value: _require(value, bool))
 TEXT = Kind("a string", str, lambda value: _require(value, str))
 SCHEMA = Kind("a JSON schema", str, _convert_schema)
-PATH = Kind("a path", Path, Path)
+PATH = Kind("a path", str, _convert_path)
 TEXTS = Kind("a string or a list of strings", list[str], _convert_texts)
 BIASES = Kind(
     "a number for each token id (such as 452=-100)", list[str], _convert_biases, _parse_bias

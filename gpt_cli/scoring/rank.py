@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice, zip_longest
 from typing import Literal, TypeAlias, get_args
 
-from gpt_cli.errors import ContextError, InputError
+from gpt_cli.errors import ContextError, InputError, counted
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.prefix_cache import Prefix, begun_rows, common_length, passes
@@ -61,8 +61,8 @@ class Question:
         longest, n_positions = max(map(len, wholes)), loaded.config.n_positions
         if longest > n_positions + 1:  # the last token is predicted, and not read
             raise ContextError(
-                f"prompt and choice have up to {longest} tokens, more than the model's context of "
-                f"{n_positions}; shorten them"
+                f"prompt and choice have up to {counted(longest, 'token')}, more than the model's "
+                f"context of {n_positions:,}; shorten them"
             )
         return cls(shared, choices, [ids[len(shared) :] for ids in wholes])
 

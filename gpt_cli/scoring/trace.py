@@ -6,6 +6,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from gpt_cli.errors import counted
 from gpt_cli.generation.sampling import likeliest
 from gpt_cli.gpt2.memory import FLOAT, logits_bytes
 from gpt_cli.gpt2.model import GPT2, hidden_states, unembed
@@ -81,5 +82,5 @@ def _pattern(ops: Ops, q: Array, k: Array, scale: float) -> Array:
 
 
 def _check_memory(ops: Ops, needed: int, what: str, T: int) -> None:
-    subject = f"{what} of a pass over {T} tokens takes"
+    subject = f"{what} of a pass over {counted(T, 'token')} takes"
     check_room(subject, 2 * needed, ops.free_memory(), "shorten the text")  # on device and host

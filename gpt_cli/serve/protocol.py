@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from gpt_cli.engine import Engine
-from gpt_cli.errors import InputError, ResourceError, did_you_mean
+from gpt_cli.errors import InputError, ResourceError, counted, did_you_mean
 from gpt_cli.options.declare import AT_LEAST_0, Declared, OptionError, between, option
 from gpt_cli.options.request import Options, SamplingParams
 from gpt_cli.serve import trial
@@ -217,7 +217,7 @@ def _prompt(engine: Engine, prompt: str | list[int], fields: Fields) -> Prompt:
         ids = config.check_ids(ids) or [config.start_token("the prompt is empty")]
         most = config.n_positions - (1 if fields.max_tokens else 0)
         if len(ids) > most:
-            raise InputError(f"it has {len(ids)} tokens; shorten it to at most {most}")
+            raise InputError(f"it has {counted(len(ids), 'token')}; shorten it to at most {most:,}")
         if isinstance(prompt, str):
             return Prompt(ids, prompt)
         return Prompt(ids, engine.decode(prompt) if fields.echo else "")

@@ -22,7 +22,7 @@ from itertools import count
 
 import numpy.random  # noqa: F401 (sampling would import it when no file can be opened any more)
 
-from gpt_cli.errors import GPTCLIError, ResourceError
+from gpt_cli.errors import GPTCLIError, ResourceError, counted
 from gpt_cli.generation.decode import Batch
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.prefix_cache import SHORTEST, Prefix, cache_budget, common_length
@@ -96,7 +96,8 @@ class Scheduler:
                 raise StoppedError("the server is shutting down")
             waiting = {entry.request for entry in self._waiting if not entry.text.cancelled}
             if len(waiting) >= self._max_queue + max(0, self._max_batch - self.running):
-                raise QueueFullError(f"{len(waiting)} requests are waiting; try again later")
+                requests = counted(len(waiting), "request")
+                raise QueueFullError(f"the queue is full ({requests}); try again later")
             number = next(self._numbers)
             for round, text in enumerate(texts, self._round):
                 heapq.heappush(self._waiting, _Waiting(round, number, text))

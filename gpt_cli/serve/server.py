@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -22,6 +23,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from gpt_cli.errors import ResourceError
 from gpt_cli.options.declare import OptionError
 from gpt_cli.serve.settings import Settings, find_addresses
+from gpt_cli.system.signals import ENDING, HANGUP
 
 if TYPE_CHECKING:
     from gpt_cli.engine import Engine
@@ -38,13 +40,15 @@ def run(
     engine: "Engine | Callable[[], Engine]",
     settings: Settings | None = None,
     ready: Callable[[str], None] = lambda address: None,
+    waiting: Callable[[int], None] = lambda requests: None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; running requests then have `settings.grace` seconds.
+    """Serve until SIGTERM, SIGINT or SIGHUP; running requests then have `settings.grace` seconds.
 
     Args:
         engine: the loaded model, or a function that loads it once the address is known to be free.
         settings: of the server, by default `Settings()`.
         ready: called with the address, such as http://127.0.0.1:8000, when the server answers.
+        waiting: called after SIGINT with the number of requests that run, if there are any.
     """
     settings = settings or Settings()
     with bind(settings) as listening:
@@ -53,7 +57,7 @@ def run(
 
         app, scheduler = application(loaded, settings)
         try:
-            Server(app, settings.grace, scheduler, ready).serve_on(listening)
+            Server(app, settings.grace, scheduler, ready, waiting).serve_on(listening)
         finally:
             scheduler.stop()
             scheduler.join()
@@ -146,13 +150,19 @@ def address_of(listening: socket.socket) -> str:
 class Server(uvicorn.Server):
     """uvicorn's server, which ends requests after a time and connections whose clients sleep.
 
-    At the first SIGTERM or SIGINT, the scheduler drains. Once no text runs any more, or after
-    `grace` seconds, the port is closed and the scheduler stops. A second signal ends the process
-    at once, by the earlier handlers.
+    At the first SIGTERM, SIGINT or SIGHUP, the scheduler drains. Once no text runs any more, or
+    after `grace` seconds, the port is closed and the scheduler stops. A second signal ends the
+    process at once, by the earlier handlers. The handler of SIGHUP gets the first one, too, at the
+    end.
     """
 
     def __init__(
-        self, app: ASGIApp, grace: float, scheduler: "Scheduler", ready: Callable[[str], None]
+        self,
+        app: ASGIApp,
+        grace: float,
+        scheduler: "Scheduler",
+        ready: Callable[[str], None],
+        waiting: Callable[[int], None],
     ):
         config = uvicorn.Config(
             app,
@@ -170,9 +180,9 @@ class Server(uvicorn.Server):
             h11_max_incomplete_event_size=_HEADERS_SIZE,
         )
         super().__init__(config)
-        self._grace, self._scheduler, self._ready = grace, scheduler, ready
+        self._grace, self._scheduler, self._ready, self._waiting = grace, scheduler, ready, waiting
         self._end = 0.0  # of the grace, in the time of the loop, once it has begun
-        self._second = 0
+        self._signals: list[int] = []
 
     def serve_on(self, listening: socket.socket) -> None:
         """Serve until `should_exit` is set or a signal comes."""
@@ -182,23 +192,36 @@ class Server(uvicorn.Server):
             self._loop.set_exception_handler(_complain)
             self._serving = self._loop.create_task(self.serve([listening]))
             self._loop.run_until_complete(self._serving)
-        if self._second:
-            signal.raise_signal(self._second)  # for the earlier handlers
+        if len(self._signals) > 1 or HANGUP in self._signals:
+            signal.raise_signal(self._signals[-1])  # for the earlier handlers
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle all signals that end the program, except ignored ones, as SIGHUP under nohup."""
+        earlier: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            earlier = {number: signal.getsignal(number) for number in ENDING}
+        handled = {n: handler for n, handler in earlier.items() if handler is not signal.SIG_IGN}
+        for number in handled:
+            signal.signal(number, self.handle_exit)
+        try:
+            yield
+        finally:
+            for number, handler in handled.items():
+                signal.signal(number, handler)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections, and call `ready`."""
         await super().startup(sockets)
-        await anyio.sleep(
-            0
-        )  # imports its backend; later, there may be too many open files for that
+        await anyio.sleep(0)  # imports its backend; later, too many files may be open for that
         for listening in sockets or []:
             listening.listen(MOST_CONNECTIONS)  # more may wait in the system
             self._ready(address_of(listening))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal, and end at the second."""
+        self._signals.append(sig)
         if self.should_exit:
-            self._second = sig
             # Not an exception: this may run within a request, and uvicorn would catch it.
             self._loop.call_soon_threadsafe(self._serving.cancel)
         self.should_exit = True
@@ -213,6 +236,9 @@ class Server(uvicorn.Server):
         if not self._end:
             self._scheduler.drain()
             self._end = self._loop.time() + self._grace
+            running = sum(connection.running for connection in connections)
+            if running and self._signals[:1] == [signal.SIGINT]:
+                self._waiting(running)
         return not self._scheduler.busy or self._loop.time() >= self._end
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -242,13 +268,17 @@ class _Connection(H11Protocol):
         if len(self.connections) > _most_connections():
             transport.abort()
 
+    @property
+    def running(self) -> bool:
+        """Return whether a request is answered."""
+        return self.cycle is not None and not self.cycle.response_complete
+
     def end_if_asleep(self, now: float) -> None:
         """End the connection if the client neither reads an answer nor sends a whole request."""
         unsent = self.transport.get_write_buffer_size()
-        running = self.cycle is not None and not self.cycle.response_complete
-        if (state := (unsent, self.cycle, running)) != self._state:
+        if (state := (unsent, self.cycle, self.running)) != self._state:
             self._state, self._since = state, now
-        elif (unsent or not running) and now - self._since >= IDLE_SECONDS:
+        elif (unsent or not self.running) and now - self._since >= IDLE_SECONDS:
             self.transport.abort()
 
 

@@ -24,7 +24,7 @@ def new_file(to: Path, *, replace: bool = False) -> Iterator[BinaryIO]:
     InputError if `to` is a folder, or exists and may not be replaced, or its folder does not exist;
     ResourceError if it cannot be written.
     """
-    target = Path(os.path.realpath(to))  # keep a symbolic link, but not one to itself
+    target = _resolved(to)  # keep a symbolic link
     with _part_of(target, to) as part:
         if target.exists() and not target.is_file() and not target.is_dir():
             with target.open("wb") as device:
@@ -61,15 +61,24 @@ def _check_new(to: Path, *, replace: bool) -> None:
         raise InputError(f"{to} exists: give a new name")
 
 
+def _resolved(path: Path) -> Path:
+    """Return an absolute path without links, except links to themselves.
+
+    Path.resolve would raise RuntimeError for those before Python 3.13.
+    """
+    return Path(os.path.realpath(path))
+
+
 @contextmanager
 def new_folder(to: Path) -> Iterator[Path]:
-    """Yield a temporary folder, which becomes `to` (absolute) if the block succeeds.
+    """Yield a temporary folder, which becomes `to` if the block succeeds.
 
     Raise InputError if `to` exists and is not an empty folder.
     """
     import tempfile  # slow to import, and every command imports this module
 
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+    to = _resolved(to)
+    if os.path.lexists(to) and (not to.is_dir() or any(to.iterdir())):
         raise InputError(f"{to} exists and is not an empty folder: give a new name")
     beside = next(parent for parent in to.parents if parent.exists())
     # One level down, because only the owner can read the temporary folder itself.

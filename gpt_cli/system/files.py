@@ -1,5 +1,6 @@
 """Read untrusted files: only regular files, and only up to a limit."""
 
+import errno
 import json
 import os
 import stat
@@ -14,11 +15,14 @@ LARGEST = 64_000_000  # bytes; GPT-2's tokenizer.json, the largest of the small 
 def version(where: Path | int) -> tuple[int, int] | None:
     """Return a value that changes when a file (a path or a descriptor) changes; None if missing.
 
+    A link to itself counts as missing.
     It does not contain the inode, because network file systems may renumber inodes.
     """
     try:
         about = os.stat(where)  # noqa: PTH116 (`where` may be a descriptor)
-    except FileNotFoundError:
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ELOOP):
+            raise
         return None
     return about.st_size, about.st_mtime_ns
 

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,7 +27,7 @@ from gpt_cli.records import COMPLETION
 from gpt_cli.system.startup import THREAD_VARIABLES
 from support.commands import ENDLESS, GENERATE, LONG, PIPES, TINY, generated, text_of
 from support.in_process import finished, records_here, refusal, run_here, terminal_here
-from support.processes import COMMAND, on_terminal, posix, run_on_terminal
+from support.processes import COMMAND, LimitedProcess, on_terminal, posix, run_on_terminal
 
 TINY_FOLDER = Path(__file__).parents[2] / "weights" / "tiny"
 
@@ -135,6 +136,11 @@ def test_statistics_go_to_standard_error_although_notes_are_not_shown(story):
     assert told.count("\n") == 1
     assert "3 tokens at" in told
     assert "ends with a space" in generated("a space at the end ", "-n", "3", "-v")[1]
+
+
+def test_statistics_of_several_texts_are_numbered():
+    told = generated("Once", "-n", "3", "--samples", "3", "--stats", "-q")[1].splitlines()
+    assert [line[:12] for line in told] == [f"text {number}: tiny" for number in (1, 2, 3)]
 
 
 def test_the_prompt_may_come_from_a_pipe_a_file_or_both(story, tmp_path):
@@ -523,7 +529,7 @@ def test_a_path_may_have_bytes_that_are_not_unicode(tmp_path):
 
 @posix
 def test_text_streams_and_a_reader_that_leaves_ends_it_quietly():
-    with subprocess.Popen(ENDLESS[:-1], **PIPES) as process:
+    with LimitedProcess(ENDLESS[:-1], **PIPES) as process:
         assert len(process.stdout.read(10)) == 10
         process.stdout.close()
         assert process.wait(timeout=60) == 141
@@ -532,9 +538,11 @@ def test_text_streams_and_a_reader_that_leaves_ends_it_quietly():
 
 @posix
 def test_an_interrupt_keeps_the_text_so_far_and_is_exit_code_130():
+    nohup = partial(signal.signal, signal.SIGHUP, signal.SIG_IGN)
     # Without a buffer: `communicate` would lose what is in it.
-    with subprocess.Popen(ENDLESS, **PIPES, bufsize=0) as process:
+    with LimitedProcess(ENDLESS, **PIPES, bufsize=0, preexec_fn=nohup) as process:
         beginning = process.stdout.read(10)
+        process.send_signal(signal.SIGHUP)
         process.send_signal(signal.SIGINT)
         rest, notes = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -569,6 +577,14 @@ def test_an_interrupt_while_a_module_is_imported_is_quiet(monkeypatch):
         type("Encoding", (), {"name": Interrupted()})  # Python 3.11 makes it a RuntimeError
 
     monkeypatch.setattr(gpt_cli, "load", load)
+    assert run_here("generate", "-m", "tiny", "Once", code=130) == (b"", "")
+
+
+def test_an_interrupt_while_the_commands_are_declared_is_quiet(monkeypatch):
+    def add_command(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "add_command", add_command)
     assert run_here("generate", "-m", "tiny", "Once", code=130) == (b"", "")
 
 
@@ -642,16 +658,21 @@ def test_info_shows_the_dtype_of_weights_in_memory(case_folder, tmp_path, case, 
 
 
 INTERRUPTED = """
-import os, signal, time, weakref
+import os, signal, sys, time, weakref
 from gpt_cli import __main__
 from gpt_cli.cli import app
 
 class Target:
     pass
 
+number = signal.Signals[sys.argv[1]]
+if number is not signal.SIGINT:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(number, app._terminate)
+
 def run():
     target = Target()
-    watching = weakref.ref(target, lambda _: os.kill(os.getpid(), signal.SIGINT))
+    watching = weakref.ref(target, lambda _: os.kill(os.getpid(), number))
     del target
     time.sleep(30)
 
@@ -661,6 +682,30 @@ __main__.main()
 
 
 @posix
-def test_an_interrupt_in_a_callback_is_not_lost_and_quiet():
-    finished = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, timeout=30)
+@pytest.mark.parametrize("number", ["SIGINT", "SIGHUP"])
+def test_an_interrupt_in_a_callback_is_not_lost_and_quiet(number):
+    command = [sys.executable, "-c", INTERRUPTED, number]
+    finished = subprocess.run(command, capture_output=True, timeout=30)
     assert (finished.returncode, finished.stderr) == (130, b"")
+
+
+CLOSED = """
+import os, signal, time
+from gpt_cli.cli import app
+
+def run(arguments):
+    try:
+        os.kill(os.getpid(), signal.SIGHUP)
+        time.sleep(30)
+    except KeyboardInterrupt:
+        return 5  # the result cannot be written
+
+app.run = run
+app.main()
+"""
+
+
+@posix
+def test_a_closed_terminal_is_the_reason_why_output_fails():
+    finished = subprocess.run([sys.executable, "-c", CLOSED], capture_output=True, timeout=30)
+    assert (finished.returncode, finished.stderr) == (129, b"")

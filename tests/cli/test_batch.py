@@ -3,7 +3,6 @@
 import json
 import math
 import subprocess
-import threading
 from itertools import count
 
 import pytest
@@ -15,7 +14,7 @@ from gpt_cli.generation.row import Request
 from gpt_cli.options.request import Options
 from gpt_cli.records import COMPLETION
 from support.in_process import refusal, run_here, terminal_here
-from support.processes import COMMAND, posix
+from support.processes import COMMAND, LimitedProcess, posix
 
 # One thread: on a busy machine two would wait.
 BATCH = ["batch", "--model", "tiny", "--threads", "1"]
@@ -197,9 +196,7 @@ def test_a_process_reads_a_pipe_and_writes_utf8_in_any_locale(tmp_path):
 def test_a_row_in_an_open_pipe_is_answered_before_the_next_is_written():
     rows = [{"prompt": "Once"}, {"id": 7}, {"id": 8, "prompt": "🦊\nOne day"}]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen([*COMMAND, *BATCH, "-n", "3", "-q"], **pipes) as process:
-        guard = threading.Timer(60, process.kill)  # else a row without an answer would never end
-        guard.start()
+    with LimitedProcess([*COMMAND, *BATCH, "-n", "3", "-q"], **pipes) as process:
         for index, row in enumerate(rows):
             process.stdin.write(jsonl(row))
             process.stdin.flush()
@@ -212,9 +209,8 @@ def test_a_row_in_an_open_pipe_is_answered_before_the_next_is_written():
         together = [json.loads(process.stdout.readline()) for _ in rows]
         assert [record["index"] for record in together] == [3, 4, 5]
         out, errors = process.communicate(timeout=60)
-        guard.cancel()
     assert (process.returncode, out) == (6, b"")
-    assert errors == b"gpt-cli: error: 2 of 6 rows failed: their records say why\n"
+    assert errors == b"gpt-cli: error: 2 of 6 rows failed: the records say why\n"
 
 
 # --- rows that fail ------------------------------------------------------------------------------
@@ -251,7 +247,7 @@ def test_a_bad_row_has_an_error_record_and_the_others_are_done(tiny):
     flags = ["--temperature", 0, "-n", 4, "--batch-size", 4, "-q"]
     out, errors = run_here(*BATCH, *flags, input=data, code=6)
     failed = f"{len(BAD)} of {2 * len(BAD)} rows failed"
-    assert errors == f"gpt-cli: error: {failed}: their records say why\n"
+    assert errors == f"gpt-cli: error: {failed}: the records say why\n"
     records = records_of(out)
     text = tiny.generate(["Once upon a time"], temperature=0.0, max_tokens=4)[0].text
     assert texts(records[::2]) == [text] * len(BAD)
@@ -324,7 +320,7 @@ def test_records_on_a_terminal_are_not_mixed_with_progress(tmp_path):
     assert len(records_of(shown.replace("\r\n", "\n").encode())) == 2
 
 
-def test_the_time_left_is_shown_after_the_first_seconds(monkeypatch, capsys):
+def test_the_time_left_is_shown_after_the_first_seconds_and_before_the_end(monkeypatch, capsys):
     now = 100.0
     monkeypatch.setattr(progress.time, "perf_counter", lambda: now)
     with progress.Progress(shown=True) as shown:
@@ -334,8 +330,16 @@ def test_the_time_left_is_shown_after_the_first_seconds(monkeypatch, capsys):
     assert capsys.readouterr().err.splitlines() == [
         "gpt-cli: 12 of 40 rows (1 failed), 100 tokens, 3 a second, 7:14 left",
         "gpt-cli: 14 of 40 rows (2 failed), 200 tokens, 0 a second, 6:36:30 left",
-        "gpt-cli: 14 of 40 rows (2 failed), 200 tokens, 0 a second, 6:36:30 left",
+        "gpt-cli: 14 of 40 rows (2 failed), 200 tokens, 0 a second",
     ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "failed"), [(b"Once\n\xff\n", "1 of 2 rows"), (b"\xff\n", "1 of 1 row")]
+)
+def test_rows_are_counted(rows, failed):
+    errors = run_here(*BATCH, "-n", "1", "-q", input=rows, code=6)[1]
+    assert errors == f"gpt-cli: error: {failed} failed: the records say why\n"
 
 
 # --- in Python -----------------------------------------------------------------------------------

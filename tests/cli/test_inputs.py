@@ -99,6 +99,7 @@ GIVEN = [
     ("detokenize", ["83"]),
     ("generate", ["-f", "a.txt", "-n", "1"]),
     ("score", ["-f", "a.txt"]),
+    ("compress", ["a.txt"]),
 ]
 
 
@@ -162,9 +163,63 @@ def test_a_prompt_that_is_missing_is_named(monkeypatch):
     assert (done.returncode, done.stdout) == (2, b"gpt-cli: error: " + missing)
 
 
+EMPTY = "the name of a file is empty: give a FILE, or - for standard input"
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        *((command, [*FILES[command], ""]) for command in ("batch", "score")),
+        *((command, [*flags, "-f", ""]) for command, flags in (TEXTS | FILES).items()),
+        ("rank", ["--choices", "red", "-f", "", "The", "sky"]),
+        ("generate", ["--choices-file", "", "The"]),
+        ("compress", ["-o", "new", "a.txt", ""]),
+        ("decompress", ["-o", "new", ""]),
+    ],
+)
+def test_an_empty_name_is_not_the_folder_or_the_pipe(command, arguments, here):
+    said = refusal(*command.split(), *arguments, input=b"The sky was")
+    assert said in (
+        f"gpt-cli: error: {EMPTY}\n",
+        "gpt-cli: error: --file and an argument are both given: leave one of them out\n",
+    )
+    assert not (here / "new").exists()
+
+
+@pytest.mark.parametrize(("command", "flags"), TEXTS.items())
+def test_a_text_may_be_at_an_address(command, flags, memory):
+    memory.pipe_file("/text", b"The sky was\n")
+    piped = output(command, *flags, "-f", "-", input=b"The sky was\n")
+    assert output(command, *flags, "-f", "memory://text") == piped
+
+
+def test_choices_and_the_prompt_are_not_both_read_from_the_pipe():
+    flags, choices = ["--choices-file", "-"], b"red\nblue\n"
+    for command, *arguments in (
+        ["generate"],
+        ["generate", "-"],
+        ["generate", "-f", "-", "Once"],
+        ["rank"],
+        ["rank", "a.txt", "-"],
+        ["batch", "a.txt", "-"],
+    ):
+        assert "cannot both be read" in refusal(command, *flags, *arguments, input=choices)
+    pytest.importorskip("llguidance")
+    for prompt in "Once", "":
+        assert output("generate", *flags, prompt, input=choices).strip() in (b"red", b"blue")
+    for command, argument in ("generate", "Once"), ("batch", "a.txt"), ("rank", "a.txt"):
+        ours, theirs = os.pipe()
+        os.write(theirs, choices)
+        os.close(theirs)
+        with os.fdopen(ours) as pipe:
+            done = finished(command, *flags, argument, "-v", stdin=pipe)
+        assert (done.returncode, NOT_READ in done.stderr) == (0, False)
+
+
 @pytest.mark.parametrize("command", ["batch", "score"])
 def test_words_that_name_no_file_are_refused_where_only_files_are_read(command):
     assert "cannot read The: No such file" in refusal(command, "The", "sky")
+    assert "cannot read The The" in refusal(command, "The " * 100)  # too long for a name
 
 
 @pytest.mark.parametrize(

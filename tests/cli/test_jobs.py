@@ -16,7 +16,7 @@ from gpt_cli.cli.progress import Progress
 from gpt_cli.jobs import parts
 from gpt_cli.jobs.parts import Folder
 from support import in_process
-from support.processes import COMMAND, posix
+from support.processes import COMMAND, LimitedProcess, posix
 
 FLAGS = {"batch": ["-n", "2", "-s", "1", "--ignore-eos"], "score": []}
 FIELD = {"batch": "prompt", "score": "text"}
@@ -321,7 +321,7 @@ def test_score_has_a_record_for_each_row(here):
     assert (first["id"], first["text"]) == ("a", "Once upon a time")
     assert short["perplexity"] is None
     assert (bad["index"], bad["line"], bad["error"]["code"]) == (2, 3, "invalid_input")
-    assert finished.stderr == b"gpt-cli: error: 1 of 3 rows failed: their records say why\n"
+    assert finished.stderr == b"gpt-cli: error: 1 of 3 rows failed: the records say why\n"
 
 
 # --- rows that fail ------------------------------------------------------------------------------
@@ -343,7 +343,7 @@ def test_an_error_names_its_file_and_line(output, here, pa):
         id = id if id is None or not output.endswith("parquet") else str(id)
         assert record == expected | ({} if id is None else {"id": id})
     assert progress.startswith("gpt-cli: 4 of 4 rows (2 failed), ")
-    assert error == "gpt-cli: error: 2 of 4 rows failed: their records say why"
+    assert error == "gpt-cli: error: 2 of 4 rows failed: the records say why"
 
 
 def test_columns_that_are_not_read_are_noted(here, pa):
@@ -362,7 +362,7 @@ def test_a_finished_output_is_resumed_with_exit_code_6_where_rows_failed(output,
     write_jsonl(here / "in", [{"text": "Once"}, {"other": 1}])
     for flags in ([], ["--resume"]):
         *_, error = run("score", "in", "-o", output.format(here), *flags, code=6)
-        assert error == "gpt-cli: error: 1 of 2 rows failed: their records say why"
+        assert error == "gpt-cli: error: 1 of 2 rows failed: the records say why"
 
 
 @pytest.fixture
@@ -388,7 +388,7 @@ def test_resume_does_the_missing_rows(job, kept):
     assert records_of("out") == whole
     assert before.items() <= snapshot(job / "out").items()
     assert len(names(job / "out")) == 7
-    assert error == "gpt-cli: error: 1 of 6 rows failed: their records say why"
+    assert error == "gpt-cli: error: 1 of 6 rows failed: the records say why"
     if kept == 3:
         assert progress[0].startswith("gpt-cli: 6 of 6 rows (1 failed), 6 tokens, ")
     assert len(progress) == (kept < 6)
@@ -460,17 +460,21 @@ def interrupt(self, *arguments):
     raise KeyboardInterrupt
 
 
+HINT = b"gpt-cli: interrupted: the same command with --resume continues\n"
+
+
 @pytest.mark.parametrize("output", ["out", "out/", "out/*.parquet", "file://{}/out.parquet"])
 def test_resume_takes_the_seed_that_was_drawn(output, here, pa, row_parts, monkeypatch):
     output = output.format(here)
     rows = [{"prompt": "Once"}, {"prompt": "One", "seed": 3}, *[{"prompt": "The"}] * 4]
     write_jsonl(here / "in", rows)
-    command = ["batch", "in", "-n", "6", "-q", "-o"]
+    command = ["batch", "in", "-n", "6", "-o"]
 
     with monkeypatch.context() as patch:
         patch.setattr(Progress, "advance", interrupt)
         for flags in ([], ["--resume"], ["--resume"]):
-            assert in_process.finished(*command, output, *flags).returncode == 130
+            finished = in_process.finished(*command, output, *flags)
+            assert (finished.returncode, finished.stderr) == (130, HINT)
     assert in_process.finished(*command, output, "--resume").returncode == 0
     records = records_of(output.partition("*")[0])
     assert len(records) == 6
@@ -507,7 +511,7 @@ IN_PARTS = (
     ("number", "code", "output"),
     [
         (signal.SIGINT, 130, "out"),
-        (signal.SIGTERM, 143, "out"),
+        (signal.SIGHUP, 129, "out"),
         *((signal.SIGKILL, -9, output) for output in ("out", "out/", "out.parquet")),
     ],
 )
@@ -525,7 +529,7 @@ def test_a_process_that_ends_early_loses_and_repeats_no_row(number, code, output
 
     command = [*COMMAND[:2], "-c", IN_PARTS, *flags, "-o", output, "--batch-size", "1", "--resume"]
     end = time.monotonic() + 60
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with LimitedProcess(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         while not (result.exists() and len(written()) > 3):
             assert process.poll() is None
             assert time.monotonic() < end

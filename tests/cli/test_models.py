@@ -9,7 +9,7 @@ import pytest
 from support.checkpoints import CASES, write_tokenizer
 from support.in_process import records_here, refusal, run_here, terminal_here
 from support.loopback_hub import model_files
-from support.processes import COMMAND, posix, run_on_terminal
+from support.processes import COMMAND, LimitedProcess, posix, run_on_terminal
 
 REPO = "acme/gpt"
 
@@ -19,7 +19,7 @@ REPO = "acme/gpt"
 
 def test_download_prints_the_folder_and_one_line_of_progress(hub, cache, tmp_path):
     result = subprocess.run([*COMMAND, "download", REPO], capture_output=True, text=True)
-    assert result.stderr == "downloading acme/gpt (4 kB)\n"
+    assert result.stderr == "gpt-cli: downloading acme/gpt (4 kB)\n"
     folder = Path(result.stdout.removesuffix("\n"))
     assert folder == cache / "models--acme--gpt" / "snapshots" / hub.commit(REPO)
     assert (folder / "config.json").is_file()
@@ -66,7 +66,7 @@ def test_each_failure_is_one_line_and_an_exit_code(hub, arguments, fault, code, 
 @posix
 def test_an_interrupt_ends_the_download_quietly(hub, cache):
     hub.fail("stall-half", on="/cdn/", times=1)
-    process = subprocess.Popen(
+    process = LimitedProcess(
         [*COMMAND, "download", REPO], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert hub.half_sent.wait(20)

@@ -277,11 +277,11 @@ def test_a_row_that_fails_has_its_line_and_others_go_on(here):
     first, failed, last = out.decode().splitlines()
     assert (first.split("\t")[2], failed, last.split("\t")[2]) == ("The fox", "\tnan\t", "The lamb")
     assert "gpt-cli: line 2: prompt and choice have up to" in notes
-    assert "1 of 3 rows failed: their records, with --json, say why" in notes
+    assert "1 of 3 rows failed: the records, with --json, say why" in notes
     _, notes = run_here(*RANK, "-q", "--choices", "a", input=rows, code=6)
     assert "line 2" not in notes
     _, notes = run_here(*RANK, "--json", "--choices", "a", input=rows, code=6)
-    assert "1 of 3 rows failed: their records say why" in notes
+    assert "1 of 3 rows failed: the records say why" in notes
     (here / "in").mkdir()
     for name in "ab":
         (here / "in" / name).write_bytes(rows)

@@ -6,7 +6,6 @@ import random
 import shlex
 import subprocess
 from dataclasses import replace
-from threading import Timer
 
 import pytest
 
@@ -15,7 +14,7 @@ from gpt_cli.cli.output import quoted
 from gpt_cli.errors import InputError
 from gpt_cli.generation.loaded import LoadedModel
 from support.in_process import refusal, run_here, terminal_here
-from support.processes import COMMAND, posix
+from support.processes import COMMAND, LimitedProcess, posix
 
 SCORE = ["score", "--model", "tiny", "--threads", "1"]  # several would wait on a busy machine
 N_POSITIONS = 512
@@ -356,11 +355,12 @@ def test_several_files_have_their_facts_one_after_the_other(here):
     facts = [run(name).decode() for name in "ab"]
     expected = f"file            a\n{facts[0]}\nfile            b\n{facts[1]}"
     assert run("a", "b").decode() == expected
-    out, errors = run_here(*SCORE, "a", "empty", "b", code=6)
-    assert out.decode() == expected
     last = "gpt-cli: error: 1 of 3 files could not be scored\n"
-    assert errors == f"gpt-cli: {EMPTY}\n{last}"
-    assert run_here(*SCORE, "-q", "a", "empty", "b", code=6) == (out, last)
+    for files in (["a", "empty", "b"], ["empty", "a", "b"]):
+        out, errors = run_here(*SCORE, *files, code=6)
+        assert out.decode() == expected
+        assert errors == f"gpt-cli: {EMPTY}\n{last}"
+        assert run_here(*SCORE, "-q", *files, code=6) == (out, last)
     assert "--stride must be" in refusal(*SCORE, "a", "b", "--stride=0")
 
 
@@ -373,8 +373,11 @@ def test_several_files_have_records_with_their_names(here):
     error = {"code": "invalid_input", "message": EMPTY}
     assert failed == {"index": 1, "file": "empty", "error": error}
     assert errors == "gpt-cli: error: 1 of 3 files could not be scored\n"
-    numbers = [row[0] for row in rows_of(run("a", "b", "--words"))]
-    assert numbers == ["1"] * 8 + ["2"] * 4
+    files = [row[:2] for row in rows_of(run("a", "b", "--words"))]
+    assert files == [["a", "1"]] * 8 + [["b", "1"]] * 4
+    lines = [row[:2] for row in rows_of(run("b", "a", "--words", "--lines"))]
+    assert lines == [["b", "1"]] * 4 + [["a", "1"]] * 4 + [["a", "2"]] * 4
+    assert {row[0] for row in rows_of(run("a", "b", "--lines"))} == {"a", "b"}
 
 
 def test_totals_are_the_perplexities_of_files(here, tiny):
@@ -402,6 +405,8 @@ def test_totals_of_lines_are_over_all_lines_of_a_file(here, tiny):
     note, last = errors.splitlines()
     assert note == "gpt-cli: latin, line 1: the line is not UTF-8 at byte 3"
     assert last == "gpt-cli: error: 1 of 3 lines could not be scored"
+    _, errors = run_here(*SCORE, "--lines", "-", "a", input=b"caf\xe9", code=6)
+    assert errors.startswith("gpt-cli: standard input, line 1: the line is not UTF-8")
     assert run("--total", "--lines", "a") == out.splitlines(keepends=True)[1]
     sums = {"tokens": 9, "tokens_scored": count, "total_logprob": close(total)}
     empty, record = records(run("--total", "--lines", "--json", "empty", "a"))
@@ -464,11 +469,7 @@ def test_tokens_of_lines_that_pass_are_in_their_records():
 @pytest.mark.parametrize("flag", ["--lines", "--min-perplexity=1"])
 def test_lines_of_an_open_pipe_are_answered_until_the_reader_leaves(flag):
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    process = subprocess.Popen([*COMMAND, *SCORE, flag], **pipes, bufsize=0)
-    guard = Timer(30, process.kill)  # else a line without an answer would never end
-    guard.daemon = True
-    guard.start()
-    with process:
+    with LimitedProcess([*COMMAND, *SCORE, flag], **pipes, bufsize=0) as process:
         for line in (b"Once upon a time\n", b"There was once a fox.\r\n"):
             process.stdin.write(line[:3])
             process.stdin.write(line[3:])
@@ -477,7 +478,6 @@ def test_lines_of_an_open_pipe_are_answered_until_the_reader_leaves(flag):
         process.stdin.write(b"Once upon a time\n")
         assert process.wait(timeout=60) == 141
         assert process.stderr.read() == b""
-    guard.cancel()
 
 
 def test_a_terminal_is_no_input():

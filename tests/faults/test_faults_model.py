@@ -259,7 +259,8 @@ FAULTS = [
           odd_file("config.json", link("config.json")), "is missing", "get the model again"),
     *(fault(57, f"a {kind} in place of the weights", odd_file(WEIGHTS, make),
             "no model.safetensors", "give the folder of a whole model")
-      for kind, make in (("pipe", pipe), ("device", link("/dev/zero")), ("folder", Path.mkdir))),
+      for kind, make in (("pipe", pipe), ("device", link("/dev/zero")), ("folder", Path.mkdir),
+                         ("link to itself", link(WEIGHTS)))),
     fault(57, "a pipe in place of the vocabulary", odd_file("vocab.json", pipe),
           "has no tokenizer", "add the model's vocab.json"),
 ]

@@ -478,11 +478,11 @@ def test_a_signal_leaves_the_text_so_far(number, flags, world, tiny, survive):
     for wait in (0.5, 2, 10) if flags else (0,):
         options = {"size": 0 if flags else 10, "until": partial(time.sleep, wait)}
         code, out, errors = interrupt(world, number, *command, **options)
-        if out:
+        text = json.loads(out)["text"] if out and flags == "--json" else out.decode()
+        if text:
             break
     assert code == SIGNALS[number]
     assert b"finish reason interrupted" in errors
-    text = json.loads(out)["text"] if flags == "--json" else out.decode()
     options = {"ignore_eos": True, "overflow": "shift", "seed": 1}
     # A token has about four characters.
     (whole,) = tiny.generate(["Once"], max_tokens=min(2000, 10 + len(text) // 2), **options)

@@ -5,7 +5,6 @@ import itertools
 import random
 import re
 import signal
-import subprocess
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -40,7 +39,7 @@ from support.drafting import (
 )
 from support.in_process import records_here, run_here
 from support.models import DTYPES, completions_of, favouring, model_of, outcomes
-from support.processes import COMMAND, posix
+from support.processes import COMMAND, LimitedProcess, posix
 from support.sampling_values import VALUES, sampling_options
 
 # --- the number of drafts ------------------------------------------------------------------------
@@ -593,7 +592,7 @@ sys.exit(app.run(sys.argv[1:]))
 def test_an_interrupt_keeps_the_beginning_of_a_speculated_text():
     command = [sys.executable, "-P", "-c", SPECULATING, *ENDLESS[len(COMMAND) :]]
     # Without a buffer: `communicate` would lose what is in it.
-    with subprocess.Popen(command, **PIPES, bufsize=0) as process:
+    with LimitedProcess(command, **PIPES, bufsize=0) as process:
         beginning = b""
         while len(beginning) < 200 and (piece := process.stdout.read(200)):
             beginning += piece

@@ -85,15 +85,24 @@ def test_changed_weights_of_a_16_bit_model_stay_float32(native, dtype):
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "error"),
+    ("name", "values", "kind", "error"),
     [
-        ("h.0.ln_1.wieght", 3, r"has no weight h.0.ln_1.wieght \(did you mean h.0.ln_1.weight\?\)"),
-        ("ln_f.bias", 3, r"weight ln_f.bias must have the shape \[\d+\], not \[3\]"),
+        ("h.0.ln_1.wieght", 1, InputError, r"wieght \(did you mean h.0.ln_1.weight\?\)"),
+        (5, 1, InputError, "no weight 5"),
+        ("ln_f.bias", np.zeros(3), InputError, r"must have the shape \[\d+\], not \[3\]"),
+        ("ln_f.bias", "x", TypeError, "must be an array of real numbers"),
+        ("ln_f.bias", np.ones(CONFIG["n_embd"]) * 1j, TypeError, "must be an array of real"),
+        ("ln_f.bias", np.full(CONFIG["n_embd"], 1e300), InputError, "not finite in float32"),
     ],
 )
-def test_a_wrong_name_or_shape_is_refused(make_model, name, shape, error):
-    with pytest.raises(InputError, match=error):
-        checkpoint.with_weights(make_model(), {name: np.zeros(shape)})
+def test_weights_that_cannot_be_are_refused(make_model, name, values, kind, error):
+    with pytest.raises(kind, match=error):
+        checkpoint.with_weights(make_model(), {name: values})
+
+
+def test_an_unknown_name_has_the_nearest_one(make_model):
+    with pytest.raises(KeyError, match=r"did you mean ln_f\.bias"):
+        Weights(make_model())["ln_f.bia"]
 
 
 @pytest.mark.parametrize("damage", [np.nan, np.inf, -np.inf])

@@ -14,7 +14,7 @@ from gpt_cli.hub import client, local
 from gpt_cli.options.declare import OptionError
 from support.checkpoints import write_tokenizer
 from support.loopback_hub import model_files, use_hub
-from support.processes import posix
+from support.processes import LimitedProcess, posix
 
 REPO = "acme/gpt"
 PUBLISHED = [
@@ -51,9 +51,9 @@ def put_in_cache(cache: Path, repo: str, files: dict[str, bytes], commit: str = 
     return snapshot
 
 
-def python(code: str, **env: str) -> "subprocess.Popen[str]":
+def python(code: str, **env: str) -> LimitedProcess:
     """Run `code`, with the hub module imported, in another process."""
-    return subprocess.Popen(
+    return LimitedProcess(
         [sys.executable, "-c", "import sys\nfrom gpt_cli import errors, hub\n" + code],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

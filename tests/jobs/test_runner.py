@@ -53,6 +53,9 @@ class Calls(jobs.Observer):
     def advance(self, tokens, failed):
         self.received.append(("advance", tokens, failed))
 
+    def interrupted(self):
+        self.received.append("interrupted")
+
 
 class Recorder(jobs.Sink):
     """A sink that records all calls; an earlier run has written rows."""
@@ -107,8 +110,8 @@ def uppers(output):
     return [json.loads(line).get("upper") for line in lines]
 
 
-def run(output="out", task=None, **options):
-    return jobs.run(task or Upper(), "in", output, **options)
+def run(output="out", task=None, input="in", **options):
+    return jobs.run(task or Upper(), input, output, **options)
 
 
 @pytest.fixture(params=["out", "out/", "out/*.jsonl", "an address"])
@@ -335,6 +338,18 @@ def test_a_job_is_resumed(output, capfd):
         return
     with pytest.raises(InputError, match="out was made from another input"):
         run(output, task, resume=True)
+
+
+def test_an_interrupt_is_told_if_the_job_can_be_resumed(here, monkeypatch):
+    for input, output, told in (
+        *(("in", "out", True), ("in", "parts/", True)),
+        *(("-", "piped", True), ("-", "piped parts/", False)),  # its parts do not have the input
+    ):
+        calls = Calls()
+        with Path("in").open() as stream:
+            monkeypatch.setattr("sys.stdin", stream)
+            interrupted(output, input=input, observer=calls)
+        assert ("interrupted" in calls.received) is told
 
 
 def test_an_interrupt_before_the_first_record_leaves_nothing(output, here):

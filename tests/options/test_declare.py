@@ -95,6 +95,7 @@ def test_a_value_of_another_type_is_refused(kind, value):
         ("count", 0, "must be 1 or more"),
         ("rate", "x" * 99, 'must be a number, not "' + "x" * 39),
         ("on", Path("p"), 'must be true or false, not "p"'),
+        ("file", "", 'must be a path, not ""'),
         ("name", None, "must be a string, not null"),
         ("words", 1, "must be a string or a list of strings, not 1"),
         ("colour", "blue", 'must be one of red, green, not "blue"'),
@@ -106,7 +107,7 @@ def test_a_value_of_another_type_is_refused(kind, value):
 def test_a_bad_value_is_refused_by_its_name(name, value, complaint):
     with pytest.raises(OptionError) as caught:
         Group(**{name: value})
-    of_another_type = value not in (0, "blue", {1: 10**400})
+    of_another_type = value not in (0, "", "blue", {1: 10**400})
     assert isinstance(caught.value, OptionTypeError) == of_another_type
     assert str(caught.value) == f"{name} {complaint}"
     assert pickle.loads(pickle.dumps(caught.value)).args == (name, complaint)
@@ -153,7 +154,7 @@ def test_a_declaration_has_everything_about_a_flag():
     assert rate == Option(0.5, "", None, True, None, (), None, None, {}, "rate", NUMBER)
     *others, biases, colour = (declared.kind for declared in others)
     assert others == [SWITCH, TEXT, TEXTS, WHOLE, PATH]
-    assert [kind.flag_type for kind in others] == [bool, str, list[str], str, Path]
+    assert [kind.flag_type for kind in others] == [bool, str, list[str], str, str]
     assert [kind.flag_type for kind in (NUMBER, biases)] == [str, list[str]]
     assert (colour.name, colour.flag_type) == ("one of red, green", str)
     assert colour.values == ("red", "green")

@@ -25,8 +25,8 @@ import gpt_cli
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.serve import Settings
 from support.in_process import refusal
-from support.processes import posix
-from support.server_process import Server, answer_on, bytes_on, request_bytes
+from support.processes import LimitedProcess, posix
+from support.server_process import WAITS, Server, answer_on, bytes_on, request_bytes
 
 pytest.importorskip("uvicorn")
 from gpt_cli.serve import guard, server
@@ -91,7 +91,7 @@ def serving(app=None, **options):
     settings = Settings(**{"port": 0} | options)
     with server.bind(settings) as listening:
         guarded, idle = guard.guarded(app, settings, mock.Mock()), mock.Mock(busy=False)
-        running = server.Server(guarded, settings.grace, idle, addresses.put)
+        running = server.Server(guarded, settings.grace, idle, addresses.put, mock.Mock())
         app.connections = running.server_state.connections
         thread = threading.Thread(target=running.serve_on, args=[listening])
         thread.start()
@@ -151,8 +151,8 @@ def open_server():
         ({"api_key": ""}, "api_key must be ASCII without spaces"),
         ({"api_key": "two words"}, "api_key must be ASCII without spaces"),
         ({"api_key": "schlüssel"}, "api_key must be ASCII without spaces"),
-        ({"name": ""}, "name must be text without control characters"),
-        ({"name": "a\n"}, "name must be text without control characters"),
+        ({"name": ""}, "name must be printable, and not empty"),
+        ({"name": "a\n"}, "name must be printable, and not empty"),
         ({"max_batch": 0}, "max_batch must be 1 or more"),
         ({"max_queue": 0}, "max_queue must be 1 or more"),
         ({"max_body": 0}, "max_body must be 1 or more"),
@@ -884,12 +884,13 @@ main()
 class Process(Server):
     """The real command with the routes of `PROGRAM`."""
 
-    def __init__(self, folder, kind, *flags, files=200):
+    def __init__(self, folder, kind, *flags, files=200, **options):
         self.path = folder / "s.sock"
         limited = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh"]
         arguments = [*limited, sys.executable, "-c", PROGRAM, kind, *flags]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        super().__init__(subprocess.Popen(arguments, **pipes, cwd=folder), f"unix:{self.path}")
+        process = LimitedProcess(arguments, **pipes, cwd=folder, **options)
+        super().__init__(process, f"unix:{self.path}")
         assert self.process.stderr.readline() == b"gpt-cli: listening on unix:s.sock\n"
 
     def begin(self, seconds):
@@ -900,10 +901,10 @@ class Process(Server):
         assert answer.read(6) == b"begun "
         return answer
 
-    def end(self):
+    def end(self, said=""):
         """Wait for the end; return the exit code. Nothing else was written."""
         code, errors = self.wait()
-        assert errors == ""
+        assert errors == said
         assert not self.path.exists()
         return code
 
@@ -912,8 +913,8 @@ class Process(Server):
 def start(tmp_path):
     started = []
 
-    def run(*arguments, **limit):
-        started.append(Process(tmp_path, *arguments, **limit))
+    def run(*arguments, **options):
+        started.append(Process(tmp_path, *arguments, **options))
         return started[-1]
 
     yield run
@@ -925,14 +926,29 @@ def start(tmp_path):
 
 
 @posix
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_running_requests_finish(start, number):
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [(signal.SIGTERM, 0, ""), (signal.SIGINT, 0, WAITS), (signal.SIGHUP, 129, "")],
+)
+def test_a_signal_lets_running_requests_finish(start, number, code, said):
     running = start("obedient")
     idle, answer = running.connect(), running.begin(0.7)
     running.process.send_signal(number)
     assert answer.read() == b"done"
     assert bytes_on(idle) == b""
-    assert running.end() == 0
+    assert running.end(said) == code
+
+
+@posix
+def test_an_ignored_signal_does_not_end_the_server(start):
+    ignored = signal.SIGHUP, signal.SIGINT
+    running = start(
+        "obedient", preexec_fn=lambda: [signal.signal(n, signal.SIG_IGN) for n in ignored]
+    )
+    for number in ignored:
+        running.process.send_signal(number)
+    assert running.begin(0.1).read() == b"done"
+    assert running.stop() == (0, "")
 
 
 @posix
@@ -966,7 +982,7 @@ def test_a_second_signal_ends_at_once(start, first, second, code):
     running.process.send_signal(second)
     with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
         answer.read()
-    assert running.end() == code
+    assert running.end(WAITS if first == signal.SIGINT else "") == code
     assert time.monotonic() - begun < 10
 
 
@@ -975,8 +991,8 @@ def test_two_signals_at_the_same_time_end_it(start):
     running = start("stubborn")
     running.begin(60)
     running.process.send_signal(signal.SIGTERM)
-    running.process.send_signal(signal.SIGINT)
-    assert running.end() in (130, 143)
+    running.process.send_signal(signal.SIGHUP)
+    assert running.end() in (129, 143)
 
 
 @posix

@@ -4,12 +4,37 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 COMMAND = [sys.executable, "-P", "-m", "gpt_cli"]  # -P: do not import from the working folder
+LIMIT = 60  # seconds that a process may take, on a busy machine
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals and terminals")
+
+
+class LimitedProcess(subprocess.Popen):
+    """A process that is killed after a number of seconds, and if the test fails in its block.
+
+    So the test does not wait for ever for its output or its end.
+
+    Attributes:
+        guard: the timer that kills it, which `cancel` stops.
+    """
+
+    def __init__(self, *arguments: Any, limit: float = LIMIT, **options: Any):
+        super().__init__(*arguments, **options)
+        self.guard = threading.Timer(limit, self.kill)
+        self.guard.daemon = True
+        self.guard.start()
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind:
+            self.kill()
+        super().__exit__(kind, error, trace)
+        self.guard.cancel()
 
 
 def path_with_command(folder: Path) -> str:
@@ -37,7 +62,7 @@ def on_terminal(
     inherited = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, columns))
-    process = subprocess.Popen(
+    process = LimitedProcess(
         command,
         stdin=theirs,
         stdout=theirs,

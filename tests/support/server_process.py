@@ -5,7 +5,6 @@ import json
 import signal
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,15 +15,16 @@ from urllib.parse import urlsplit
 import pytest
 
 from support.checkpoints import CONFIG, write_checkpoint
-from support.processes import COMMAND
+from support.processes import COMMAND, LIMIT, LimitedProcess
 
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 
 from prometheus_client.parser import text_string_to_metric_families
 
-LIMIT = 60  # seconds that anything may take, on a busy machine
 COMPLETIONS = "/v1/completions"
 READY = "gpt-cli: listening on "
+# After Ctrl-C while one request runs.
+WAITS = "gpt-cli: waiting for 1 request, up to 30 seconds; Ctrl+C again ends the server at once\n"
 
 
 class Answer(NamedTuple):
@@ -219,17 +219,17 @@ def write_slow_model(folder: Path) -> Path:
     return write_checkpoint(folder, CONFIG | size)
 
 
-def start(*arguments: object, **options: Any) -> "subprocess.Popen[bytes]":
+def start(*arguments: object, **options: Any) -> LimitedProcess:
     """Start a command."""
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([*COMMAND, *map(str, arguments)], **pipes | options)
+    return LimitedProcess([*COMMAND, *map(str, arguments)], **pipes | options)
 
 
 @contextmanager
 def serving(
     *flags: object,
     model: object = "tiny",
-    start: Callable[..., "subprocess.Popen[bytes]"] = start,
+    start: Callable[..., LimitedProcess] = start,
     **options: Any,
 ) -> Iterator[Server]:
     """Run a server until SIGTERM; it must say nothing but that it is ready, and exit with 0.
@@ -243,12 +243,10 @@ def serving(
     where = () if {"--port", "--unix-socket"} & {*flags} else ("--port", 0)
     # Without buffers in this process: `communicate` would not see what they hold.
     with start("serve", "-m", model, *where, *flags, bufsize=0, **options) as process:
-        guard = threading.Timer(LIMIT, process.kill)
-        guard.start()
         server = None
         try:
             line = process.stderr.readline().decode()
-            guard.cancel()
+            process.guard.cancel()  # the requests and the end have limits of their own
             assert line.startswith(READY), line + process.stderr.read().decode()
             server = Server(process, line.removeprefix(READY).rstrip("\n"))
             yield server
@@ -256,7 +254,6 @@ def serving(
                 ended = server.stop()
                 assert ended == (0, ""), (ended[0], ended[1][:2000])
         finally:
-            guard.cancel()
             process.kill()
             for connection in server.connections if server else ():
                 connection.close()

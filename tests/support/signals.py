@@ -6,11 +6,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import pytest
 
-from support.world import LIMIT, World, check_failure, fault_row
+from support.world import World, check_failure, fault_row
 
 resource = pytest.importorskip("resource")  # not on Windows
 
@@ -62,21 +61,6 @@ def each_signal(number, moment, intact, ends=SIGNALS):
     return pytest.mark.parametrize("number", params)
 
 
-@contextmanager
-def started(
-    world: World, *arguments: object, **options: object
-) -> "Iterator[subprocess.Popen[bytes]]":
-    """Start a command, and kill it if it takes too long."""
-    process = world.start(*arguments, **options)
-    guard = threading.Timer(LIMIT, process.kill)
-    guard.start()
-    try:
-        with process:
-            yield process
-    finally:
-        guard.cancel()
-
-
 def drip(world: World, *arguments: object, stdin: bytes) -> bytes:
     """Send a command its input a byte at a time; return its output."""
 
@@ -85,7 +69,7 @@ def drip(world: World, *arguments: object, stdin: bytes) -> bytes:
             for byte in stdin:
                 process.stdin.write(bytes([byte]))
 
-    with started(world, *arguments, bufsize=0) as process:
+    with world.start(*arguments, bufsize=0) as process:
         feeder = threading.Thread(target=feed)
         feeder.start()
         out = process.stdout.read()
@@ -100,7 +84,7 @@ def leave(
 
     The command must not say anything. Return the bytes and its exit code.
     """
-    with started(world, *arguments, **options) as process:
+    with world.start(*arguments, **options) as process:
         out = process.stdout.read(size)
         time.sleep(wait)
         process.stdout.close()
@@ -120,7 +104,7 @@ def interrupt(
 
     Return its exit code, and all that is on its standard output and error.
     """
-    with started(world, *arguments, **options) as process:
+    with world.start(*arguments, **options) as process:
         out = process.stdout.read(size)
         until()
         process.send_signal(number)

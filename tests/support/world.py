@@ -18,9 +18,8 @@ from typing import Any
 import pytest
 
 from support.in_process import finished
-from support.processes import COMMAND
+from support.processes import COMMAND, LIMIT, LimitedProcess
 
-LIMIT = 60  # seconds that a command may take, on a busy machine
 Suffer = Callable[..., str]
 
 
@@ -50,7 +49,7 @@ class World:
         for name in ("home", "tmp", "place"):
             (root / name).mkdir(parents=True)
 
-    def start(self, *arguments: object, **options: Any) -> "subprocess.Popen[bytes]":
+    def start(self, *arguments: object, **options: Any) -> LimitedProcess:
         """Start a command with all three streams piped."""
         pipes = {
             "stdin": subprocess.PIPE,
@@ -61,18 +60,14 @@ class World:
         }
         texts = [value if isinstance(value, bytes) else str(value) for value in arguments]
         command = [*options.pop("before", []), *COMMAND, *texts]
-        return subprocess.Popen(command, **pipes | options)
+        return LimitedProcess(command, **pipes | options)
 
     def run(
         self, *arguments: object, stdin: bytes = b"", limit: float = LIMIT, **options: Any
     ) -> "subprocess.CompletedProcess[bytes]":
         """Run a command, which must end in time."""
-        with self.start(*arguments, **options) as process:
-            try:
-                out, errors = process.communicate(stdin, timeout=limit)
-            except BaseException:
-                process.kill()
-                raise
+        with self.start(*arguments, limit=limit, **options) as process:
+            out, errors = process.communicate(stdin)
         return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
 
     def output(self, *arguments: object, **options: Any) -> bytes:

@@ -29,9 +29,19 @@ def test_a_link_stays_a_link_and_a_device_a_device(tmp_path):
     assert nothing.is_symlink()
     assert not nothing.is_file()
     assert len([*tmp_path.iterdir()]) == 3
-    loop = tmp_path / "loop.html"
-    loop.symlink_to(loop)
-    write_file(loop, b"x", replace=False)
+
+
+@posix
+def test_a_link_to_itself_is_replaced_by_a_file_and_refused_as_a_folder(tmp_path):
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    with (
+        pytest.raises(InputError, match="loop exists and is not an empty folder"),
+        new_folder(loop),
+    ):
+        pass
+    write_file(loop, b"x", replace=True)
+    assert not loop.is_symlink()
     assert loop.read_bytes() == b"x"
 
 

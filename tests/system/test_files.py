@@ -5,7 +5,7 @@ import os
 import pytest
 
 from gpt_cli.system import files
-from gpt_cli.system.files import read_small
+from gpt_cli.system.files import read_small, version
 from support.processes import posix
 
 
@@ -27,3 +27,11 @@ def test_only_regular_files_are_opened(tmp_path):
             read_small(tmp_path / name)
     with pytest.raises(FileNotFoundError):
         read_small(tmp_path / "nothing")
+
+
+@posix
+def test_a_link_to_itself_has_no_version(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    assert version(tmp_path / "loop") is version(tmp_path / "nothing") is None
+    with pytest.raises(NotADirectoryError):
+        version(tmp_path.joinpath(__file__, "x"))

@@ -8,7 +8,7 @@ from gpt_cli.cli import options as flags
 from gpt_cli.cli.files import check_picture
 from gpt_cli.cli.output import hanging, write, write_json
 from gpt_cli.cli.progress import StatusLine
-from gpt_cli.errors import CheckpointError, InputError, ResourceError
+from gpt_cli.errors import CheckpointError, InputError, ResourceError, counted
 from gpt_cli.options.declare import option
 from gpt_cli.system.atomic import write_file
 from gpt_cli.system.startup import prepare
@@ -92,8 +92,8 @@ def verify(
         write_json(result | {"checks": [asdict(check) for check in checks]})
     if failed:
         raise CheckpointError(
-            f"{model.model} failed {len(failed)} of {len(checks)} checks ({', '.join(failed)}): "
-            f"{cure(failed)}"
+            f"{model.model} failed {len(failed)} of {counted(len(checks), 'check')} "
+            f"({', '.join(failed)}): {cure(failed)}"
         )
 
 

@@ -1,9 +1,8 @@
 """`gpt-cli compress` and `decompress`: a model as both ends of a compressor."""
 
 import sys
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, BinaryIO
 
 from gpt_cli.cli import inputs
@@ -61,7 +60,7 @@ def compress(
         echo 'Once upon a time' | gpt-cli compress -m tiny -o new.gptz
         gpt-cli compress book.txt -o book.gptz -m gpt2
     """
-    names = [inputs.or_pipe(file, "no data: give a FILE") for file in files or (None,)]
+    names = inputs.files_or_pipe(files, None, "no data: give a FILE", quiet=model.quiet)
     if output is None and on_terminal(sys.stdout):
         raise InputError("compressed data is not for a terminal: give --output OUT, or a pipe")
     prepare(threads)
@@ -115,32 +114,33 @@ class _Copy(StatusLine):
 
     def __init__(
         self,
-        sources: Iterable[tuple[str, BinaryIO]],
+        sources: Iterator[tuple[str, BinaryIO]],
         target: Callable[[bytes], object],
         *,
         shown: bool,
     ):
         super().__init__(shown=shown)
-        self._sources, self._target = deque(sources), target
+        self._sources, self._target = sources, target
+        self._source = next(sources, None)  # that is read
         self._read = self._written = self._stored = self._tokens = 0
         self._total: int | None = None  # tokens to decode, if known
 
     def count(self, *, salvage: bool) -> None:
         """Count the tokens to decode, if progress is shown."""
-        name, source = self._sources[0]
-        if self.shown:
+        if self.shown and self._source:
+            name, stream = self._source
             with storage.reading(name):
-                self._total = count_tokens(source, salvage=salvage)
+                self._total = count_tokens(stream, salvage=salvage)
 
     def read(self, size: int) -> bytes:
         """Read from the files, one after the other."""
         data = b""
-        while self._sources and len(data) < size:
-            name, source = self._sources[0]
+        while self._source and len(data) < size:
+            name, stream = self._source
             with storage.reading(name):  # or it would be an error of writing
-                piece = source.read(size - len(data))
+                piece = stream.read(size - len(data))
             if not piece:
-                self._sources.popleft()
+                self._source = next(self._sources, None)
             data += piece
         self._read += len(data)
         return data
@@ -179,7 +179,18 @@ class _Copy(StatusLine):
 def _copying(files: Sequence[str], output: str | None, model: flags.Model) -> Iterator[_Copy]:
     """Open the inputs and the output, which appears only if no error is raised."""
     shown = not (model.quiet or (output is None and on_terminal(sys.stdout)))
+    for file in files:
+        if not storage.is_stream(file):
+            with storage.open_file(file):  # to find errors before the work
+                pass
     with ExitStack() as stack:
-        streams = [stack.enter_context(storage.open_file(file)) for file in files]
+        sources = stack.enter_context(closing(_opened(files)))
         target = stack.enter_context(storage.new_file(output)) if output is not None else write
-        yield _Copy(zip(map(storage.label, files), streams, strict=True), target, shown=shown)
+        yield _Copy(sources, target, shown=shown)
+
+
+def _opened(files: Sequence[str]) -> Generator[tuple[str, BinaryIO]]:
+    """Yield the labels of files and the files, each of which is open until the next."""
+    for file in files:
+        with storage.open_file(file) as stream:
+            yield storage.label(file), stream

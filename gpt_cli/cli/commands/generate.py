@@ -4,9 +4,9 @@ import os
 import re
 import stat
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -16,9 +16,9 @@ from gpt_cli import jobs, records
 from gpt_cli.cli import inputs
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.jobs import run as run_job
-from gpt_cli.cli.output import counted, note, on_terminal, remark, write, write_json
+from gpt_cli.cli.output import note, on_terminal, remark, write, write_json
 from gpt_cli.cli.progress import LONG, StatusLine
-from gpt_cli.errors import InputError
+from gpt_cli.errors import InputError, counted
 from gpt_cli.options.declare import between, option
 from gpt_cli.options.request import Options
 
@@ -36,10 +36,10 @@ _SAMPLES = option(
 def generate(
     words: list[str] | None = flags.text_argument("[PROMPT]...", "Text to continue"),
     *,
-    file: Path | None = flags.PROMPT_FILE,
+    file: str | None = flags.PROMPT_FILE,
     escape: bool = option(False, r"Read \n, \r, \t and \\ in PROMPT and --stop as escapes."),
     options: Options,
-    choices_file: Path | None = flags.CHOICES_FILE,
+    choices_file: str | None = flags.CHOICES_FILE,
     samples: int = _SAMPLES,
     echo: bool = option(False, "Print the prompt before the text."),
     stream: bool = option(
@@ -59,9 +59,8 @@ def generate(
     """
     if logprobs is not None and not as_json:
         raise InputError("--logprobs is part of the JSON: add --json")
-    inputs.refuse_one_pipe(choices_file, words or [file])
+    options = inputs.with_choices(options, choices_file, [file or (words or ["-"])[0]])
     text = inputs.read_prompt(words, file, quiet=loading.quiet)
-    options = inputs.with_choices(options, choices_file)
     if escape:
         text = _unescape(text)
         options = _with_escapes(options)
@@ -82,7 +81,7 @@ def generate(
     if not loading.quiet:
         remark(*_remarks(text, run, options, reported=as_json or stats))
     if stats:
-        note(*(_statistics(engine, completion) for completion in run.completions))
+        note(*_statistics(engine, run.completions))
     if not complete:
         raise typer.Exit(130)
 
@@ -108,7 +107,8 @@ def _finish(run: "Run", prefix: str | None, *, quiet: bool) -> bool:
             for count, step in enumerate(run, 1):
                 if prefix is not None:
                     write(step.text)
-                status.show(f"{count:,} tokens of {len(run.completions):,} texts")
+                texts = counted(len(run.completions), "text")
+                status.show(f"{counted(count, 'token')} of {texts}")
     except KeyboardInterrupt:
         return False
     return True
@@ -137,7 +137,16 @@ def _remarks(prompt: str, run: "Run", options: Options, *, reported: bool) -> li
     return notes
 
 
-def _statistics(engine: "gpt_cli.Engine", completion: "gpt_cli.Completion") -> str:
+def _statistics(
+    engine: "gpt_cli.Engine", completions: Sequence["gpt_cli.Completion"]
+) -> Iterator[str]:
+    """Yield a line for each text; several lines are numbered from 1."""
+    for number, completion in enumerate(completions, 1):
+        head = f"text {number}: " if len(completions) > 1 else ""
+        yield head + _facts(engine, completion)
+
+
+def _facts(engine: "gpt_cli.Engine", completion: "gpt_cli.Completion") -> str:
     times, drafted = records.timing(engine, completion), completion.drafted
     first, rate = times["ttft_s"], times["decode_tok_s"]
     facts = [
@@ -164,7 +173,7 @@ def batch(
     template: str | None = flags.TEMPLATE,
     batch_size: str = option("auto", "Number of rows to compute at once.", metavar="N|auto"),
     options: Options,
-    choices_file: Path | None = flags.CHOICES_FILE,
+    choices_file: str | None = flags.CHOICES_FILE,
     escape: bool = option(False, r"Read \n, \r, \t and \\ in --stop as escapes."),
     logprobs: int | None = flags.LOGPROBS,
     loading: flags.Generating,
@@ -181,12 +190,12 @@ def batch(
         printf 'Once\nThe fox\n' | gpt-cli batch -m tiny -n 20
         printf 'Once\nThe fox\n' | gpt-cli batch -m tiny -n 20 -o new.jsonl
     """
+    options = inputs.with_choices(options, choices_file, files or [from_file or "-"])
     files = inputs.files_or_pipe(files, from_file, "no prompts: give a FILE", quiet=loading.quiet)
-    inputs.refuse_one_pipe(choices_file, files)
     size = _batch_size(batch_size)
     if escape:
         options = _with_escapes(options)
-    options = replace(inputs.with_choices(options, choices_file), top_logprobs=logprobs or 0)
+    options = replace(options, top_logprobs=logprobs or 0)
     task = jobs.Generation(options, size, logprobs is not None, inputs.read_template(template))
     run_job(task, files, rows, loading, where)
 

@@ -5,7 +5,6 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from gpt_cli import jobs
@@ -30,7 +29,7 @@ class Choices(Declared):
         metavar="A,B,C",
         callback=split_commas,
     )
-    choices_file: Path | None = flags.CHOICES_FILE
+    choices_file: str | None = flags.CHOICES_FILE
     by: _By = option(
         "total",
         "Rank by the total log-likelihood, which favours short choices, or by its mean per token "
@@ -38,9 +37,9 @@ class Choices(Declared):
     )
     exact: bool = option(False, "Use the choices as given: remove and add no spaces.")
 
-    def listed(self) -> tuple[str, ...]:
-        """Return the choices, if any."""
-        choices = inputs.read_choices(self.choices, self.choices_file)
+    def read(self, others: Sequence[str]) -> tuple[str, ...]:
+        """Return the choices, if any; raise InputError if others are read from the pipe, too."""
+        choices = inputs.read_choices(self.choices, self.choices_file, others)
         if choices:
             jobs.spaced("", choices, exact=self.exact)  # raises for choices that no prompt can have
         return choices
@@ -74,20 +73,20 @@ def rank(
         gpt-cli rank -m tiny 'The fox was very' --choices happy,sad,stone
         printf 'The fox was\nThe sun was\n' | gpt-cli rank -m tiny --choices red,up
     """
-    inputs.refuse_one_pipe(question.choices_file, words or [from_file])
-    listed, filled = question.listed(), inputs.read_template(template)
-    many = from_file or filled or rows.used or where.engine != "local"
+    choices = question.read(words or [from_file or "-"])
+    filled = inputs.read_template(template)
+    many = from_file is not None or filled or rows.used or where.engine != "local"
     if many or inputs.are_files(words or ["-"]):
         missing = "no prompt: give a PROMPT, a FILE of rows"
         files = inputs.files_or_pipe(words, from_file, missing, quiet=loading.quiet)
-        task = jobs.Ranking(listed, question.by, question.exact, filled)
+        task = jobs.Ranking(choices, question.by, question.exact, filled)
         sink = None if as_json else BestChoices(task.layout.texts)
         run(task, files, rows, loading, where, sink)
         return
-    if not listed:
+    if not choices:
         raise InputError("no choices: give --choices A,B,C or --choices-file FILE")
     prompt = inputs.read_prompt(words, None, quiet=loading.quiet)
-    spaced = jobs.spaced(prompt, listed, exact=question.exact)
+    spaced = jobs.spaced(prompt, choices, exact=question.exact)
     engine = loading.load()
     records = of_ranking(engine, engine.rank(prompt, list(spaced), by=question.by), spaced)
     if as_json or not on_terminal(sys.stdout):
@@ -125,7 +124,7 @@ def next_tokens(
     words: list[str] | None = flags.text_argument("[PROMPT]...", "The text so far"),
     *,
     top: int = option(10, "Number of tokens.", AT_LEAST_1, aliases=("-k",)),
-    file: Path | None = flags.PROMPT_FILE,
+    file: str | None = flags.PROMPT_FILE,
     special: bool = flags.SPECIAL,
     loading: flags.Loading,
     as_json: bool = flags.JSON,

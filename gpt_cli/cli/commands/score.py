@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from gpt_cli.cli import inputs
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.jobs import Lines, run
 from gpt_cli.cli.output import note, on_terminal, quoted, write
-from gpt_cli.errors import InputError, RowsError, compute_valid
+from gpt_cli.errors import InputError, RowsError, compute_valid, counted
 from gpt_cli.jobs import storage
 from gpt_cli.options.declare import Declared, OptionError, Range, option
 from gpt_cli.records import Record, json_line
@@ -42,7 +42,8 @@ class Form(Declared):
     )
     words: bool = option(False, "Show the surprisal of each word in bits.")
     total: bool = option(
-        False, "Show only the perplexity and the name of each file, with --lines over its lines."
+        False,
+        "Show only the perplexity and the name of each file; with --lines, that of all its lines.",
     )
     bos: bool = flags.BOS
     max_perplexity: float | None = _bound("at most")
@@ -52,7 +53,7 @@ class Form(Declared):
         "For a text longer than the context, score N tokens per window, with as many preceding "
         "tokens as fit; half of the context if not set.",
     )
-    as_json: bool = option(False, "Print JSON, one object per line.", flag="--json")
+    as_json: bool = flags.JSON
 
     @property
     def filters(self) -> bool:
@@ -102,7 +103,8 @@ def score(
 
     With --words, print for each word the number of its line (1 without --lines), the word, its
     start and end in bytes, the number of its tokens and its surprisal, which includes the end of
-    the word. On a terminal, tables are aligned and have a header.
+    the word. If there are several files, each row begins with the name of its file. On a terminal,
+    tables are aligned and have a header.
 
     With --output, --format or --template, FILE has rows: lines, JSON Lines with a "text" and an
     optional "id", or Parquet with these columns. A record with the numbers is written for each row.
@@ -124,7 +126,7 @@ def score(
         run(task, files, rows, loading, where)
     elif form.lines or form.filters:
         task = replace(task, details=form.as_json, every_line=True)
-        sink: Lines = Totals(form, files) if form.total else ScoredLines(form)
+        sink: Lines = Totals(form, files) if form.total else ScoredLines(form, files)
         run(task, files, replace(rows, format="lines"), loading, where, sink)
     else:
         _score_texts(files, form, loading)
@@ -140,7 +142,7 @@ def _check_texts(files: Sequence[str], rows: flags.RowFiles, where: flags.Where)
             continue
         if storage.is_folder(file) or ("*" in file and not storage.exists(file)):
             raise InputError(f"cannot read {file}: for a folder or a pattern, add --output OUT")
-        if not storage.is_address(file) and not storage.exists(file):
+        if file and not storage.is_address(file) and not storage.exists(file):
             cure = "to score a text, pipe it: echo TEXT | gpt-cli score"
             raise InputError(f"cannot read {file:.80}: No such file; {cure}")
         storage.size(file)
@@ -149,7 +151,7 @@ def _check_texts(files: Sequence[str], rows: flags.RowFiles, where: flags.Where)
 def _score_texts(files: Sequence[str], form: Form, loading: flags.Loading) -> None:
     """Write the scores of whole texts; raise RowsError at the end if some of several have none."""
     results = compute_valid(files, _read, partial(_scores, form, loading))
-    failed, table = 0, Table(form, several=len(files) > 1)
+    failed, table = 0, Table(form, files)
     for index, (file, result) in enumerate(zip(files, results, strict=True)):
         name = {"file": file} if form.total or len(files) > 1 else {}
         if isinstance(result, InputError):
@@ -159,9 +161,9 @@ def _score_texts(files: Sequence[str], form: Form, loading: flags.Loading) -> No
             if not (form.as_json or loading.quiet):
                 note(f"gpt-cli: {result}")
             result = records.of_error(result)
-        write(_text({"index": index} | name | result, form, table))
+        write(_text({"index": index} | name | result, form, table, first=index == failed))
     if failed:
-        raise RowsError(f"{failed} of {len(files)} files could not be scored")
+        raise RowsError(f"{failed:,} of {counted(len(files), 'file')} could not be scored")
 
 
 def _read(file: str) -> tuple[str, str]:
@@ -187,14 +189,14 @@ def _scores(
             yield {"text": text} | records.of_score(engine, score, logprobs=form.tokens)
 
 
-def _text(record: Record, form: Form, table: "Table") -> str:
-    """Return the output for a whole text."""
+def _text(record: Record, form: Form, table: "Table", *, first: bool) -> str:
+    """Return the output for a whole text, which may be the first without an error."""
     if form.total:
         return _total(record, form)
     if form.as_json:
         return json_line(record)
     if not form.plain:
-        return (table.header() if record["index"] == 0 else "") + table.rows(record)
+        return (table.header() if first else "") + table.rows(record)
     if "error" in record:
         return ""
     facts = {"file": record["file"]} if "file" in record else {}
@@ -204,7 +206,7 @@ def _text(record: Record, form: Form, table: "Table") -> str:
         "perplexity": _number(_perplexity(record)),
         "bits per byte": _number(record["bits_per_byte"]),
     }
-    gap = "\n" if record["index"] else ""
+    gap = "" if first else "\n"
     return gap + "".join(f"{name:16}{value}\n" for name, value in facts.items())
 
 
@@ -222,7 +224,7 @@ class Totals(Lines):
     """The perplexity of the lines of each file."""
 
     totals = False
-    failure = "{} of {} lines could not be scored"
+    noun, failure = "line", "could not be scored"
 
     def __init__(self, form: Form, files: Sequence[str]):
         self._form, self._files = form, files
@@ -250,10 +252,10 @@ class ScoredLines(Lines):
     """Lines with their scores, or unchanged where the filter lets them pass."""
 
     totals = False
-    failure = "{} of {} lines could not be scored"
+    noun, failure = "line", "could not be scored"
 
-    def __init__(self, form: Form):
-        self._form, self._table = form, Table(form, several=True)
+    def __init__(self, form: Form, files: Sequence[str]):
+        self._form, self._table = form, Table(form, files)
 
     def resume(self) -> jobs.Resumed:
         """Begin with a header on a terminal."""
@@ -274,26 +276,27 @@ class ScoredLines(Lines):
 
 
 class Table:
-    """A row per line, token or word: on a terminal aligned under a header, else with tabs."""
+    """A row per line, token or word: on a terminal aligned under a header, else with tabs.
 
-    def __init__(self, form: Form, *, several: bool):
+    Each row begins with the name of its file if there are several.
+    """
+
+    def __init__(self, form: Form, files: Sequence[str]):
         self._form, self._aligned = form, on_terminal(sys.stdout)
         columns = _WORDS if form.words else _TOKENS if form.tokens else _LINES
-        shown = [name for name in columns if several or name != "line"]
-        self._widths = {name: columns[name] for name in shown}
+        self._widths = {"file": max(map(len, files))} if len(files) > 1 else {}
+        self._widths |= {name: columns[name] for name in columns if form.lines or name != "line"}
 
     def header(self) -> str:
         """Return the first line, which is empty in a pipe."""
-        labels: dict[str, object] = {name: name for name in self._widths}
-        if "line" in labels and not self._form.lines:
-            labels["line"] = "file"
-        return self._row(labels) if self._aligned else ""
+        return self._row({name: name for name in self._widths}) if self._aligned else ""
 
     def rows(self, record: Record, line: bytes = b"") -> str:
         """Return the rows of a record; in the row of a line, the line is unchanged."""
-        return "".join(map(self._row, self._cells(record, line)))
+        file = {"file": record["file"]} if "file" in self._widths else {}
+        return "".join(self._row(file | cells) for cells in self._cells(record, line))
 
-    def _row(self, cells: dict[str, object]) -> str:
+    def _row(self, cells: Mapping[str, object]) -> str:
         if not self._aligned:
             return "\t".join(map(str, cells.values())) + "\n"
         texts = [f"{cells[name]:>{width}}" for name, width in self._widths.items()]
@@ -309,7 +312,7 @@ class Table:
             text = line.removesuffix(b"\n").decode(errors="surrogateescape")
             yield dict(zip(_LINES, [*values, text], strict=True))
             return
-        number = record["index"] + 1
+        number = record.get("line", record["index"] + 1) if self._form.lines else 1
         for word in record.get("words", []):
             bits = _number(word["surprisal"])
             names = "word", "start", "end", "tokens"

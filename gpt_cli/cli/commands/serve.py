@@ -2,7 +2,7 @@
 
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.output import note
-from gpt_cli.errors import ResourceError
+from gpt_cli.errors import ResourceError, counted
 from gpt_cli.serve import Settings
 
 
@@ -23,4 +23,11 @@ def serve(*, settings: Settings, loading: flags.Generating) -> None:
     except ImportError as error:
         packages = "uvicorn starlette prometheus-client"
         raise ResourceError(f"serve needs a web server ({error}): pip install {packages}") from None
-    run(loading.load, settings, lambda address: note(f"gpt-cli: listening on {address}"))
+
+    def show_wait(requests: int) -> None:
+        note(
+            f"gpt-cli: waiting for {counted(requests, 'request')}, up to {settings.grace:g} "
+            "seconds; Ctrl+C again ends the server at once"
+        )
+
+    run(loading.load, settings, lambda url: note(f"gpt-cli: listening on {url}"), show_wait)

@@ -5,7 +5,6 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpt_cli.cli import inputs
@@ -35,7 +34,7 @@ def tokenize(
         "[TEXT]...", "Two or more names of existing files, or the text"
     ),
     *,
-    file: Path | None = _FILE,
+    file: str | None = _FILE,
     count: bool = option(False, "Print only the number of tokens."),
     special: bool = flags.SPECIAL,
     model: flags.Model,
@@ -63,7 +62,7 @@ def tokenize(
 
 
 def _texts(
-    words: Sequence[str] | None, file: Path | None, *, quiet: bool
+    words: Sequence[str] | None, file: str | None, *, quiet: bool
 ) -> Iterable[tuple[dict[str, str], bytes]]:
     """Return texts with the names of their files, if there are several."""
     if not (words and len(words) > 1 and inputs.are_files(words)):
@@ -93,7 +92,7 @@ def _write_tokens(
 def detokenize(
     ids: list[str] | None = flags.text_argument("[IDS]...", "Ids, separated by white space"),
     *,
-    file: Path | None = _FILE,
+    file: str | None = _FILE,
     model: flags.Model,
 ) -> None:
     """Write the text of the token ids IDS.
@@ -111,7 +110,7 @@ def detokenize(
         write("\n")
 
 
-def _read(words: Sequence[str] | None, file: Path | None, *, quiet: bool) -> tuple[bytes, bytes]:
+def _read(words: Sequence[str] | None, file: str | None, *, quiet: bool) -> tuple[bytes, bytes]:
     """Return the content of `file` or of the pipe, if any, and the words."""
     name, text = inputs.parts_of_text(words, file, _MISSING, quiet=quiet)
     return b"" if name is None else read_bytes(name), os.fsencode(text or "")

@@ -27,13 +27,13 @@ class Output(Declared):
         None, "Write a picture: .png, .svg or .pdf (matplotlib).", metavar="FILE"
     )
     force: bool = flags.FORCE
-    as_json: bool = option(False, "Print JSON.", flag="--json")
+    as_json: bool = flags.JSON
 
     def show(
         self,
         kind: str,
         words: list[str] | None,
-        file: Path | None,
+        file: str | None,
         loading: flags.Loading,
         *details: int | None,
         **switches: bool,
@@ -85,7 +85,7 @@ def attention(
         None, "Layer to show, counted from 0.", aliases=("-l",), metavar="L"
     ),
     head: int | None = option(None, "Head to show, counted from 0; needs --layer.", metavar="H"),
-    file: Path | None = flags.PROMPT_FILE,
+    file: str | None = flags.PROMPT_FILE,
     special: bool = flags.SPECIAL,
     output: Output,
     loading: flags.Loading,
@@ -115,7 +115,7 @@ def lens(
         between(1, 100),  # per token of the prompt and layer
         aliases=("-k",),
     ),
-    file: Path | None = flags.PROMPT_FILE,
+    file: str | None = flags.PROMPT_FILE,
     special: bool = flags.SPECIAL,
     output: Output,
     loading: flags.Loading,
@@ -136,7 +136,7 @@ def lens(
 def surprise(
     words: list[str] | None = WORDS,
     *,
-    file: Path | None = flags.PROMPT_FILE,
+    file: str | None = flags.PROMPT_FILE,
     special: bool = flags.SPECIAL,
     bos: bool = flags.BOS,
     output: Output,
@@ -159,7 +159,7 @@ def tree(
     *,
     # More are hard to read, and a tree may be as deep as it has continuations.
     top: int = option(20, "Number of continuations, up to 200.", between(1, 200), aliases=("-k",)),
-    file: Path | None = flags.PROMPT_FILE,
+    file: str | None = flags.PROMPT_FILE,
     special: bool = flags.SPECIAL,
     output: Output,
     loading: flags.Loading,

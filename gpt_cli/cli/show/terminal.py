@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from gpt_cli.cli.output import bar, counted, on_terminal, quoted, token_label, visible, write
+from gpt_cli.cli.output import bar, on_terminal, quoted, token_label, visible, write
 from gpt_cli.cli.show import views
 from gpt_cli.cli.show.colours import BITS, SHARES
+from gpt_cli.errors import counted
 from gpt_cli.records import Record
 
 _MOST_BITS = max(BITS)  # of a bar

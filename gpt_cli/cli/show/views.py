@@ -141,7 +141,7 @@ def lens(engine: Engine, prompt: str, top: int, *, special: bool) -> LensView:
         ]
         for layer in zip(*(array.tolist() for array in trace.lens(top)), strict=True)
     ]
-    layers = ["embedding", *(f"h.{layer}" for layer in range(engine.model.config.n_layer))]
+    layers = ["embedding", *(f"h.{layer}" for layer in range(len(predictions) - 1))]
     return LensView(engine.name, _tokens(engine, trace.ids), layers, predictions)
 
 
