@@ -8,6 +8,7 @@ from gpt_cli.folder.tensors import unchanged
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.speculator import Speculator
+from gpt_cli.gpt2 import adapter as lora
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.memory import weights_bytes
 from gpt_cli.ops import SHORT, check_available, get_ops, held_dtype
@@ -25,6 +26,7 @@ def load(
     quiet: bool = True,
     threads: int | None = None,
     speculate: bool = True,
+    adapter: str | None = None,
 ) -> Engine:
     """Load a model; a GPTCLIError says what to do.
 
@@ -41,26 +43,32 @@ def load(
             process may use. NumPy reads another number, OMP_NUM_THREADS.
         speculate: generate faster where that saves time, with equal results: see
             `generation.speculate`. It may take a quarter of the memory of float32 weights.
+        adapter: a folder or a Hub id with a LoRA adapter of PEFT, to be merged into the weights.
     """
     check_available(device, "float32" if dtype == "auto" else dtype)  # before any download
-    folder = hub.resolve(name, revision=revision, offline=offline, quiet=quiet)
-    with unchanged(folder):
-        config, tensors = checkpoint.read(folder)
+    folders = hub.resolve_all(name, adapter, revision=revision, offline=offline, quiet=quiet)
+    with unchanged(*folders):
+        config, tensors = checkpoint.read(folders[0])
         stored = checkpoint.stored_dtype(tensors)
         ops = get_ops(device, held_dtype(stored, device) if dtype == "auto" else dtype, threads)
         if ops.name == "native" and ops.dtype in SHORT and ops.dtype != stored:
             cure = "on a CPU, choose auto, float32 or int8"
             raise OptionError("dtype", f"cannot be {dtype}: {name} is stored in {stored}; {cure}")
+        merged = tensors if adapter is None else lora.merge(tensors, *folders)
+        # Matrices that an adapter changes are in float32, not in 16 bits.
+        widest = "float32" if adapter is not None and ops.dtype in SHORT else ops.dtype
         check_room(
             f"the weights of {name} in {ops.dtype} take",
-            weights_bytes(config, ops.dtype),
+            weights_bytes(config, widest),
             ops.free_memory(),
             "choose a smaller model or dtype, or another device",
         )
         start = time.perf_counter()
-        tokenizer = Tokenizer.from_folder(folder)  # not beside the weights: both would take longer
-        model = checkpoint.assemble(config, ops, tensors)
+        tokenizer = Tokenizer.from_folder(
+            folders[0]
+        )  # not beside the weights: both would take longer
+        model = checkpoint.assemble(config, ops, merged)
     seconds = time.perf_counter() - start
     speculator = Speculator(model)
     loaded = LoadedModel(model, tokenizer, speculator if speculate and speculator.pays else None)
-    return Engine(loaded, name, seconds)
+    return Engine(loaded, name, seconds, adapter)

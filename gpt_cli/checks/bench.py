@@ -60,6 +60,7 @@ class Benchmark:
     """The measured figures, and what was measured. Positions in the text count from 1."""
 
     model: str
+    adapter: str | None
     parameters: int
     weights_bytes: int
     dtype: str  # of the weights
@@ -155,6 +156,7 @@ def _summary(
 
     return Benchmark(
         model=engine.name,
+        adapter=engine.adapter,
         parameters=count_parameters(config),
         weights_bytes=weights_bytes(config, ops.dtype),
         dtype=ops.dtype,
@@ -202,7 +204,7 @@ def _engine(engine: Engine, mode: ModeName) -> Engine:
     """Return an engine with the same model, which speculates only in the mode of that name."""
     speculator = Speculator(engine.model) if mode == "speculation" else None
     loaded = LoadedModel(engine.model, engine.tokenizer, speculator)
-    return Engine(loaded, engine.name, engine.load_seconds)
+    return Engine(loaded, engine.name, engine.load_seconds, engine.adapter)
 
 
 def _run(engine: Engine, texts: Sequence[str], max_tokens: int, mode: ModeName, name: str) -> _Run:

@@ -183,7 +183,18 @@ class Model(Declared):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Loading(Model):
+class Adapted(Model):
+    """The model of a command that reads its weights."""
+
+    adapter: str | None = option(
+        None,
+        "Merge a LoRA adapter into the weights: a folder of PEFT, or OWNER/NAME on the Hub.",
+        metavar="ADAPTER",
+    )
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Loading(Adapted):
     """The model of a command that computes with it."""
 
     device: str = option(

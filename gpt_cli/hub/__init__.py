@@ -46,6 +46,34 @@ def resolve(
     return find(name, revision) or download(name, revision=revision, offline=offline, quiet=quiet)
 
 
+def resolve_all(
+    name: str,
+    adapter: str | None = None,
+    *,
+    revision: str | None = None,
+    offline: bool = False,
+    quiet: bool = False,
+) -> list[Path]:
+    """Return the folder of a model, then that of its adapter, if there is one."""
+    folder = resolve(name, revision=revision, offline=offline, quiet=quiet)
+    if adapter is None:
+        return [folder]
+    return [folder, resolve_adapter(adapter, offline=offline, quiet=quiet)]
+
+
+def resolve_adapter(name: str, *, offline: bool = False, quiet: bool = False) -> Path:
+    """Return the folder of an adapter; download it from the main branch if it is not local."""
+    if os.path.isdir(name):  # noqa: PTH112 (never raises)
+        return Path(name)
+    try:
+        repo, select = hub_id(name), contents.adapter_files
+    except ModelNotFoundError:
+        cure = "give its folder, or OWNER/NAME on the Hub"
+        raise ModelNotFoundError(f"no adapter {name!r:.80}: {cure}") from None
+    cached = local.cached_snapshot(repo, "main", select)
+    return cached or download(name, offline=offline, quiet=quiet, select=select)
+
+
 def read_config(name: str, *, revision: str | None = None, offline: bool = False) -> GPT2Config:
     """Return the configuration of a model; fetch only config.json if the model is not local."""
     with _folder_of(lambda names: [contents.CONFIG], name, revision, offline) as folder:
@@ -86,10 +114,12 @@ def download(
     to: Path | None = None,
     offline: bool = False,
     quiet: bool = False,
+    select: local.Select = contents.model_files,
 ) -> Path:
     """Fetch the current files of a model, check their hashes, and return their folder.
 
-    They go to the Hub's cache, or to `to`: a plain folder that appears only when complete.
+    They are those that `select` chooses. They go to the Hub's cache, or to `to`: a plain folder
+    that appears only when complete.
 
     Raise InputError if the model is local or `to` is not a new or empty folder, ModelNotFoundError
     if the Hub does not provide the model, CheckpointError if the Hub has no safetensors of it or a
@@ -101,9 +131,9 @@ def download(
     repo, revision = _on_hub(name, revision, offline)
     try:
         if to is None:
-            return client.fetch_model(repo, revision, None, quiet)
+            return client.fetch_model(repo, revision, None, quiet, select)
         with new_folder(to.resolve()) as folder:
-            client.fetch_model(repo, revision, folder, quiet)
+            client.fetch_model(repo, revision, folder, quiet, select)
             shutil.rmtree(folder / ".cache")  # notes of the client
         return to.resolve()
     except OSError as error:

@@ -2,9 +2,11 @@
 
 import os
 import re
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from gpt_cli.errors import CheckpointError, ModelNotFoundError, did_you_mean
 from gpt_cli.folder.contents import CONFIG, model_files
@@ -19,6 +21,9 @@ SHORT_NAMES = {
     "gpt2-large": "openai-community/gpt2-large",
     "gpt2-xl": "openai-community/gpt2-xl",
 }
+
+# Selects files from the names in a folder or a repository; the last one marks a complete download.
+Select: TypeAlias = Callable[[Collection[str], str, Callable[[str], Path]], list[str]]
 
 _HUB_ID = re.compile(r"([a-zA-Z0-9][\w.-]*/)?[a-zA-Z0-9_]([\w.-]*\w)?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -115,15 +120,15 @@ def checked_revision(revision: str | None) -> str:
     return revision.strip("/")
 
 
-def cached_snapshot(repo: str, revision: str) -> Path | None:
-    """Return the folder of a revision in the Hub's cache if the model is complete, else None."""
+def cached_snapshot(repo: str, revision: str, select: Select = model_files) -> Path | None:
+    """Return the folder of a revision in the Hub's cache if its files are complete, else None."""
     # Other tools may have cached a model under its short name.
     for name in (repo, *(short for short, full in SHORT_NAMES.items() if full == repo)):
         folder, commit = repo_folder(name), revision
         if not _COMMIT.fullmatch(revision):
             with suppress(OSError, ValueError):
                 commit = (folder / "refs" / revision).read_text().strip()
-        if _COMMIT.fullmatch(commit) and _is_complete(folder / "snapshots" / commit):
+        if _COMMIT.fullmatch(commit) and _is_complete(folder / "snapshots" / commit, select):
             return folder / "snapshots" / commit
     return None
 
@@ -133,10 +138,10 @@ def repo_folder(repo: str) -> Path:
     return cache_folder() / f"models--{repo.replace('/', '--')}"
 
 
-def _is_complete(folder: Path) -> bool:
+def _is_complete(folder: Path, select: Select = model_files) -> bool:
     try:
         names = {path.name for path in folder.iterdir() if path.is_file()}  # no dangling links
-        return bool(model_files(names, str(folder), folder.joinpath))
+        return bool(select(names, str(folder), folder.joinpath))
     except (OSError, CheckpointError, ModelNotFoundError):
         return False
 

@@ -127,7 +127,11 @@ def compute(
     if not bundles:
         return
     reader = source.reader, start, Path.cwd()
-    path = str(Path(model).absolute()) if hub.is_folder(model) else model
+    path, adapter = (
+        str(Path(name).absolute()) if name and hub.is_folder(name) else name
+        for name in (model, loading.get("adapter"))
+    )
+    loading = {**loading, "adapter": adapter}
     if loading.get("device", "auto") == "auto" and not cluster.gpus_per_worker:
         loading = {**loading, "device": "cpu"}  # Ray has assigned no GPU
     with _connected(cluster) as alone:

@@ -1,7 +1,7 @@
 """The views of `gpt-cli show` as data: for --json, text, pictures and pages."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -23,6 +23,7 @@ class View:
 
     kind: ClassVar[str]  # the name of the view
     model: str
+    adapter: str | None = field(default=None, kw_only=True)  # in its weights
 
     def record(self) -> Record:
         """Return the view as a JSON object."""
@@ -83,7 +84,8 @@ def attention(
     heads = _indices("head", head, config.n_head)
     trace = engine.trace(prompt, special=special)
     weights = trace.attention[np.ix_(layers, heads)]
-    return AttentionView(engine.name, _tokens(engine, trace.ids), layers, heads, weights)
+    tokens = _tokens(engine, trace.ids)
+    return AttentionView(engine.name, tokens, layers, heads, weights, adapter=engine.adapter)
 
 
 def pooled(weights: NDArray[np.float32], most: int) -> tuple[NDArray[np.float32], int]:
@@ -117,13 +119,15 @@ def lens(engine: Engine, prompt: str, top: int, *, special: bool) -> LensView:
         for layer in zip(*(array.tolist() for array in trace.lens(top)), strict=True)
     ]
     layers = ["embedding", *(f"h.{layer}" for layer in range(engine.model.config.n_layer))]
-    return LensView(engine.name, _tokens(engine, trace.ids), layers, predictions)
+    tokens = _tokens(engine, trace.ids)
+    return LensView(engine.name, tokens, layers, predictions, adapter=engine.adapter)
 
 
 def surprise(engine: Engine, text: str) -> SurpriseView:
     """Compute the probabilities of the tokens of a text, which may exceed the context."""
     record = records.of_score(engine, engine.score(text), logprobs=True)
-    return SurpriseView(engine.name, record["logprobs"], record["perplexity"])
+    sums = record["logprobs"], record["perplexity"]
+    return SurpriseView(engine.name, *sums, adapter=engine.adapter)
 
 
 def tree(engine: Engine, prompt: str, top: int, *, special: bool) -> TreeView:
@@ -136,7 +140,8 @@ def tree(engine: Engine, prompt: str, top: int, *, special: bool) -> TreeView:
             "branches": [*map(branch, node.children)],
         }
 
-    return TreeView(engine.name, prompt, [*map(branch, engine.tree(prompt, top, special=special))])
+    branches = [*map(branch, engine.tree(prompt, top, special=special))]
+    return TreeView(engine.name, prompt, branches, adapter=engine.adapter)
 
 
 def _tokens(engine: Engine, ids: list[int]) -> list[Record]:
