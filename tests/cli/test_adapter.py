@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 import gpt_cli
+from gpt_cli.gpt2.digests import logits_digest
 from support.adapters import ADAPTERS
-from support.in_process import finished, records_here, refusal, run_here
+from support.in_process import records_here, refusal, run_here
 
 TEXT = "The sand and the ring"
 
@@ -75,14 +76,12 @@ def test_an_int8_model_is_made_with_the_adapter_and_takes_no_other(
     assert f"--adapter {folder} cannot change int8 weights: quantize the model with" in message
 
 
-def test_verify_checks_that_all_ways_agree(model, folder):
-    done = finished("verify", "--json", "-m", "tiny", "--adapter", folder)
-    assert done.returncode == 4  # of a model of another shape
+def test_verify_checks_the_merged_model(model, folder):
     (result,) = records_here("verify", "--json", "-m", model, "--adapter", folder)
     assert (result["adapter"], result["passed"]) == (str(folder), True)
-    digests = {check["name"]: check["digest"] for check in result["checks"]}
-    (plain,) = records_here("verify", "--json", "-m", model)
-    assert any(check["digest"] != digests[check["name"]] for check in plain["checks"])
+    engine = gpt_cli.load(str(model), adapter=str(folder), device="cpu")
+    digest = logits_digest(engine.model, engine.tokenizer)
+    assert digest in {check["digest"] for check in result["checks"]}
 
 
 @pytest.mark.parametrize("name", ["./nothing", "no\nname", ""])
