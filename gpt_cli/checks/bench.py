@@ -204,7 +204,7 @@ def _engine(engine: Engine, mode: ModeName) -> Engine:
     """Return an engine with the same model, which speculates only in the mode of that name."""
     speculator = Speculator(engine.model) if mode == "speculation" else None
     loaded = LoadedModel(engine.model, engine.tokenizer, speculator)
-    return Engine(loaded, engine.name, engine.load_seconds, engine.adapter)
+    return Engine(loaded, engine.name, engine.load_seconds)
 
 
 def _run(engine: Engine, texts: Sequence[str], max_tokens: int, mode: ModeName, name: str) -> _Run:

@@ -46,7 +46,8 @@ class _Merged:
 
     def __getitem__(self, rows: slice, /) -> Array:
         """Return a range of rows."""
-        return self.matrix[rows] + self.scale * self.ops.linear(self.left[rows], self.right)
+        with np.errstate(over="ignore", invalid="ignore"):  # infinities are detected in the results
+            return self.matrix[rows] + self.scale * self.ops.linear(self.left[rows], self.right)
 
 
 def merge(tensors: Mapping[str, Tensor | Int8Rows], source: Path, folder: Path) -> dict[str, Rows]:
@@ -67,7 +68,7 @@ def merge(tensors: Mapping[str, Tensor | Int8Rows], source: Path, folder: Path) 
     stored = read_tensors(weights)
     try:
         replaced, factors = _parts(stored, tensors, config)
-        merged = {**tensors, **replaced, **_changed(factors, {**tensors, **replaced}, config)}
+        merged = {**tensors, **_changed(factors, tensors, config), **replaced}
     except ValueError as error:
         cure = f"get it again, or use {model or 'the model that it was trained for':.80}"
         raise CheckpointError(f"{weights}: {error}: {cure}") from None

@@ -93,7 +93,8 @@ FAULTS = [
     *(fault(f"{name} is {value!r}", configure(**{name: value}), f"{name} is {value!r:.40}", MERGE)
       for name, value in (("peft_type", "IA3"), ("use_dora", True), ("bias", "all"),
                           ("init_lora_weights", "pissa"), ("layer_replication", [[0, 2]]))),
-    fault("a field that drives a terminal", configure(**{FLOOD: 1}), "\N{SYMBOL FOR ESCAPE}]0;pwned", MERGE),
+    fault("a field that drives a terminal", configure(**{FLOOD: 1}),
+          "\N{SYMBOL FOR ESCAPE}]0;pwned", MERGE),
     fault("a base model that drives a terminal",
           lambda folder: (configure(base_model_name_or_path=FLOOD + "x")(folder),
                           without(A)(folder)), "is missing", "]0;pwned"),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import gpt_cli
+from gpt_cli import loading
 from gpt_cli.errors import CheckpointError
 from gpt_cli.folder.tensors import unchanged
 from gpt_cli.gpt2 import adapter, checkpoint, quantize
@@ -142,6 +143,42 @@ def test_an_adapter_that_changes_while_it_is_read_is_refused(name, model, folder
         (folder / name).write_bytes(b"changed")
 
 
+def test_a_model_or_an_adapter_that_changes_while_it_is_loaded_is_refused(
+    model, folder, monkeypatch
+):
+    assemble = checkpoint.assemble
+
+    def change(*arguments):
+        (folder / ADAPTER_CONFIG).write_text("{}")
+        return assemble(*arguments)
+
+    monkeypatch.setattr(checkpoint, "assemble", change)
+    with pytest.raises(CheckpointError, match=f"{folder} changed"):
+        gpt_cli.load(str(model), adapter=str(folder))
+
+
+def test_the_memory_for_changed_matrices_is_that_of_float32(
+    case_folder, folder, monkeypatch, library
+):
+    checked = []
+    monkeypatch.setattr(loading, "check_room", lambda what, needed, *_: checked.append(needed))
+    for options in ({}, {"adapter": str(folder)}, {"dtype": "float32"}, {"dtype": "int8"}):
+        gpt_cli.load(str(case_folder("bf16")), device="cpu", **options)
+    gpt_cli.load(str(case_folder("bf16")), device="cpu", dtype="int8", adapter=str(folder))
+    stored, adapted, wide, int8, adapted_int8 = checked
+    assert stored < adapted == wide
+    assert int8 == adapted_int8
+
+
+def test_a_saved_module_replaces_its_lora(model, folder):
+    saved = f"{PREFIX}{C_ATTN.format(1)}"
+    configure(folder, modules_to_save=["h.1.attn.c_attn"])
+    tensors = ADAPTERS["plain"].tensors()
+    tensors |= {f"{saved}.weight": zeros(32, 96), f"{saved}.bias": zeros(96)}
+    write_tensors(folder, tensors)
+    assert not merge(model, folder)[1]["h.1.attn.c_attn.weight"][:].any()
+
+
 # --- what is refused ------------------------------------------------------------------------------
 
 TYPES = {
@@ -265,6 +302,14 @@ def test_a_tensor_that_does_not_fit_is_named(fault, model, folder):
     assert message.startswith(f"{folder / ADAPTER_WEIGHTS}: ")
     assert complaint in message
     assert message.endswith(f": get it again, or use {model.name}")
+
+
+def test_a_change_that_overflows_is_found_in_the_results(model, folder):
+    large = Stored("F32", (4, 32), b"\x7b" * 512)
+    configure(folder, lora_alpha=2**20)
+    write_tensors(folder, ADAPTERS["plain"].tensors() | {A: large})
+    with pytest.raises(CheckpointError, match="results are not finite"):
+        gpt_cli.load(str(model), adapter=str(folder)).score("Once")
 
 
 def test_a_saved_module_must_be_there_and_have_its_shape(model, folder):
