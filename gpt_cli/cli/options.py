@@ -177,7 +177,7 @@ class Model(Declared):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return keywords of `gpt_cli.load`, or of `gpt_cli.hub.resolve`."""
+        """Return keywords of `gpt_cli.load`, or of `gpt_cli.hub.resolve_all`."""
         others = ("model", "verbose", "threads")
         return {name: value for name, value in vars(self).items() if name not in others}
 

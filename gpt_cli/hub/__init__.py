@@ -66,12 +66,13 @@ def resolve_adapter(name: str, *, offline: bool = False, quiet: bool = False) ->
     if os.path.isdir(name):  # noqa: PTH112 (never raises)
         return Path(name)
     try:
-        repo, select = hub_id(name), contents.adapter_files
+        if os.path.isfile(name):  # noqa: PTH113 (never raises)
+            raise ModelNotFoundError
+        cached = local.cached_snapshot(hub_id(name), "main", contents.adapter_files)
     except ModelNotFoundError:
-        cure = "give its folder, or OWNER/NAME on the Hub"
+        cure = "give the folder of an adapter, or OWNER/NAME on the Hub"
         raise ModelNotFoundError(f"no adapter {name!r:.80}: {cure}") from None
-    cached = local.cached_snapshot(repo, "main", select)
-    return cached or download(name, offline=offline, quiet=quiet, select=select)
+    return cached or download(name, offline=offline, quiet=quiet, select=contents.adapter_files)
 
 
 def read_config(name: str, *, revision: str | None = None, offline: bool = False) -> GPT2Config:

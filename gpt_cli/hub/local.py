@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from gpt_cli.errors import CheckpointError, ModelNotFoundError, did_you_mean
-from gpt_cli.folder.contents import CONFIG, model_files
+from gpt_cli.folder.contents import ADAPTER_CONFIG, CONFIG, model_files
 from gpt_cli.options.declare import OptionError
 from gpt_cli.system.files import read_json
 
@@ -102,7 +102,11 @@ def nearest(name: str) -> str:
 
 
 def check_folder(folder: Path) -> Path:
-    """Return the folder of a model; refuse one whose subfolders are models, as in training."""
+    """Return the folder of a model; refuse an adapter, and a folder whose subfolders are models."""
+    if not (folder / CONFIG).exists() and (folder / ADAPTER_CONFIG).exists():
+        raise ModelNotFoundError(
+            f"{folder} is an adapter: load its model, with this folder as the option adapter"
+        )
     if not (folder / CONFIG).exists() and (inside := [*folder.glob(f"*/{CONFIG}")]):
         models = sorted(path.parent for path in inside)
         newest = max(models, key=lambda path: [*map(int, re.findall(r"\d+", path.name))])

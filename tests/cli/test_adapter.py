@@ -7,6 +7,7 @@ import pytest
 import gpt_cli
 from gpt_cli.checks import verify
 from gpt_cli.gpt2.digests import logits_digest
+from gpt_cli.jobs import Scoring, cluster
 from support.adapters import ADAPTERS
 from support.in_process import records_here, refusal, run_here
 
@@ -86,15 +87,30 @@ def test_verify_checks_the_merged_model(model, folder, monkeypatch):
     assert digest in {check["digest"] for check in result["checks"]}
 
 
-@pytest.mark.parametrize("name", ["./nothing", "no\nname", ""])
-def test_what_is_no_adapter_is_refused(name, model):
+def test_a_worker_of_a_cluster_finds_the_folder(model, folder, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    assert [cluster._absolute(name) for name in (folder.name, "owner/name", None)] == [
+        *(str(folder), "owner/name", None),
+    ]
+    loading = {"adapter": str(folder)}
+    worker = cluster._Worker(Scoring(), None, ("model", folder.name), str(model), loading)
+    assert (worker._engine.name, worker._engine.adapter) == ("model", folder.name)
+
+
+@pytest.mark.parametrize("name", ["./nothing", "no\nname", "", "in/a.file"])
+def test_what_is_no_adapter_is_refused(name, model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("in").mkdir()
+    Path("in/a.file").touch()
     message = refusal("generate", "-m", model, "--adapter", name, TEXT, code=3)
-    assert f"no adapter {name!r}: give its folder, or OWNER/NAME on the Hub" in message
+    assert f"no adapter {name!r}: give the folder of an adapter, or OWNER/NAME" in message
 
 
-def test_a_model_is_no_adapter(model):
+def test_a_model_is_no_adapter_and_an_adapter_no_model(model, folder):
     message = refusal("info", "-m", model, "--adapter", model, code=4)
     assert "has no adapter_model.safetensors and no adapter_config.json" in message
+    message = refusal("generate", "-m", folder, TEXT, code=3)
+    assert f"{folder} is an adapter: load its model, with this folder as the option" in message
 
 
 def test_an_adapter_is_fetched_from_the_hub_once(hub, model, folder):
