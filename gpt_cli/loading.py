@@ -8,8 +8,8 @@ from gpt_cli.folder.tensors import unchanged
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.speculator import Speculator
-from gpt_cli.gpt2 import adapter as lora
 from gpt_cli.gpt2 import checkpoint
+from gpt_cli.gpt2.adapter import merge
 from gpt_cli.gpt2.memory import weights_bytes
 from gpt_cli.ops import SHORT, check_available, get_ops, held_dtype
 from gpt_cli.options.declare import OptionError
@@ -46,17 +46,19 @@ def load(
         adapter: a folder or a Hub id with a LoRA adapter of PEFT, to be merged into the weights.
     """
     check_available(device, "float32" if dtype == "auto" else dtype)  # before any download
-    folders = hub.resolve_all(name, adapter, revision=revision, offline=offline, quiet=quiet)
-    with unchanged(*folders):
-        config, tensors = checkpoint.read(folders[0])
+    folder, *adapters = hub.resolve_all(
+        name, adapter, revision=revision, offline=offline, quiet=quiet
+    )
+    with unchanged(folder, *adapters):
+        config, tensors = checkpoint.read(folder)
         stored = checkpoint.stored_dtype(tensors)
         ops = get_ops(device, held_dtype(stored, device) if dtype == "auto" else dtype, threads)
         if ops.name == "native" and ops.dtype in SHORT and ops.dtype != stored:
             cure = "on a CPU, choose auto, float32 or int8"
             raise OptionError("dtype", f"cannot be {dtype}: {name} is stored in {stored}; {cure}")
-        merged = tensors if adapter is None else lora.merge(tensors, *folders)
-        # Matrices that an adapter changes are in float32, not in 16 bits.
-        widest = "float32" if adapter is not None and ops.dtype in SHORT else ops.dtype
+        merged = merge(tensors, folder, *adapters) if adapters else tensors
+        # Matrices that an adapter changes are not in 16 bits.
+        widest = "float32" if adapters and ops.dtype in SHORT else ops.dtype
         check_room(
             f"the weights of {name} in {ops.dtype} take",
             weights_bytes(config, widest),
@@ -64,9 +66,7 @@ def load(
             "choose a smaller model or dtype, or another device",
         )
         start = time.perf_counter()
-        tokenizer = Tokenizer.from_folder(
-            folders[0]
-        )  # not beside the weights: both would take longer
+        tokenizer = Tokenizer.from_folder(folder)  # not beside the weights: both would take longer
         model = checkpoint.assemble(config, ops, merged)
     seconds = time.perf_counter() - start
     speculator = Speculator(model)

@@ -29,12 +29,14 @@ _OF_TRAINING = (
     *("megatron_core", "qalora_group_size"),  # defaults of features that are off
 )
 # The supported values of fields that are always set. Other initializers change the model, too.
-_ALLOWED = {"bias": (None, "none"), "init_lora_weights": (None, True, False, "gaussian", "eva")}
+_INITIALIZERS = (None, True, False, "gaussian", "orthogonal", "eva")
+_ALLOWED = {"bias": (None, "none"), "init_lora_weights": _INITIALIZERS}
 _MERGE = "merge it into its model with PEFT (merge_and_unload), and load that"
 
 _RANKS, _ALPHAS = between(1, 2**20), between(-(2**20), 2**20)
-# Limits with which patterns are matched in seconds, whoever wrote them.
-_MOST_PATTERNS = 500
+# Limits with which patterns and names are matched in seconds, whoever wrote them.
+_MOST = 500
+_NAMES = Range(lambda names: len(names) <= _MOST, f"up to {_MOST} names")
 _PATTERN = re.compile(r"[\w.^$|\\()\[\]*+-]{1,100}", re.ASCII)
 _COSTLY = re.compile(r"\)[*+]|\[\[|--|\|\||([*+(].*){3}")
 
@@ -56,10 +58,10 @@ def _patterns(number: Kind, range: Range) -> Any:
         return {_compile(key): number.convert(value) for key, value in dict(values).items()}
 
     def fit(values: dict[re.Pattern[str], Any]) -> bool:
-        return len(values) <= _MOST_PATTERNS and all(map(range.contains, values.values()))
+        return len(values) <= _MOST and all(map(range.contains, values.values()))
 
     kind = Kind("numbers by the names of modules, or by simple patterns of them", str, convert)
-    return option((), range=Range(fit, f"up to {_MOST_PATTERNS} numbers {range.name}"), kind=kind)
+    return option((), range=Range(fit, f"up to {_MOST} numbers {range.name}"), kind=kind)
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class LoraConfig(Declared):
     use_rslora: bool = option(False)
     rank_pattern: Mapping[re.Pattern[str], int] = _patterns(WHOLE, _RANKS)
     alpha_pattern: Mapping[re.Pattern[str], float] = _patterns(NUMBER, _ALPHAS)
-    modules_to_save: Sequence[str] = option(())
+    modules_to_save: Sequence[str] = option((), range=_NAMES)
     base_model_name_or_path: str = option("")
 
     @classmethod

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpt_cli.errors import CheckpointError, InputError, ModelNotFoundError, ResourceError
-from gpt_cli.folder.contents import model_files
 from gpt_cli.hub.local import Select, cache_folder, nearest, repo_folder
 from gpt_cli.system.files import file_hash
 from gpt_cli.system.machine import format_size, within
@@ -91,9 +90,7 @@ def _hash_of(file: "RepoSibling") -> str | None:
     return file.lfs.sha256 if file.lfs else file.blob_id
 
 
-def fetch_model(
-    repo: str, revision: str, to: Path | None, quiet: bool, select: Select = model_files
-) -> Path:
+def fetch_model(repo: str, revision: str, to: Path | None, quiet: bool, select: Select) -> Path:
     """Fetch the files of a model that `select` chooses into the folder `to`, or into the cache."""
     quiet = quiet or sys.stderr is None
     bars = not quiet and sys.stderr.isatty()

@@ -86,6 +86,21 @@ def test_files_of_pytorch_and_names_of_the_bare_model_give_the_same(model, folde
     assert all(np.array_equal(rows[:], expected[name]) for name, rows in merged.items())
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"init_lora_weights": name} for name in (False, "gaussian", "orthogonal", "eva")),
+        {"layers_to_transform": [1], "exclude_modules": ["wte"], "eva_config": {"rho": 2.0}},
+        {"alpha_pattern": None, "rank_pattern": None, "bias": None, "revision": "main"},
+    ],
+    ids=str,
+)
+def test_fields_of_the_training_change_nothing(fields, model, folder):
+    before = merge(model, folder)[1]["h.1.attn.c_attn.weight"][:]
+    configure(folder, **fields)
+    assert np.array_equal(merge(model, folder)[1]["h.1.attn.c_attn.weight"][:], before)
+
+
 def test_ranges_of_rows_have_the_same_bits(model, folder, library):
     matrix = merge(model, folder)[1]["h.1.attn.c_attn.weight"]
     parts = [matrix[start : start + 5] for start in range(0, 32, 5)]
@@ -187,7 +202,7 @@ TYPES = {
     "use_rslora": (1, "true"),
     "rank_pattern": ([], ["c_attn"], "c_attn", {"c_attn": 0}, {"c_attn": "4"}, {"c_attn": 1.5}),
     "alpha_pattern": (5, {"c_attn": math.nan}, {"c_attn": None}, {"c_attn": [1]}),
-    "modules_to_save": (5, [5], {"wte": 1}),
+    "modules_to_save": (5, [5], {"wte": 1}, ["a"] * 501),
     "base_model_name_or_path": (5, ["gpt2"]),
 }
 
