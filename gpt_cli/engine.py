@@ -40,8 +40,11 @@ class Engine:
     cannot be used, such as one longer than the context, or an empty one without a start token.
     """
 
-    def __init__(self, loaded: LoadedModel, name: str, load_seconds: float):
+    def __init__(
+        self, loaded: LoadedModel, name: str, load_seconds: float, adapter: str | None = None
+    ):
         self.loaded, self.name, self.load_seconds = loaded, name, load_seconds
+        self.adapter = adapter  # its name, if one is merged into the weights
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
 
     @checks_arguments()
@@ -74,7 +77,7 @@ class Engine:
         model = checkpoint.with_weights(self.model, arrays)
         speculator = self.loaded.speculator and Speculator(model)
         loaded = replace(self.loaded, model=model, speculator=speculator)
-        return Engine(loaded, self.name, self.load_seconds)
+        return Engine(loaded, self.name, self.load_seconds, self.adapter)
 
     def logits(self, ids: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """Return the logits of the next token at all positions.

@@ -49,6 +49,7 @@ COVERED = {
     "folder/test_tokenizer.py": ["folder/contents"],
     "generation/test_drafts.py": ["generation/speculator"],
     "generation/test_generate.py": ["generation/row"],
+    "gpt2/test_adapter.py": ["folder/adapter"],
     "gpt2/test_checkpoint.py": ["folder/tensors", "folder/weight_files"],
     "hub/test_client.py": ["hub/local"],
     "jobs/test_outputs.py": ["jobs/jsonl"],

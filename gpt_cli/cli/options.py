@@ -97,13 +97,24 @@ class Model(Declared):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return keywords of `gpt_cli.load`, or of `gpt_cli.hub.resolve`."""
+        """Return keywords of `gpt_cli.load`, or of `gpt_cli.hub.resolve_all`."""
         others = ("model", "verbose", "threads")
         return {name: value for name, value in vars(self).items() if name not in others}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Loading(Model):
+class Adapted(Model):
+    """The model of a command that reads its weights."""
+
+    adapter: str | None = option(
+        None,
+        "Merge a LoRA adapter into the weights: a folder of PEFT, or OWNER/NAME on the Hub.",
+        metavar="ADAPTER",
+    )
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Loading(Adapted):
     """The model of a command that computes with it."""
 
     device: str = option(

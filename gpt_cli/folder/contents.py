@@ -7,9 +7,10 @@ from pathlib import Path
 from gpt_cli.errors import MALFORMED, CheckpointError, ModelNotFoundError
 from gpt_cli.system.files import read_json
 
-CONFIG = "config.json"
+CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 # Files of weights, the preferred ones first; an index names the files of a model in shards.
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _INDEX = ".index.json"  # after the name of the file that is in shards
 _SHARD = r"\w[\w.-]*"  # a plain name, never a path
 _OTHERS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
@@ -48,6 +49,15 @@ def model_files(names: Collection[str], repo: str, get_index: Callable[[str], Pa
     needed = [*select_weights(names, repo, get_index), *other_files(names), CONFIG]
     if missing := [name for name in needed if name not in names]:
         raise ModelNotFoundError(f"{repo} has no {', '.join(missing)}: use a complete GPT-2")
+    return needed
+
+
+def adapter_files(names: Collection[str], repo: str, *_: object) -> list[str]:
+    """Select the files of a LoRA adapter from `names`: weights, then configuration."""
+    weights = next((name for name in _ADAPTER_WEIGHTS if name in names), _ADAPTER_WEIGHTS[0])
+    needed = [weights, ADAPTER_CONFIG]
+    if missing := [name for name in needed if name not in names]:
+        raise CheckpointError(f"{repo} has no {' and no '.join(missing)}: give an adapter of PEFT")
     return needed
 
 

@@ -27,10 +27,10 @@ _CACHE_LINE = 64  # bytes
 _STORED = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I8": "i1"}
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "I8": "int8"}
 
-# The files of a model; other files in its folder may change at any time.
+# The files of a model or an adapter; other files in its folder may change at any time.
 _FILES = (
     *("*.safetensors", "pytorch_model*.bin", "*.index.json", "config.json"),
-    "generation_config.json",
+    *("generation_config.json", "adapter_config.json", "adapter_model.bin"),
     *("vocab.json", "merges.txt", "added_tokens.json", "tokenizer.json"),
 )
 
@@ -105,14 +105,15 @@ class Tensor:
 
 
 @contextmanager
-def unchanged(folder: Path) -> Iterator[None]:
-    """Raise CheckpointError on exit if a model's files have changed since the entry."""
+def unchanged(*folders: Path) -> Iterator[None]:
+    """Raise CheckpointError on exit if files of models or adapters have changed since the entry."""
 
-    def versions() -> dict[Path, object]:
+    def versions(folder: Path) -> dict[Path, object]:
         paths = [path for pattern in _FILES for path in folder.glob(pattern)]
         return {path: version(path) for path in paths}
 
-    before = versions()
+    before = {folder: versions(folder) for folder in folders}
     yield
-    if versions() != before:
-        raise CheckpointError(f"{folder} changed while it was read: {_AGAIN}")
+    for folder in folders:
+        if versions(folder) != before[folder]:
+            raise CheckpointError(f"{folder} changed while it was read: {_AGAIN}")

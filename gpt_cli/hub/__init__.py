@@ -76,6 +76,35 @@ def describe(name: str, *, revision: str | None = None, offline: bool = False) -
     return Description(config, None, weights, snapshot.request)
 
 
+def resolve_all(
+    name: str,
+    adapter: str | None = None,
+    *,
+    revision: str | None = None,
+    offline: bool = False,
+    quiet: bool = False,
+) -> list[Path]:
+    """Return the folder of a model, then that of its adapter, if there is one."""
+    folder = resolve(name, revision=revision, offline=offline, quiet=quiet)
+    if adapter is None:
+        return [folder]
+    return [folder, resolve_adapter(adapter, offline=offline, quiet=quiet)]
+
+
+def resolve_adapter(name: str, *, offline: bool = False, quiet: bool = False) -> Path:
+    """Return the folder of an adapter; download it from the main branch if it is not local."""
+    if os.path.isdir(name):  # noqa: PTH112 (never raises)
+        return Path(name)
+    try:
+        if os.path.isfile(name):  # noqa: PTH113 (never raises)
+            raise ModelNotFoundError
+        cached = local.cached_snapshot(hub_id(name), "main", contents.adapter_files)
+    except ModelNotFoundError:
+        cure = "give the folder of an adapter, or OWNER/NAME on the Hub"
+        raise ModelNotFoundError(f"no adapter {name!r:.80}: {cure}") from None
+    return cached or download(name, offline=offline, quiet=quiet, select=contents.adapter_files)
+
+
 def read_tokenizer(name: str, *, revision: str | None = None, offline: bool = False) -> "Tokenizer":
     """Return the tokenizer of a model; fetch only its files if the model is not local."""
     from gpt_cli.folder.tokenizer import Tokenizer  # imports tiktoken
@@ -110,10 +139,12 @@ def download(
     to: Path | None = None,
     offline: bool = False,
     quiet: bool = False,
+    select: local.Select = contents.model_files,
 ) -> Path:
     """Fetch the current files of a model, check their hashes, and return their folder.
 
-    They go to the Hub's cache, or to `to`: a plain folder that appears only when complete.
+    They are those that `select` chooses. They go to the Hub's cache, or to `to`: a plain folder
+    that appears only when complete.
 
     Raise InputError if the model is local or `to` is not a new or empty folder, ModelNotFoundError
     if the Hub does not provide the model, CheckpointError if its weights have another format or a
@@ -125,9 +156,9 @@ def download(
     repo, revision = _on_hub(name, revision, offline)
     try:
         if to is None:
-            return client.fetch_model(repo, revision, None, quiet)
+            return client.fetch_model(repo, revision, None, quiet, select)
         with new_folder(to) as folder:
-            client.fetch_model(repo, revision, folder, quiet)
+            client.fetch_model(repo, revision, folder, quiet, select)
             shutil.rmtree(folder / ".cache")  # notes of the client
         return to.resolve()
     except OSError as error:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpt_cli.errors import CheckpointError, InputError, ModelNotFoundError, ResourceError, counted
 from gpt_cli.folder.contents import has_safetensors, model_files
-from gpt_cli.hub.local import cache_folder, conversion_mark, nearest, repo_folder
+from gpt_cli.hub.local import Select, cache_folder, conversion_mark, nearest, repo_folder
 from gpt_cli.system.files import file_hash
 from gpt_cli.system.machine import format_size, within
 
@@ -45,7 +45,8 @@ class Snapshot:
     bars = False  # whether to show the progress of downloads
     request: str | None = None  # the pull request, if it was taken in place of `main`
 
-    def __init__(self, repo: str, revision: str, to: Path | None):
+    def __init__(self, repo: str, revision: str | None, to: Path | None):
+        revision = revision or "main"
         with _client(partial(_explain, repo, revision)):
             from huggingface_hub import HfApi
 
@@ -125,7 +126,7 @@ def find_snapshot(repo: str, revision: str | None, to: Path | None = None) -> Sn
         revision: a name; then no conversion is looked for.
         to: the folder to fetch into; None for the cache.
     """
-    snapshot = Snapshot(repo, revision or "main", to)
+    snapshot = Snapshot(repo, revision, to)
     asks = revision is None and not has_safetensors(snapshot.files)
     if asks and (request := snapshot.conversion()):
         snapshot = Snapshot(repo, request, to)
@@ -133,14 +134,20 @@ def find_snapshot(repo: str, revision: str | None, to: Path | None = None) -> Sn
     return snapshot
 
 
-def fetch_model(repo: str, revision: str | None, to: Path | None, quiet: bool) -> Path:
-    """Fetch the files of a model into the folder `to`, or into the cache; see `find_snapshot`."""
+def fetch_model(
+    repo: str, revision: str | None, to: Path | None, quiet: bool, select: Select
+) -> Path:
+    """Fetch the files that `select` chooses into the folder `to`, or into the cache.
+
+    Of a model, they are from `find_snapshot`.
+    """
     quiet = quiet or sys.stderr is None
-    snapshot = find_snapshot(repo, revision, to)
+    is_model = select is model_files
+    snapshot = (find_snapshot if is_model else Snapshot)(repo, revision, to)
     snapshot.bars = not quiet and sys.stderr.isatty()
-    *others, config = model_files(snapshot.files, repo, snapshot.fetch)
+    *others, config = select(snapshot.files, repo, snapshot.fetch)
     files = [snapshot.files[name] for name in (*others, config)]
-    if not quiet and (snapshot.request or not has_safetensors(snapshot.files)):
+    if is_model and not quiet and (snapshot.request or not has_safetensors(snapshot.files)):
         taken = snapshot.request or others[0]
         _log.warning("%s has no safetensors: taking %s", repo, taken)  # shown by default
     _check_space(repo, files, to, say=not quiet and not snapshot.bars)

@@ -2,12 +2,14 @@
 
 import os
 import re
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from gpt_cli.errors import CheckpointError, ModelNotFoundError, did_you_mean
-from gpt_cli.folder.contents import CONFIG, model_files
+from gpt_cli.folder.contents import ADAPTER_CONFIG, CONFIG, model_files
 from gpt_cli.options.declare import OptionError
 from gpt_cli.system.files import read_json
 
@@ -19,6 +21,9 @@ SHORT_NAMES = {
     "gpt2-large": "openai-community/gpt2-large",
     "gpt2-xl": "openai-community/gpt2-xl",
 }
+
+# Selects files from the names in a folder or a repository; the last one marks a complete download.
+Select: TypeAlias = Callable[[Collection[str], str, Callable[[str], Path]], list[str]]
 
 _HUB_ID = re.compile(r"([a-zA-Z0-9][\w.-]*/)?[a-zA-Z0-9_]([\w.-]*\w)?", re.ASCII)
 _CONVERTED = "refs/gpt-cli-converted"  # in the cache of a model: our notes on conversions
@@ -98,7 +103,11 @@ def nearest(name: str) -> str:
 
 
 def check_folder(folder: Path) -> Path:
-    """Return the folder of a model; refuse one whose subfolders are models, as in training."""
+    """Return the folder of a model; refuse an adapter, and a folder whose subfolders are models."""
+    if not (folder / CONFIG).exists() and (folder / ADAPTER_CONFIG).exists():
+        raise ModelNotFoundError(
+            f"{folder} is an adapter: load its model, with this folder as the option adapter"
+        )
     if not (folder / CONFIG).exists() and (inside := [*folder.glob(f"*/{CONFIG}")]):
         models = sorted(path.parent for path in inside)
         newest = max(models, key=lambda path: [*map(int, re.findall(r"\d+", path.name))])
@@ -116,8 +125,8 @@ def checked_revision(revision: str | None) -> str | None:
     return revision.strip("/")
 
 
-def cached_snapshot(repo: str, revision: str | None) -> Path | None:
-    """Return the folder of a revision in the Hub's cache if the model is complete, else None.
+def cached_snapshot(repo: str, revision: str | None, select: Select = model_files) -> Path | None:
+    """Return the folder of a revision in the Hub's cache if its files are complete, else None.
 
     By default it is that of `main`, or else of a conversion of it.
     """
@@ -128,7 +137,7 @@ def cached_snapshot(repo: str, revision: str | None) -> Path | None:
         if revision is None:
             marks += sorted((folder / _CONVERTED).glob("*"), reverse=True)
         for commit in (revision or "", *map(_commit, marks)):
-            if _COMMIT.fullmatch(commit) and _is_complete(folder / "snapshots" / commit):
+            if _COMMIT.fullmatch(commit) and _is_complete(folder / "snapshots" / commit, select):
                 return folder / "snapshots" / commit
     return None
 
@@ -157,10 +166,10 @@ def repo_folder(repo: str) -> Path:
     return cache_folder() / f"models--{repo.replace('/', '--')}"
 
 
-def _is_complete(folder: Path) -> bool:
+def _is_complete(folder: Path, select: Select = model_files) -> bool:
     try:
         names = {path.name for path in folder.iterdir() if path.is_file()}  # no dangling links
-        return bool(model_files(names, str(folder), folder.joinpath))
+        return bool(select(names, str(folder), folder.joinpath))
     except (OSError, CheckpointError, ModelNotFoundError):
         return False
 

@@ -109,6 +109,7 @@ class _Job:
             "input": None if self.source.streams else self.source.contents,
             "model": self.model,
             "revision": self.loading.get("revision"),
+            "adapter": self.loading.get("adapter"),
             "dtype": self.loading.get("dtype", "auto"),
         }
         return job | self.task.settings | job  # a setting must not replace an entry of the job

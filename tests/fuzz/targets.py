@@ -34,6 +34,7 @@ from gpt_cli.folder.tokenizer import StreamDecoder, Tokenizer
 from gpt_cli.generation.matcher import Matcher
 from gpt_cli.generation.row import StopStrings
 from gpt_cli.gpt2 import checkpoint
+from gpt_cli.gpt2.adapter import merge
 from gpt_cli.gpt2.memory import count_parameters, weights_bytes
 from gpt_cli.jobs import Generation
 from gpt_cli.jobs.rows import Source
@@ -41,6 +42,8 @@ from gpt_cli.ops import get_ops
 from gpt_cli.ops.int8 import Int8Rows
 from gpt_cli.options.request import CONSTRAINTS, Options
 from gpt_cli.records import json_line, of_error
+from support.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTERS
+from support.checkpoints import CASES
 
 FOLDER = Path(tempfile.mkdtemp(prefix="gpt-cli-fuzz-"))
 atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
@@ -223,6 +226,35 @@ def config(data: bytes) -> None:
         parameters = count_parameters(config)
         assert parameters == (heads * V + S + 2) * C + L * per_block
         assert parameters < weights_bytes(config, dtype) <= 4 * parameters
+
+
+# --- adapters ------------------------------------------------------------------------------------
+
+ADAPTER = ADAPTERS["patterns"].write(fresh("adapter"))
+ADAPTER_FILE = (ADAPTER / ADAPTER_WEIGHTS).read_bytes()
+
+
+@cache
+def adapted_model() -> tuple[Path, dict[str, Tensor]]:
+    """Return the folder and the tensors of a small model."""
+    folder = CASES["saved"].write(fresh("model"))
+    return folder, checkpoint.find_tensors(folder)
+
+
+def adapter(data: bytes) -> None:
+    """The bytes are `adapter_config.json`, and after a zero byte `adapter_model.safetensors`."""
+    first, *weights = data.split(b"\0", 1)
+    (ADAPTER / ADAPTER_CONFIG).write_bytes(first)
+    (ADAPTER / ADAPTER_WEIGHTS).write_bytes(*weights or [ADAPTER_FILE])
+    folder, tensors = adapted_model()
+    try:
+        merged = merge(tensors, folder, ADAPTER)
+    except CheckpointError as error:
+        assert str(error)
+        return
+    assert merged.keys() - {"lm_head.weight"} == tensors.keys()
+    for name, tensor in tensors.items():
+        assert merged[name].shape == tensor.shape == merged[name][:].shape
 
 
 # --- tokenizer -----------------------------------------------------------------------------------
@@ -501,6 +533,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "torch": torch,
     "shards": shards,
     "config": config,
+    "adapter": adapter,
     "tokenizer": tokenizer,
     "rows": rows,
     "constraints": constraints,

@@ -50,7 +50,7 @@ def quantize(
     name: str | None = flags.MODEL_NAME,
     *,
     output: Path = option(..., "The new folder.", aliases=("-o",), metavar="FOLDER"),
-    model: flags.Model,
+    model: flags.Adapted,
 ) -> None:
     """Write a model with int8 weights.
 
@@ -59,12 +59,14 @@ def quantize(
     Examples:
         gpt-cli quantize tiny -o tiny-int8
         gpt-cli quantize gpt2 -o gpt2-int8
+        gpt-cli quantize gpt2 --adapter my-lora -o merged-int8
     """
     from gpt_cli import hub
     from gpt_cli.gpt2.quantize import write as write_int8
 
     model = model.named(name)
-    write_int8(hub.resolve(model.model, **model.options), output)
+    folder, *adapters = hub.resolve_all(model.model, **model.options)
+    write_int8(folder, output, *adapters)
     write(f"{output}\n")
 
 
@@ -94,7 +96,7 @@ def models(as_json: bool = flags.JSON, verbose: bool = flags.VERBOSE) -> None:
 
 
 def info(
-    name: str | None = flags.MODEL_NAME, *, model: flags.Model, as_json: bool = flags.JSON
+    name: str | None = flags.MODEL_NAME, *, model: flags.Adapted, as_json: bool = flags.JSON
 ) -> None:
     """Show the configuration of a model, the file of its weights and the memory it needs.
 
@@ -110,12 +112,16 @@ def info(
     config, folder, dtype = about.config, about.folder, about.config.dtype
     if folder and about.weights:  # else only the configuration is here
         from gpt_cli.gpt2 import checkpoint
+        from gpt_cli.gpt2.adapter import merge
         from gpt_cli.ops import held_dtype
 
-        dtype = held_dtype(checkpoint.stored_dtype(checkpoint.read(folder)[1]), "cpu")
+        tensors = checkpoint.read(folder)[1]
+        dtype = held_dtype(checkpoint.stored_dtype(tensors), "cpu")
+        if model.adapter is not None:
+            merge(tensors, *hub.resolve_all(model.model, **model.options))  # it must fit
     facts = {"name": model.model, "folder": str(folder) if folder else None}
-    facts |= {"weights": about.weights, "request": about.request} | asdict(config)
-    facts["dtype"] = dtype
+    facts |= {"weights": about.weights, "request": about.request, "adapter": model.adapter}
+    facts |= asdict(config) | {"dtype": dtype}
     itemsize = 2 if config.dtype == "int8" else 4  # on a CPU
     sizes = {
         "parameters": count_parameters(config),
