@@ -36,6 +36,7 @@ COVERED = {
         "cli/commands/generate",
         "cli/options",
         "cli/output",
+        "system/signals",
         "system/startup",
     ],
     "cli/test_batch.py": ["cli/progress"],
