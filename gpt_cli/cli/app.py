@@ -85,9 +85,8 @@ def main() -> NoReturn:
     if "_GPT_CLI_COMPLETE" in os.environ:  # a shell asks for completions
         application()(prog_name="gpt-cli")
     for number in ENDING:
-        if (
-            signal.getsignal(number) is signal.SIG_DFL
-        ):  # Python handles SIGINT; nohup ignores SIGHUP
+        # Python itself handles SIGINT, and nohup makes SIGHUP ignored.
+        if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _terminate)
     code = run(sys.argv[1:] or ["--help"])
     for number in ENDING:

@@ -45,8 +45,7 @@ class LoadedModel:
         if len(ids) > n_positions:
             raise ContextError(
                 f"the prompt has {counted(len(ids), 'token')}, and the model's context is "
-                f"{n_positions:,}; "
-                "shorten it"
+                f"{n_positions:,}; shorten it"
             )
         return ids
 

@@ -25,9 +25,7 @@ def serve(*, settings: Settings, loading: flags.Generating) -> None:
         raise ResourceError(f"serve needs a web server ({error}): pip install {packages}") from None
 
     def show_wait(requests: int) -> None:
-        note(
-            f"gpt-cli: waiting for {counted(requests, 'request')}, up to {settings.grace:g} "
-            "seconds; Ctrl+C again ends the server at once"
-        )
+        subject = f"{counted(requests, 'request')}, up to {settings.grace:g} s"
+        note(f"gpt-cli: waiting for {subject}; Ctrl+C again ends the server at once")
 
     run(loading.load, settings, lambda url: note(f"gpt-cli: listening on {url}"), show_wait)
