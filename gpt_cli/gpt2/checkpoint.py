@@ -45,38 +45,36 @@ def load(folder: Path, ops: Ops) -> GPT2:
 def read(folder: Path) -> tuple[GPT2Config, dict[str, Tensor | Int8Rows]]:
     """Return a checkpoint's configuration and its tensors, without reading the tensors' data.
 
+    Tensors beside the transformer, such as the heads of classifiers, are left out, with a note.
     CheckpointError if a file, a tensor or a field is missing, damaged or not GPT-2's.
     """
     config = GPT2Config.from_folder(folder)
     tensors = find_tensors(folder)
+    others = sorted(name for name in tensors if not name.startswith((_PREFIX, *_TRANSFORMER)))
+    for name in others:
+        del tensors[name]
     for problem in _problems(tensors, config):
         raise CheckpointError(f"{folder}: {problem}")
+    if others:
+        names = ", ".join(f"{name!r:.80}" for name in others[:3])
+        _log.warning("%s: ignoring tensors beside the transformer, such as %s", folder, names)
     return config, tensors
 
 
 def find_tensors(folder: Path) -> dict[str, Tensor | Int8Rows]:
-    """Return the tensors of a folder by the names in GPT-2, without reading their data.
-
-    Tensors beside the transformer, such as the heads of classifiers, are left out.
-    """
+    """Return the tensors of a folder by the names in GPT-2, without reading their data."""
     tensors: dict[str, Tensor] = {}
-    others = []
     for path in weight_files(folder):
-        for stored_name, tensor in read_tensors(path):
-            name = stored_name.removeprefix(_PREFIX)
-            if _MASK_BUFFER.fullmatch(name):
+        for name, tensor in read_tensors(path):
+            short = name.removeprefix(_PREFIX)
+            if _MASK_BUFFER.fullmatch(short):
                 continue
-            if not stored_name.startswith((_PREFIX, *_TRANSFORMER)):
-                others.append(name)
-                continue
+            name = short if short.startswith(_TRANSFORMER) else name
             if name in tensors:
                 raise CheckpointError(
                     f"{path}: duplicate tensor {name}: get a file that was written correctly"
                 )
             tensors[name] = tensor
-    if others:
-        names = ", ".join(f"{name!r:.80}" for name in sorted(others)[:3])
-        _log.warning("%s: ignoring tensors beside the transformer, such as %s", folder, names)
     return _with_scales(tensors, folder)
 
 

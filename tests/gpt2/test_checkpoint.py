@@ -389,7 +389,7 @@ def test_tensors_beside_the_transformer_are_ignored_with_one_note(folder, name, 
         f"{folder}: ignoring tensors beside the transformer, such as {name!r}"
     ]
     store_tensors(folder, tensors | {f"transformer.{name}": tensors[name]})
-    assert f"tensors that GPT-2 does not have, such as {name}" in refusal(folder)
+    assert f"tensors that GPT-2 does not have, such as transformer.{name}" in refusal(folder)
 
 
 # --- config.json and the weights together --------------------------------------------------------
