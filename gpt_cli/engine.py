@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from gpt_cli.compression.archive import SEGMENT_TOKENS, ArchiveReader
 from gpt_cli.compression.codec import Codec
 from gpt_cli.errors import InputError, compute_valid, single
+from gpt_cli.folder.tokenizer import check_bytes
 from gpt_cli.generation import matcher, sampling
 from gpt_cli.generation.generate import Completion, Run, complete
 from gpt_cli.generation.loaded import LoadedModel
@@ -45,7 +46,7 @@ class Engine:
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Return the ids of a text; names such as `<|endoftext|>` are text unless `special`."""
-        return self.tokenizer.encode(text, special=special)
+        return self.loaded.encode(text, special=special)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids; U+FFFD replaces bytes that are not UTF-8."""
@@ -185,6 +186,9 @@ class Engine:
         if isinstance(texts, str):
             raise TypeError("texts must be a list of texts, not one text")
         start = [self.model.config.start_token("bos is set")] if bos else []
+        start = [] if self.loaded.start else start  # which the texts have then
+        if words:
+            check_bytes(self.tokenizer, "the surprisal of words")
         measures: dict[str, Measure] = {}
         if ranks:
             measures["ranks"] = sampling.ranks

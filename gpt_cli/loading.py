@@ -5,7 +5,7 @@ import time
 from gpt_cli import hub
 from gpt_cli.engine import Engine
 from gpt_cli.folder.tensors import unchanged
-from gpt_cli.folder.tokenizer import Tokenizer
+from gpt_cli.folder.tokenizer import read_tokenizer, with_special_tokens
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2 import checkpoint
@@ -25,6 +25,7 @@ def load(
     quiet: bool = True,
     threads: int | None = None,
     speculate: bool = True,
+    bos_token: str | int | None = None,
 ) -> Engine:
     """Load a model; a GPTCLIError says what to do.
 
@@ -41,6 +42,7 @@ def load(
             process may use. NumPy reads another number, OMP_NUM_THREADS.
         speculate: generate faster where that saves time, with equal results: see
             `generation.speculate`. It may take a quarter of the memory of float32 weights.
+        bos_token: the start token, a name or an id, of a model that has none or a wrong one.
     """
     check_available(device, "float32" if dtype == "auto" else dtype)  # before any download
     folder = hub.resolve(name, revision=revision, offline=offline, quiet=quiet)
@@ -58,7 +60,8 @@ def load(
             "choose a smaller model or dtype, or another device",
         )
         start = time.perf_counter()
-        tokenizer = Tokenizer.from_folder(folder)  # not beside the weights: both would take longer
+        tokenizer = read_tokenizer(folder)  # not beside the weights: both would take longer
+        config = with_special_tokens(config, tokenizer, folder, bos_token)
         model = checkpoint.assemble(config, ops, tensors)
     seconds = time.perf_counter() - start
     speculator = Speculator(model)

@@ -95,7 +95,8 @@ def score(
     columns = measure_texts(loaded, texts, list(measures.values()), stride)
     scores = []
     for ids, values in zip(texts, columns, strict=True):
-        size = sum(len(loaded.tokenizer.token_bytes(id)) for id in ids[max(1, len(start)) :])
+        pieces = islice(loaded.tokenizer.pieces(ids), max(1, len(start)), None)
+        size = sum(map(len, pieces))
         fields = zip(measures, (column[len(start) :] for column in values), strict=True)
         scores.append(Score(ids[len(start) :], bytes_scored=size, **dict(fields)))
     return scores

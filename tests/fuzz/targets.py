@@ -25,9 +25,10 @@ from gpt_cli.compression.archive import ArchiveReader
 from gpt_cli.compression.codec import Codec
 from gpt_cli.errors import CheckpointError, InputError
 from gpt_cli.folder import weight_files
+from gpt_cli.folder.byte_bpe import ByteStream
 from gpt_cli.folder.config import ACTIVATIONS, GPT2Config, expected_shapes
 from gpt_cli.folder.tensors import Tensor
-from gpt_cli.folder.tokenizer import StreamDecoder, Tokenizer
+from gpt_cli.folder.tokenizer import read_tokenizer
 from gpt_cli.generation.matcher import Matcher
 from gpt_cli.generation.row import StopStrings
 from gpt_cli.gpt2 import checkpoint
@@ -196,7 +197,7 @@ def tokenizer(data: bytes) -> None:
         else:
             (TOKENIZER / name).unlink(missing_ok=True)
     try:
-        tokenizer = Tokenizer.from_folder(TOKENIZER)
+        tokenizer = read_tokenizer(TOKENIZER)
     except CheckpointError as error:
         assert str(error)
         return
@@ -270,7 +271,7 @@ TOKENS |= {token: id for id, token in enumerate((*PAIRS, "<|endoftext|>"), 256)}
 (SMALL / "vocab.json").write_text(json.dumps(TOKENS), encoding="utf-8")
 (SMALL / "merges.txt").write_text("\n".join(map(" ".join, PAIRS)), encoding="utf-8")
 SIZES = {"n_positions": 64, "n_embd": 16, "n_head": 2, "n_layer": 1}
-SMALL_TOKENIZER = Tokenizer.from_folder(SMALL)
+SMALL_TOKENIZER = read_tokenizer(SMALL)
 SMALL_CONFIG = GPT2Config.from_dict(
     SIZES | {"vocab_size": len(TOKENS), "eos_token_id": len(TOKENS) - 1}
 )
@@ -419,7 +420,7 @@ def decoder(data: bytes) -> None:
         tokens.append(rest[: length & 3])
         rest = rest[length & 3 :]
     tokens.append(rest)
-    decoder = StreamDecoder(SimpleNamespace(token_bytes=tokens.__getitem__))
+    decoder = ByteStream(SimpleNamespace(token_bytes=tokens.__getitem__))
     data, text = b"", ""
     for id, token in enumerate(tokens):
         data += token

@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,7 +43,7 @@ def tokenize(
     """
     data = _read(None if text is None else os.fsencode(text), file)
     tokenizer = _read_tokenizer(model)
-    ids = tokenizer.encode_bytes(data, special=special)
+    ids = _ids(tokenizer, data, special=special)
     tokens = _records(tokenizer, ids)
     if count:
         write_json({"tokens": len(ids)}) if as_json else write(f"{len(ids)}\n")
@@ -72,8 +72,8 @@ def detokenize(
     words = _read(os.fsencode(" ".join(ids)) if ids else None, file)
     tokenizer = _read_tokenizer(model)
     data = bytearray()  # bytes.join would take 80 bytes of memory per token
-    for id in _parse_ids(words):
-        data += tokenizer.token_bytes(id)
+    for piece in tokenizer.pieces(_parse_ids(words)):
+        data += piece
     write(bytes(data))
     if on_terminal(sys.stdout):
         write("\n")
@@ -110,14 +110,23 @@ def _parse_ids(words: bytes) -> Iterator[int]:
         yield int(word)
 
 
-def _records(tokenizer: "Tokenizer", ids: Iterable[int]) -> Iterator[Record]:
+def _ids(tokenizer: "Tokenizer", data: bytes, *, special: bool) -> list[int]:
+    """Return the ids of data, which are those of its text if it is valid UTF-8."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return tokenizer.encode_bytes(data, special=special)
+    return [*tokenizer.special_ids.start, *tokenizer.encode(text, special=special)]
+
+
+def _records(tokenizer: "Tokenizer", ids: Sequence[int]) -> Iterator[Record]:
     """Yield the records of tokens, with their positions in the input in bytes."""
     start = 0
-    for id in ids:
+    for id, piece in zip(ids, tokenizer.pieces(ids), strict=True):
         data = tokenizer.token_bytes(id)
-        end = start + len(data)
-        text = data.decode(errors="replace")
-        yield {"id": id, "token": text, "bytes": list(data), "start": start, "end": end}
+        name = tokenizer.token_name(id) if data is None else data.decode(errors="replace")
+        end = start + len(piece)
+        yield {"id": id, "token": name, "bytes": list(data or b""), "start": start, "end": end}
         start = end
 
 
