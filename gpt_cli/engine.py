@@ -46,7 +46,7 @@ class Engine:
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Return the ids of a text; names such as `<|endoftext|>` are text unless `special`."""
-        return self.loaded.encode(text, special=special)
+        return [*self.loaded.start, *self.tokenizer.encode(text, special=special)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids; U+FFFD replaces bytes that are not UTF-8."""
@@ -178,15 +178,15 @@ class Engine:
             texts: any number, of any length.
             stride: windows of a text longer than the context are `stride` tokens apart, by default
                 half of it.
-            bos: put the start token before texts, so that their first tokens are also scored.
+            bos: put the start token before texts, so that their first tokens are also scored. Some
+                tokenizers always do that.
             ranks: also return the ranks of tokens.
             entropies: also return the entropies of the distributions of tokens.
             words: also return the words of texts with their surprisal: see `scoring.words`.
         """
         if isinstance(texts, str):
             raise TypeError("texts must be a list of texts, not one text")
-        start = [self.model.config.start_token("bos is set")] if bos else []
-        start = [] if self.loaded.start else start  # which the texts have then
+        start = [self.model.config.start_token("bos is set")] if bos else self.loaded.start
         if words:
             check_bytes(self.tokenizer, "the surprisal of words")
         measures: dict[str, Measure] = {}

@@ -1,15 +1,18 @@
 """Tokenizers of other kinds, with Hugging Face's tokenizers: the extra `tokenizers`."""
 
+import copy
 import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gpt_cli.errors import CheckpointError, InputError, import_extra
+from tokenizers import Tokenizer
+
+from gpt_cli.errors import CheckpointError, InputError
 from gpt_cli.folder.byte_bpe import STRETCHES, byte_alphabet, check_unicode, unknown
 from gpt_cli.folder.special_tokens import SpecialIds
 
@@ -19,39 +22,36 @@ _BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
 class Pipeline:
-    """A normalizer, a split, a model and a decoder, as a tokenizer.json describes them.
+    """A normalizer, a split, a model and a decoder of the library; see `Tokenizer`.
 
     Names of special tokens in texts are text, unless a call says otherwise. Nothing is put around a
-    text. See `Tokenizer`.
+    text.
     """
 
     special_ids = SpecialIds()
 
-    def __init__(self, description: dict[str, Any], special: Iterable[str], source: str):
-        """Raise CheckpointError for a description that the library refuses."""
-        purpose = f"{source} needs the package tokenizers"
-        self._library = import_extra(purpose, "tokenizers", "tokenizers")
-        self._description, self._names, self._source = description, sorted(special), source
-        self._plain = self._made(description, special=False)
-        added = self._plain.get_added_tokens_decoder()
-        self.special = {token.content: id for id, token in added.items() if token.special}
-        self._spell = _spelling(description.get("decoder"))
-        self.has_bytes = self._spell is not None
-        self._byte_ids = self._ids_of_bytes()
-        self.has_all_bytes = None not in self._byte_ids
-        self._falls_back = _has(description.get("decoder"), "ByteFallback")
-
-    def _made(self, description: dict[str, Any], *, special: bool) -> Any:
-        """Return the library's tokenizer, which has encoded and decoded a text."""
+    def __init__(self, build: Callable[[], Tokenizer], special: Iterable[str], source: str):
+        """Raise CheckpointError if the library refuses what `build` makes from `source`."""
+        self._source = source
         with _silence(), self._checked():
-            tokenizer = self._library.Tokenizer.from_str(json.dumps(description))
-            tokenizer.no_padding()
-            tokenizer.no_truncation()
-            names = [name for name in self._names if tokenizer.token_to_id(name) is not None]
-            tokenizer.add_special_tokens(names)
-            tokenizer.encode_special_tokens = not special
-            tokenizer.decode(tokenizer.encode(_TRIAL, add_special_tokens=False).ids)
-        return tokenizer
+            self._library = library = build()
+            library.no_padding()
+            library.no_truncation()
+            names = [name for name in sorted(special) if library.token_to_id(name) is not None]
+            library.add_special_tokens(names)
+            library.encode_special_tokens = True  # their names are text
+            library.decode(library.encode(_TRIAL, add_special_tokens=False).ids)
+        added = library.get_added_tokens_decoder()
+        self.special = {token.content: id for id, token in added.items() if token.special}
+        parts = _parts(library.decoder)
+        self._falls_back = any(part["type"] == "ByteFallback" for part in parts)
+        self._spell = _spelling(parts)
+        self.has_bytes = self._spell is not None
+        characters = {byte: chr(character) for character, byte in byte_alphabet().items()}
+        names = [f"<0x{b:02X}>" if self._falls_back else characters[b] for b in range(256)]
+        ids = [library.token_to_id(name) for name in names] if self.has_bytes else [None]
+        self._byte_ids = [id for id in ids if id is not None]
+        self.has_all_bytes = len(self._byte_ids) == 256
 
     @contextmanager
     def _checked(self) -> Iterator[None]:
@@ -61,31 +61,46 @@ class Pipeline:
         except BaseException as error:
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
-            problem = f"the package tokenizers refuses it ({' '.join(str(error).split()):.120})"
-            raise CheckpointError(f"{self._source}: {problem}: get it again") from None
+            problem = " ".join(f"{error!r}".split())
+            raise CheckpointError(
+                f"{self._source}: damaged ({problem:.120}): get it again"
+            ) from None
 
     @cached_property
-    def _with_special(self) -> Any:
-        """The tokenizer for which the names of special tokens are these tokens."""
-        return self._made(self._description, special=True)
+    def _with_special(self) -> Tokenizer:
+        """A tokenizer for which the names of special tokens are these tokens."""
+        library = copy.deepcopy(self._library)
+        library.encode_special_tokens = False
+        return library
 
     @cached_property
-    def _exact(self) -> Any:
-        """A tokenizer that keeps white space and puts no space before a text."""
-        return self._made(_without_spacing(self._description), special=False)
-
-    def _ids_of_bytes(self) -> list[int | None]:
-        names = [f"<0x{byte:02X}>" for byte in range(256)]
-        if self.has_bytes and not _has(self._description["decoder"], "ByteFallback"):
-            characters = {byte: chr(character) for character, byte in byte_alphabet().items()}
-            names = [characters[byte] for byte in range(256)]
-        return [self._plain.token_to_id(name) for name in names]
+    def _exact(self) -> Tokenizer:
+        """A tokenizer that changes nothing in a text but how spaces are written."""
+        description = json.loads(self._library.to_str())
+        rules = [
+            part
+            for part in _parts(self._library.normalizer)
+            if part["type"] == "Replace" and "String" in part["pattern"]
+        ]
+        splits = []
+        for part in _parts(self._library.pre_tokenizer):
+            if part["type"] == "Metaspace":
+                splits.append(part | {"prepend_scheme": "never", "split": False})
+            elif part["type"] == "ByteLevel":
+                splits.append(part | {"add_prefix_space": False})
+            elif part["type"] != "WhitespaceSplit":
+                splits.append(part)
+        description["normalizer"] = {"type": "Sequence", "normalizers": rules}
+        description["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": splits}
+        library = Tokenizer.from_str(json.dumps(description))
+        library.encode_special_tokens = True
+        return library
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         check_unicode(text)
-        tokenizer = self._with_special if special else self._plain
+        library = self._with_special if special else self._library
         with self._checked():
-            return tokenizer.encode(text, add_special_tokens=False).ids
+            return library.encode(text, add_special_tokens=False).ids
 
     def encode_bytes(self, data: bytes, *, special: bool = False) -> list[int]:
         ids: list[int] = []
@@ -97,7 +112,7 @@ class Pipeline:
         return ids
 
     def _exact_ids(self, text: str) -> list[int]:
-        """Return ids whose joined bytes are those of a text."""
+        """Return ids whose joined bytes are those of a text, if there are tokens for all bytes."""
         with self._checked():
             ids = self._exact.encode(text, add_special_tokens=False).ids
         data = text.encode()
@@ -109,20 +124,16 @@ class Pipeline:
         return self._single_bytes(data)
 
     def _single_bytes(self, data: bytes) -> list[int]:
-        ids = [id for byte in data if (id := self._byte_ids[byte]) is not None]
-        if len(ids) < len(data):
-            raise InputError(
-                "the text has bytes for which the tokenizer of this model has no token: give text "
-                "in UTF-8"
-            )
-        return ids
+        if not self.has_all_bytes:
+            raise InputError("this model has no tokens for single bytes: give text in UTF-8")
+        return [self._byte_ids[byte] for byte in data]
 
     def decode(self, ids: Iterable[int]) -> str:
         ids = list(ids)
         for id in ids:
             self.token_name(id)  # the library leaves out unknown ids
         with self._checked():
-            return self._plain.decode(ids, skip_special_tokens=False)
+            return self._library.decode(ids, skip_special_tokens=False)
 
     def pieces(self, ids: Iterable[int], prompt: Sequence[int] = ()) -> Iterator[bytes]:
         if self._spell is None:
@@ -152,19 +163,16 @@ class Pipeline:
         return self._spell(name) if self._spell else None
 
     def token_name(self, id: int) -> str:
-        try:
-            name = self._plain.id_to_token(id)
-        except OverflowError:
-            name = None
-        if name is None:
-            raise unknown(id)
-        return name
+        with suppress(OverflowError):
+            if (name := self._library.id_to_token(id)) is not None:
+                return name
+        raise unknown(id)
 
     def token_id(self, name: str) -> int | None:
-        return self._plain.token_to_id(name)
+        return self._library.token_to_id(name)
 
     def missing_ids(self, vocab_size: int) -> list[int]:
-        known = self._plain.get_vocab(with_added_tokens=True).values()
+        known = self._library.get_vocab(with_added_tokens=True).values()
         return sorted({*range(vocab_size)}.difference(known))
 
 
@@ -204,79 +212,59 @@ class TextStream:
         return text[len(before) :]
 
 
-def _parts(value: Any) -> Iterator[dict[str, Any]]:
-    """Yield the parts of a description that are in a sequence, or the only one."""
-    if isinstance(value, dict):
-        inner = next((item for item in value.values() if isinstance(item, list)), None)
-        if value.get("type") == "Sequence" and inner is not None:
-            for part in inner:
-                yield from _parts(part)
-        else:
-            yield value
+def _parts(component: Any) -> list[dict[str, Any]]:
+    """Return the parts of a normalizer, a split or a decoder, as a tokenizer.json writes them."""
+    parts = [] if component is None else [json.loads(component.__getstate__())]
+    while any(part["type"] == "Sequence" for part in parts):
+        parts = [
+            inner
+            for part in parts
+            for inner in (
+                next(value for value in part.values() if isinstance(value, list))
+                if part["type"] == "Sequence"
+                else [part]
+            )
+        ]
+    return parts
 
 
-def _has(value: Any, kind: str) -> bool:
-    return any(part.get("type") == kind for part in _parts(value))
-
-
-def _spelling(decoder: Any) -> Callable[[str], bytes] | None:
+def _spelling(decoder: list[dict[str, Any]]) -> Callable[[str], bytes] | None:
     """Return what turns the name of a token into the bytes that it adds to a text, or None."""
-    if _has(decoder, "ByteLevel"):
+    kinds = {part["type"]: part for part in decoder}
+    if "ByteLevel" in kinds:
         alphabet = {chr(character): byte for character, byte in byte_alphabet().items()}
 
         def byte_level(name: str) -> bytes:
-            if all(character in alphabet for character in name):
-                return bytes(map(alphabet.__getitem__, name))
-            return name.encode()
+            try:
+                return bytes(alphabet[character] for character in name)
+            except KeyError:
+                return name.encode()
 
         return byte_level
-    space = next(
-        (
-            part.get("replacement") or part["pattern"].get("String")
-            for part in _parts(decoder)
-            if part.get("type") == "Metaspace"
-            or (part.get("type") == "Replace" and part.get("content") == " ")
-        ),
-        None,
-    )
-    falls_back = _has(decoder, "ByteFallback")
-    if space is None and not falls_back:
+    space = " "
+    if metaspace := kinds.get("Metaspace"):
+        space = metaspace["replacement"]
+    elif (replace := kinds.get("Replace")) and replace["content"] == " ":
+        space = replace["pattern"].get("String", " ")
+    elif "ByteFallback" not in kinds:
         return None
 
     def spelled(name: str) -> bytes:
-        if falls_back and (byte := _BYTE.fullmatch(name)):
+        if "ByteFallback" in kinds and (byte := _BYTE.fullmatch(name)):
             return bytes([int(byte[1], 16)])
-        return name.replace(space or " ", " ").encode()
+        return name.replace(space, " ").encode()
 
     return spelled
-
-
-def _without_spacing(description: dict[str, Any]) -> dict[str, Any]:
-    """Return a description that changes nothing in a text but how spaces are written."""
-    rules = [
-        part
-        for part in _parts(description.get("normalizer"))
-        if part["type"] == "Replace" and "String" in part["pattern"]
-    ]
-    splits = []
-    for part in _parts(description.get("pre_tokenizer")):
-        if part["type"] == "Metaspace":
-            part = {"type": "Metaspace", "replacement": part["replacement"]}
-            part |= {"prepend_scheme": "never", "split": False}
-        elif part["type"] == "ByteLevel":
-            part = part | {"add_prefix_space": False}
-        if part["type"] != "WhitespaceSplit":
-            splits.append(part)
-    return description | {
-        "normalizer": {"type": "Sequence", "normalizers": rules},
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": splits},
-    }
 
 
 @contextmanager
 def _silence() -> Iterator[None]:
     """Keep what Rust writes about a panic from standard error, where one line will say it."""
-    kept = os.dup(2)
+    try:
+        kept = os.dup(2)
+    except OSError:  # it is closed
+        yield
+        return
     try:
         with Path(os.devnull).open("wb") as null:
             os.dup2(null.fileno(), 2)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpt_cli.errors import MALFORMED, CheckpointError, InputError
+from gpt_cli.errors import MALFORMED, CheckpointError, InputError, import_extra
 from gpt_cli.folder.byte_bpe import ByteBPE
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.folder.contents import VOCABULARIES
@@ -170,12 +170,17 @@ def _of_files(
             del merged[0]
         return ByteBPE(read_json(folder / "vocab.json"), merged, more, source)
 
-    from gpt_cli.folder import pipeline, vocabularies  # take 25 ms, and an extra
+    import_extra(f"{source} needs the package tokenizers", "tokenizers", "tokenizers")
+    from tokenizers import Tokenizer as Library
 
-    if files != _SINGLE:
-        description = vocabularies.describe(folder, files[0], settings, more)
-    assert description is not None  # noqa: S101 (narrows the type)
-    return pipeline.Pipeline(description, settings.special, source)
+    from gpt_cli.folder import pipeline, vocabularies  # the library takes 25 ms
+
+    def build() -> Library:
+        if files == _SINGLE:
+            return Library.from_str(json.dumps(description))
+        return vocabularies.build(folder, files[0], settings, more)
+
+    return pipeline.Pipeline(build, settings.special, source)
 
 
 def with_special_tokens(

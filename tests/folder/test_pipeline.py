@@ -129,7 +129,7 @@ def test_exact_bytes_still_have_whole_words():
 
 
 def test_bytes_without_tokens_are_refused():
-    with pytest.raises(InputError, match="no token: give text in UTF-8"):
+    with pytest.raises(InputError, match="no tokens for single bytes: give text in UTF-8"):
         TOKENIZERS["goldfish"].encode_bytes(b"a\xff")
 
 
@@ -240,7 +240,7 @@ HOSTILE = {
     "a piece that is a number": ("rinna", "spiece.model", b"\x08\x01"),
     "a long piece": ("gpt_sw3", "spiece.model", b"\x0a\xd4\x0f\x0a\xd1\x0f" + b"a" * 2001),
     "extra ids that are a list": ("rinna", "tokenizer_config.json", {"extra_ids": []}),
-    "added tokens that are no ids": ("uer", "added_tokens.json", {"<a>": "b"}),
+    "added tokens that are no ids": ("uer", "added_tokens.json", {"<a>": 300, "<b>": "c"}),
 }  # fmt: skip
 
 
