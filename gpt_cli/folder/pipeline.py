@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import re
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -172,8 +173,11 @@ class Pipeline:
         return self._library.token_to_id(name)
 
     def missing_ids(self, vocab_size: int) -> list[int]:
-        known = self._library.get_vocab(with_added_tokens=True).values()
-        return sorted({*range(vocab_size)}.difference(known))
+        return sorted({*range(vocab_size)}.difference(self._ids))
+
+    @cached_property
+    def _ids(self) -> "array[int]":
+        return array("q", self._library.get_vocab(with_added_tokens=True).values())
 
 
 class TextStream:

@@ -49,9 +49,7 @@ class TokenizerSettings:
             for name in ("tokenizer_config.json", "special_tokens_map.json", "config.json")
         )
         kind = raw.get("tokenizer_class") or config.get("tokenizer_class") or "GPT2Tokenizer"
-        values = (
-            raw if "added_tokens_decoder" in raw else raw | tokens
-        )  # as transformers reads them
+        values = raw if "added_tokens_decoder" in raw else raw | tokens  # as in transformers
         contents = {
             role: value.get("content") if isinstance(value, dict) else value
             for role, value in values.items()
@@ -71,11 +69,11 @@ class TokenizerSettings:
         return {*self.tokens.values(), _STARTS.get(self.kind, "")} - {""}
 
     def applied(self, description: dict[str, Any]) -> dict[str, Any]:
-        """Return a tokenizer.json with `add_prefix_space`, as transformers replaces it."""
+        """Return a tokenizer.json with `add_prefix_space` as in transformers, and no randomness."""
         split = description.get("pre_tokenizer") or {}
         if split.get("type") == "ByteLevel" and self.kind == "GPT2Tokenizer":
-            split = split | {"add_prefix_space": self.adds_space}
-            return description | {"pre_tokenizer": split}
+            split["add_prefix_space"] = self.adds_space
+        description["model"].pop("dropout", None)
         return description
 
     def special_ids(

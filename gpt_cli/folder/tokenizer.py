@@ -18,7 +18,7 @@ from gpt_cli.system.files import read_json, read_small
 
 _SINGLE, _BYTE_BPE = VOCABULARIES[:2]
 # Options of a BPE that GPT-2's does not have.
-_UNUSUAL = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
+_UNUSUAL = ("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
 _PUNCTUATION = re.compile(rb'[\s"\[\],{}\\]+')  # of JSON, between the merges of a list
 _TAIL = 500  # bytes of tokenizer.json that have its last merge
 
@@ -127,7 +127,10 @@ def _description(folder: Path, names: set[str], settings: TokenizerSettings) -> 
                 rules = settings.applied(json.loads(head + b"}}"))
                 if "pre_tokenizer" in rules and _is_gpt2s(rules):
                     return rules
-    return settings.applied(read_json(path))
+    whole = settings.applied(read_json(path))
+    if "vocab" not in whole["model"]:
+        raise ValueError("it has no vocabulary")
+    return whole
 
 
 def _is_gpt2s(description: dict[str, Any]) -> bool:
@@ -158,10 +161,11 @@ def _of_files(
         more = {token["content"]: token["id"] for token in description.get("added_tokens") or []}
     if files == _SINGLE and description and _is_gpt2s(description):
         model = description["model"]
-        merges = [
-            merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]
+        merged = [  # as "left right" or ["left", "right"]
+            "".join(merge.split(" ") if isinstance(merge, str) else merge)
+            for merge in model["merges"]
         ]
-        return ByteBPE(model["vocab"], ["".join(merge) for merge in merges], more, source)
+        return ByteBPE(model["vocab"], merged, more, source)
     if files == _BYTE_BPE and not settings.adds_space:
         # A line is `left right`, and the files' alphabet has no white space.
         lines = read_small(folder / "merges.txt").decode()

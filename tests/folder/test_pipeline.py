@@ -176,6 +176,26 @@ def test_a_tokenizer_json_is_read_as_a_whole_where_the_class_is_not_gpt2s(tmp_pa
     assert tokenizer.decode(tokenizer.encode("a")) == " a"
 
 
+@pytest.mark.parametrize(
+    ("part", "changes"),
+    [
+        ("model", {"dropout": 0.5}),  # random splits
+        ("pre_tokenizer", {"use_regex": False}),
+        ("normalizer", {"type": "NFC"}),
+        ("decoder", {"type": "Fuse"}),
+    ],
+)
+def test_a_tokenizer_of_gpt2s_kind_has_no_other_part(tmp_path, part, changes):
+    folder = copied("published", tmp_path)
+    raw = json.loads((folder / "tokenizer.json").read_bytes())
+    change(folder, "tokenizer.json", **{part: (raw[part] or {}) | changes})
+    tokenizer, expected = read_tokenizer(folder), TOKENIZERS["published"]
+    assert isinstance(tokenizer, ByteBPE) == ("dropout" in changes)
+    assert tokenizer.encode(TEXTS[3]) == tokenizer.encode(TEXTS[3])
+    if "dropout" in changes:
+        assert tokenizer.encode(TEXTS[3]) == expected.encode(TEXTS[3])
+
+
 def test_added_tokens_are_special_if_they_are_named(tmp_path):
     folder = copied("uer", tmp_path)
     size = len(REFERENCE["uer"]["words"]) + 5
@@ -226,6 +246,7 @@ HOSTILE = {
     "a panic": ("goldfish", "tokenizer.json", {"normalizer": PANIC}),
     "an unknown kind": ("goldfish", "tokenizer.json", {"decoder": {"type": "Own"}}),
     "a template of numbers": ("goldfish", "tokenizer.json", {"post_processor": TEMPLATE}),
+    "a model of another kind": ("digits", "tokenizer.json", {"model": {"type": "WordPiece"}}),
     "a bad expression": ("digits", "tokenizer.json", {"pre_tokenizer": SPLIT}),
     "settings that are a list": ("uer", "tokenizer_config.json", b"[]"),
     "special tokens that are damaged": ("uer", "special_tokens_map.json", b"{"),
