@@ -70,7 +70,8 @@ class Pipeline:
     @cached_property
     def _with_special(self) -> Tokenizer:
         """A tokenizer for which the names of special tokens are these tokens."""
-        library = copy.deepcopy(self._library)
+        with self._checked():
+            library = copy.deepcopy(self._library)
         library.encode_special_tokens = False
         return library
 
@@ -93,7 +94,8 @@ class Pipeline:
                 splits.append(part)
         description["normalizer"] = {"type": "Sequence", "normalizers": rules}
         description["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": splits}
-        library = Tokenizer.from_str(json.dumps(description))
+        with self._checked():
+            library = Tokenizer.from_str(json.dumps(description))
         library.encode_special_tokens = True
         return library
 

@@ -210,10 +210,10 @@ class _Choice:
         self.is_new = True
         if isinstance(event, PromptScore):
             logprobs, tops = [None, *event.logprobs], [[], *event.top_logprobs]
-            for entry in zip(self._prompt.ids, logprobs, tops, strict=True):
+            for index, entry in enumerate(zip(self._prompt.ids, logprobs, tops, strict=True)):
                 self._logprobs.add(*entry)
-            if not self._prompt.text:  # the start token stands for an empty prompt
-                self._logprobs.offset = 0
+                if index == 0 and self._prompt.begins:
+                    self._logprobs.restart(self._prompt.ids[: 0 if self._prompt.text else 1])
             self.finish_reason = None if self._fields.max_tokens else "length"
             return
         self.tokens += 1
@@ -241,9 +241,14 @@ class _Logprobs:
     """Tokens with their log-probabilities, as OpenAI writes them."""
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int]):
-        self._tokenizer, self._decoder = tokenizer, tokenizer.stream(before)
-        self.offset = 0  # of the next token in the text, in characters
+        self._tokenizer = tokenizer
+        self.restart(before)
         self._entries: list[tuple[str, float | None, dict[str, float] | None, int]] = []
+
+    def restart(self, before: Sequence[int]) -> None:
+        """Begin the text after these ids."""
+        self._decoder = self._tokenizer.stream(before)
+        self.offset = 0  # of the next token in the text, in characters
 
     def add(self, id: int, logprob: float | None, top: TopLogprobs) -> None:
         """Add a token; the likeliest tokens at its position always include the token itself."""

@@ -10,6 +10,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from io import BytesIO
 from itertools import takewhile, zip_longest
@@ -25,10 +26,10 @@ from gpt_cli.compression.archive import ArchiveReader
 from gpt_cli.compression.codec import Codec
 from gpt_cli.errors import CheckpointError, InputError
 from gpt_cli.folder import weight_files
-from gpt_cli.folder.byte_bpe import ByteStream
+from gpt_cli.folder.byte_bpe import ByteBPE, ByteStream
 from gpt_cli.folder.config import ACTIVATIONS, GPT2Config, expected_shapes
 from gpt_cli.folder.tensors import Tensor
-from gpt_cli.folder.tokenizer import read_tokenizer
+from gpt_cli.folder.tokenizer import Tokenizer, read_tokenizer
 from gpt_cli.generation.matcher import Matcher
 from gpt_cli.generation.row import StopStrings
 from gpt_cli.gpt2 import checkpoint
@@ -170,7 +171,10 @@ def config(data: bytes) -> None:
 # --- tokenizer -----------------------------------------------------------------------------------
 
 TOKENIZER = fresh("tokenizer")
-TOKENIZER_FILES = ("vocab.json", "merges.txt", "added_tokens.json", "tokenizer.json")
+TOKENIZER_FILES = (
+    *("vocab.json", "merges.txt", "added_tokens.json", "tokenizer.json"),
+    *("tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "spiece.model"),
+)
 TEXTS = ("", " the  then\n\n", "H\u00e9, \U0001f600\u200d <|endoftext|>'s", "\0\x85\u3000\ufffd")
 
 
@@ -190,8 +194,8 @@ def tokenizer(data: bytes) -> None:
 
     A byte 1 stands for the tokens of single bytes, with the ids 0 to 255, so that inputs are short.
     """
-    parts = data.split(b"\0")
-    for name, part in zip_longest(TOKENIZER_FILES, parts[: len(TOKENIZER_FILES)], fillvalue=b""):
+    parts = data.split(b"\0", len(TOKENIZER_FILES) - 1)
+    for name, part in zip_longest(TOKENIZER_FILES, parts, fillvalue=b""):
         if part:
             (TOKENIZER / name).write_bytes(part.replace(b"\1", BYTE_TOKENS))
         else:
@@ -201,12 +205,27 @@ def tokenizer(data: bytes) -> None:
     except CheckpointError as error:
         assert str(error)
         return
+    if not isinstance(tokenizer, ByteBPE):
+        other_tokenizer(tokenizer, data)
+        return
     for text in (*TEXTS, *tokenizer.special):
         for special in (False, True):
             assert tokenizer.decode(tokenizer.encode(text, special=special)) == text
     ids = tokenizer.encode_bytes(data)
     assert b"".join(map(tokenizer.token_bytes, ids)) == data
     assert not set(ids) & set(tokenizer.missing_ids(300))
+
+
+def other_tokenizer(tokenizer: Tokenizer, data: bytes) -> None:
+    """A text is what its ids add to the decoded prompt; the library may refuse a text."""
+    with suppress(CheckpointError):
+        ids = tokenizer.encode(TEXTS[1] + data.decode(errors="replace"))
+        stream = tokenizer.stream(ids[:3])
+        text = "".join(map(stream.push, ids[3:])) + stream.flush()
+        whole, before = tokenizer.decode(ids), tokenizer.decode(ids[:3])
+        assert not whole.startswith(before) or before + text == whole
+        if tokenizer.has_all_bytes:
+            assert b"".join(map(tokenizer.token_bytes, tokenizer.encode_bytes(data))) == data
 
 
 # --- rows of a batch -----------------------------------------------------------------------------
