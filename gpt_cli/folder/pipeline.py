@@ -42,6 +42,9 @@ class Pipeline:
             library.add_special_tokens(names)
             library.encode_special_tokens = True  # their names are text
             library.decode(library.encode(_TRIAL, add_special_tokens=False).ids)
+        self._ids = array("q", library.get_vocab(with_added_tokens=True).values())
+        if len(set(self._ids)) < len(self._ids):  # the library would choose one of them at random
+            raise CheckpointError(f"{source}: two tokens have the same id: get it again")
         added = library.get_added_tokens_decoder()
         self.special = {token.content: id for id, token in added.items() if token.special}
         parts = _parts(library.decoder)
@@ -176,10 +179,6 @@ class Pipeline:
 
     def missing_ids(self, vocab_size: int) -> list[int]:
         return sorted({*range(vocab_size)}.difference(self._ids))
-
-    @cached_property
-    def _ids(self) -> "array[int]":
-        return array("q", self._library.get_vocab(with_added_tokens=True).values())
 
 
 class TextStream:

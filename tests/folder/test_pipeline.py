@@ -265,6 +265,14 @@ HOSTILE = {
 }  # fmt: skip
 
 
+def test_two_tokens_of_one_id_are_refused(tmp_path):
+    folder = copied("fallback", tmp_path)
+    model = json.loads((folder / "tokenizer.json").read_bytes())["model"]
+    change(folder, "tokenizer.json", model=model | {"vocab": model["vocab"] | {"w": 3}})
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: two tokens have the same id"):
+        read_tokenizer(folder)
+
+
 @pytest.mark.parametrize("fault", HOSTILE)
 def test_damaged_files_are_refused_in_one_line_that_names_the_folder(tmp_path, fault, capfd):
     family, name, content = HOSTILE[fault]
