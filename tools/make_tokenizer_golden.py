@@ -48,7 +48,7 @@ TEXTS = [
     "옛날 옛적에 작은 여우가",
     "unknown: 😀 Ω \u0301 ﬁ \u212b\u00a0x\u3000y\u200bz\tq",
     "  two  spaces and an end ",
-    "[CLS] <s> <|endoftext|> </s> are names",
+    "[CLS] <s> <|endoftext|> </s> <unk>, <pad><mask> are names",
     "▁ is a character, too; so is \ufffd.",
     "isn't it , he said .",
 ]

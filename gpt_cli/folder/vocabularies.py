@@ -11,7 +11,7 @@ from gpt_cli.folder.special_tokens import TokenizerSettings
 from gpt_cli.system.files import read_json, read_small
 
 _SPACE = "\u2581"  # as SentencePiece writes a space
-_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # types of pieces
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # types of pieces
 _UNIGRAM = 1
 _LONGEST_PIECE, _MOST_EXTRA = 1000, 10_000  # far above those of any model
 _BERT_TOKENS = ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]")
@@ -123,6 +123,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
 def _sentencepiece(file: _File, settings: TokenizerSettings) -> Tokenizer:
     """Return the tokenizer of T5 or XLM-R, or another by the rules of its file."""
     vocab = [(text, score) for text, score, _ in file.pieces]
+    model, tokens = None, list[str]()
     if settings.kind == "T5Tokenizer":
         extra = range(min(int(settings.raw.get("extra_ids", 100)), _MOST_EXTRA) - 1, -1, -1)
         model = models.Unigram([*vocab, *((f"<extra_id_{n}>", 0.0) for n in extra)], unk_id=2)
@@ -131,10 +132,9 @@ def _sentencepiece(file: _File, settings: TokenizerSettings) -> Tokenizer:
         tokens = [settings.tokens.get(f"{role}_token", text) for role, text in roles.items()]
         *first, last = [(token, 0.0) for token in tokens]
         model = models.Unigram([*first, *vocab[3:], last], unk_id=3)
-    else:
+    if model is None:
         tokenizer = _of_rules(file, settings)
-        model = None
-    if model:
+    else:
         tokenizer = Tokenizer(model)
         if charsmap := file.normalizer.get(2):
             tokenizer.normalizer = normalizers.Precompiled(charsmap)
@@ -142,8 +142,10 @@ def _sentencepiece(file: _File, settings: TokenizerSettings) -> Tokenizer:
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)
         tokenizer.decoder = decoders.Metaspace(_SPACE)
     for text, _, kind in file.pieces:
-        if kind in (_CONTROL, _USER_DEFINED) and tokenizer.token_to_id(text) is not None:
-            tokenizer.add_tokens([AddedToken(text, special=kind == _CONTROL, normalized=False)])
+        if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) and tokenizer.token_to_id(text) is not None:
+            special = kind != _USER_DEFINED
+            tokenizer.add_tokens([AddedToken(text, special=special, normalized=False)])
+    tokenizer.add_special_tokens(tokens)
     return tokenizer
 
 
