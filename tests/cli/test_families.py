@@ -126,6 +126,13 @@ def test_the_server_has_the_same_texts_and_offsets(family, engine, folder):
         ]
 
 
+@pytest.mark.parametrize("family", ["uer", "rinna", "xlm", "digits"])
+def test_a_copy_in_int8_has_the_tokenizer(family, folder, tmp_path):
+    run_here("quantize", folder, "-o", tmp_path / "copy")
+    for command in (["tokenize", "--special", "the fox 1984 <s>"], ["detokenize", "7", "9"]):
+        assert run_here(*command, "-m", tmp_path / "copy") == run_here(*command, "-m", folder)
+
+
 # --- bytes ---------------------------------------------------------------------------------------
 
 

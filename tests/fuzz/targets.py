@@ -24,7 +24,7 @@ import numpy as np
 from gpt_cli.compression import archive
 from gpt_cli.compression.archive import ArchiveReader
 from gpt_cli.compression.codec import Codec
-from gpt_cli.errors import CheckpointError, InputError
+from gpt_cli.errors import CheckpointError, InputError, ResourceError
 from gpt_cli.folder import weight_files
 from gpt_cli.folder.byte_bpe import ByteBPE, ByteStream
 from gpt_cli.folder.config import ACTIVATIONS, GPT2Config, expected_shapes
@@ -202,7 +202,7 @@ def tokenizer(data: bytes) -> None:
             (TOKENIZER / name).unlink(missing_ok=True)
     try:
         tokenizer = read_tokenizer(TOKENIZER)
-    except CheckpointError as error:
+    except (CheckpointError, ResourceError) as error:
         assert str(error)
         return
     if not isinstance(tokenizer, ByteBPE):
