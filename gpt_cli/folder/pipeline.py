@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from gpt_cli.errors import CheckpointError, InputError
+from gpt_cli.errors import CheckpointError, GPTCLIError, InputError
 from gpt_cli.folder.byte_bpe import STRETCHES, byte_alphabet, check_unicode, unknown
 from gpt_cli.folder.special_tokens import SpecialIds
 
@@ -63,7 +63,10 @@ class Pipeline:
         try:
             yield
         except BaseException as error:
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            is_panic = type(error).__name__ == "PanicException"
+            if isinstance(error, GPTCLIError | MemoryError) or not (
+                is_panic or isinstance(error, Exception)
+            ):
                 raise
             problem = " ".join(f"{error!r}".split())
             raise CheckpointError(

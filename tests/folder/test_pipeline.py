@@ -253,6 +253,7 @@ HOSTILE = {
     "a vocabulary of no UTF-8": ("uer", "vocab.txt", b"[UNK]\n\xff"),
     "a vocabulary without the unknown token": ("uer", "vocab.txt", b"a\nb"),
     "an empty vocabulary": ("uer", "vocab.txt", b""),
+    "a vocabulary that is no object": ("prefixed", "vocab.json", b"[1]"),
     "a flag that is a text": ("uer", "tokenizer_config.json", {"do_lower_case": "yes"}),
     "an empty model": ("rinna", "spiece.model", b""),
     "no protobuf": ("rinna", "spiece.model", b"<html>"),
@@ -284,7 +285,9 @@ def test_damaged_files_are_refused_in_one_line_that_names_the_folder(tmp_path, f
     with pytest.raises(CheckpointError) as caught:
         read_tokenizer(folder)
     assert str(folder) in str(caught.value)
+    assert str(caught.value).endswith(": get it again")
     assert "\n" not in str(caught.value)
+    assert "CheckpointError" not in str(caught.value)
     assert capfd.readouterr() == ("", "")
 
 
