@@ -215,6 +215,10 @@ def test_added_tokens_are_special_if_they_are_named(tmp_path):
 def test_a_template_puts_the_start_token_before_texts(tmp_path, config, begins):
     folder = change(copied("fallback", tmp_path), "tokenizer_config.json", **config)
     assert read_tokenizer(folder).special_ids.begins_texts is begins
+    template = json.loads((folder / "tokenizer.json").read_bytes())["post_processor"]
+    several = {"type": "Sequence", "processors": [template]}
+    change(folder, "tokenizer.json", post_processor=several)
+    assert read_tokenizer(folder).special_ids.begins_texts is begins
 
 
 @pytest.mark.parametrize("flag", [True, False])
