@@ -333,6 +333,15 @@ def xlm(folder: Path) -> None:
     write(folder, "config.json", {"model_type": "gpt2"})
 
 
+def plain(folder: Path) -> dict[str, Any]:
+    """Write a SentencePiece file of no known class; return what sentencepiece makes of it."""
+    rules = charsmap(folder)
+    pieces(folder, "spiece.model", vocab_size=420, byte_fallback=True, normalization_rule_tsv=rules)
+    processor = sentencepiece.SentencePieceProcessor(str(folder / "spiece.model"))
+    ids = [processor.encode(text) for text in TEXTS]
+    return {"ids": ids, "texts": [processor.decode(row) for row in ids]}
+
+
 FAMILIES: list[Callable[[Path], None]] = [
     goldfish, uer, rinna, kogpt2, german, prefixed, published, digits, fallback, gpt_sw3, xlm,
 ]  # fmt: skip
@@ -367,7 +376,9 @@ def facts(folder: Path) -> dict[str, Any]:
 def main() -> None:
     """Write all files."""
     shutil.rmtree(FOLDERS, ignore_errors=True)
-    lines = [f'"texts": {json.dumps(TEXTS)}']
+    (FOLDERS / "plain").mkdir(parents=True)
+    lines = [f'"texts": {json.dumps(TEXTS)}', f'"plain": {json.dumps(plain(FOLDERS / "plain"))}']
+    (FOLDERS / "plain" / "rules.tsv").unlink()
     for family in FAMILIES:
         folder = FOLDERS / family.__name__
         folder.mkdir(parents=True)

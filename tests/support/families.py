@@ -9,6 +9,7 @@ from support.checkpoints import CONFIG, write_checkpoint
 GOLDEN = Path(__file__).parents[1] / "golden"
 REFERENCE = json.loads((GOLDEN / "tokenizers.json").read_bytes())
 TEXTS = REFERENCE.pop("texts")
+PLAIN = REFERENCE.pop("plain")
 FAMILIES = list(REFERENCE)
 
 
