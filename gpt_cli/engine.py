@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from gpt_cli.compression.archive import SEGMENT_TOKENS, ArchiveReader
 from gpt_cli.compression.codec import Codec
 from gpt_cli.errors import InputError, compute_valid, single
+from gpt_cli.folder.tokenizer import check_bytes
 from gpt_cli.generation import matcher, sampling
 from gpt_cli.generation.generate import Completion, Run, complete
 from gpt_cli.generation.loaded import LoadedModel
@@ -50,7 +51,7 @@ class Engine:
     @checks_arguments()
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Return the ids of a text; names such as `<|endoftext|>` are text unless `special`."""
-        return self.tokenizer.encode(text, special=special)
+        return [*self.loaded.start, *self.tokenizer.encode(text, special=special)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids; U+FFFD replaces bytes that are not UTF-8."""
@@ -189,7 +190,8 @@ class Engine:
             texts: any number, of any length.
             stride: windows of a text longer than the context are `stride` tokens apart, by default
                 half of it.
-            bos: put the start token before texts, so that their first tokens are also scored.
+            bos: put the start token before texts, so that their first tokens are also scored. Some
+                tokenizers always do that.
             special: read names such as `<|endoftext|>` in texts as special tokens.
             ranks: also return the ranks of tokens.
             entropies: also return the entropies of the distributions of tokens.
@@ -197,7 +199,9 @@ class Engine:
         """
         if isinstance(texts, str):
             raise TypeError("texts must be a list of texts, not one text")
-        start = [self.model.config.start_token("bos is set")] if bos else []
+        start = [self.model.config.start_token("bos is set")] if bos else self.loaded.start
+        if words:
+            check_bytes(self.tokenizer, "the surprisal of words")
         measures: dict[str, Measure] = {}
         if ranks:
             measures["ranks"] = sampling.ranks

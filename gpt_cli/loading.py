@@ -6,7 +6,7 @@ from pathlib import Path
 from gpt_cli import hub
 from gpt_cli.engine import Engine
 from gpt_cli.folder.tensors import unchanged
-from gpt_cli.folder.tokenizer import Tokenizer
+from gpt_cli.folder.tokenizer import read_tokenizer, with_special_tokens
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2 import checkpoint
@@ -30,6 +30,7 @@ def load(
     threads: int | None = None,
     speculate: bool = True,
     adapter: str | None = None,
+    bos_token: str | int | None = None,
 ) -> Engine:
     """Load a model; a GPTCLIError says what to do.
 
@@ -47,6 +48,7 @@ def load(
         speculate: generate faster where that saves time, with equal results: see
             `generation.speculate`. It may take a quarter of the memory of float32 weights.
         adapter: a folder or a Hub id with a LoRA adapter of PEFT, to be merged into the weights.
+        bos_token: the start token, a name or an id, of a model that has none or a wrong one.
     """
     name = str(name)
     check_available(device, "float32" if dtype == "auto" else dtype)  # before any download
@@ -70,7 +72,8 @@ def load(
             "choose a smaller model or dtype, or another device",
         )
         start = time.perf_counter()
-        tokenizer = Tokenizer.from_folder(folder)  # not beside the weights: both would take longer
+        tokenizer = read_tokenizer(folder)  # not beside the weights: both would take longer
+        config = with_special_tokens(config, tokenizer, folder, bos_token)
         model = checkpoint.assemble(config, ops, merged)
     seconds = time.perf_counter() - start
     speculator = Speculator(model)

@@ -147,10 +147,12 @@ def of_error(error: InputError) -> Record:
 def of_token(engine: "Engine", id: int, logprob: float | None) -> Record:
     """Return the record of a token; U+FFFD stands for an incomplete character in its text.
 
-    A model may have more ids than its tokenizer; such an id has a name and no bytes.
+    A model may have more ids than its tokenizer; such an id has a name and no bytes. The tokens of
+    some tokenizers have no bytes, either.
     """
     try:
         data = engine.tokenizer.token_bytes(id)
+        name = engine.tokenizer.token_name(id) if data is None else data.decode(errors="replace")
     except InputError:
-        return _record(TOKEN, id, f"<{id}>", [], logprob)
-    return _record(TOKEN, id, data.decode(errors="replace"), list(data), logprob)
+        name, data = f"<{id}>", None
+    return _record(TOKEN, id, name, list(data or b""), logprob)

@@ -46,7 +46,8 @@ COVERED = {
         f"cli/show/{x}" for x in ("colours", "commands", "picture", "terminal", "views")
     ],
     "compression/test_codec.py": ["gpt2/digests"],
-    "folder/test_tokenizer.py": ["folder/contents"],
+    "folder/test_pipeline.py": ["folder/special_tokens", "folder/vocabularies"],
+    "folder/test_tokenizer.py": ["folder/byte_bpe", "folder/contents"],
     "generation/test_drafts.py": ["generation/speculator"],
     "generation/test_generate.py": ["generation/row"],
     "gpt2/test_adapter.py": ["folder/adapter"],

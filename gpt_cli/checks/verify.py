@@ -25,7 +25,7 @@ from gpt_cli.compression.codec import Codec
 from gpt_cli.engine import Engine
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError, counted
 from gpt_cli.folder.config import is_matrix
-from gpt_cli.folder.tokenizer import Tokenizer
+from gpt_cli.folder.tokenizer import read_tokenizer, with_special_tokens
 from gpt_cli.generation.generate import Completion
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.gpt2 import checkpoint
@@ -80,8 +80,9 @@ def verify(name: str, folder: Path, adapter: Path | None = None) -> Iterator[Che
     facts = {} if adapter else _facts(name, folder)
     yield _check_source()
     yield _check_files(folder, facts.get("sha256", {}))
-    tokenizer = Tokenizer.from_folder(folder)
+    tokenizer = read_tokenizer(folder)
     config, stored = checkpoint.read(folder)
+    config = with_special_tokens(config, tokenizer, folder)
     dtype = "int8" if checkpoint.stored_dtype(stored) == "int8" else "float32"
     tensors = merge(stored, folder, adapter) if adapter else stored
 

@@ -134,6 +134,12 @@ class Loading(Adapted):
         envvar="GPT_CLI_THREADS",
     )
 
+    bos_token: str | None = option(
+        None,
+        "Start token of a model that has none or a wrong one, such as [CLS].",
+        metavar="TEXT|ID",
+    )
+
     def load(self) -> "gpt_cli.Engine":
         """Load the model; NumPy must not have been imported before."""
         prepare(self.threads)

@@ -8,6 +8,16 @@ from gpt_cli.errors import MALFORMED, CheckpointError, ModelNotFoundError
 from gpt_cli.system.files import read_json
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
+# The files of a tokenizer's vocabulary; of those that a folder has, the first ones count.
+_BYTE_BPE = ("vocab.json", "merges.txt")
+VOCABULARIES = (
+    *(("tokenizer.json",), _BYTE_BPE, ("vocab.txt",)),
+    *(("spiece.model",), ("sentencepiece.bpe.model",)),
+)
+TOKENIZER = (
+    *(name for names in VOCABULARIES for name in names),
+    *("added_tokens.json", "tokenizer_config.json", "special_tokens_map.json"),
+)
 # Files of weights, the preferred ones first; an index names the files of a model in shards.
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -68,10 +78,10 @@ def other_files(names: Collection[str]) -> list[str]:
 
 def tokenizer_files(names: Collection[str]) -> list[str]:
     """Select the files of the tokenizer from `names`."""
-    files = ["vocab.json", "merges.txt"]
-    if "tokenizer.json" in names and not all(name in names for name in files):
-        files = ["tokenizer.json"]
-    return files + [name for name in names if name == "added_tokens.json"]
+    files = [name for name in TOKENIZER if name in names]
+    if not any(all(name in names for name in vocabulary) for vocabulary in VOCABULARIES):
+        files += [name for name in _BYTE_BPE if name not in names]  # which are missing
+    return files
 
 
 def _read_index(path: Path, ending: str) -> list[str]:

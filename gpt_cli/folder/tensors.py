@@ -18,6 +18,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from gpt_cli.errors import CheckpointError
+from gpt_cli.folder.contents import TOKENIZER
 from gpt_cli.system.files import version
 
 _AGAIN = "run the command again"
@@ -31,7 +32,7 @@ DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "I8": "int8"}
 _FILES = (
     *("*.safetensors", "pytorch_model*.bin", "*.index.json", "config.json"),
     *("generation_config.json", "adapter_config.json", "adapter_model.bin"),
-    *("vocab.json", "merges.txt", "added_tokens.json", "tokenizer.json"),
+    *TOKENIZER,
 )
 
 

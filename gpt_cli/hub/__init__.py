@@ -107,10 +107,13 @@ def resolve_adapter(name: str, *, offline: bool = False, quiet: bool = False) ->
 
 def read_tokenizer(name: str, *, revision: str | None = None, offline: bool = False) -> "Tokenizer":
     """Return the tokenizer of a model; fetch only its files if the model is not local."""
-    from gpt_cli.folder.tokenizer import Tokenizer  # imports tiktoken
+    from gpt_cli.folder.tokenizer import read_tokenizer  # imports tiktoken
 
-    with _folder_of(contents.tokenizer_files, name, revision, offline) as folder:
-        return Tokenizer.from_folder(folder)
+    def choose(names: Collection[str]) -> list[str]:  # config.json may name the kind
+        return [*contents.tokenizer_files(names), *({contents.CONFIG} & {*names})]
+
+    with _folder_of(choose, name, revision, offline) as folder:
+        return read_tokenizer(folder)
 
 
 @contextmanager

@@ -201,7 +201,7 @@ def test_every_flag_arrives_where_it_has_its_effect(
         "--repeat-penalty 1.9 --presence-penalty 0.1 --frequency-penalty 0.2 --logit-bias 7=-3 "
         "--logit-bias 9=1 --include-stop --stop a --stop b --seed 11 --no-cache "
         "--device cpu --dtype float16 --revision v1 --offline --overflow shift --ignore-eos "
-        "--adapter some/adapter "
+        "--adapter some/adapter --bos-token [CLS] "
         f"--special -q --no-speculate {more} text"
     )
     assert app.run([command, *flags.split()]) == 130
@@ -214,6 +214,7 @@ def test_every_flag_arrives_where_it_has_its_effect(
         "offline": True,
         "quiet": True,
         "speculate": False,
+        "bos_token": "[CLS]",
     }
     assert (recorder.prompts, recorder.batch_size) == (prompts, batch_size)
     assert recorder.options == Options(

@@ -90,9 +90,9 @@ def test_models_are_lines_with_tabs_or_of_json_in_a_pipe(hub):
     out, errors = run_here("models")
     assert errors == ""
     rows = [line.split("\t") for line in out.decode().splitlines()]
-    assert [REPO, "cached", "4049", folder] in rows
+    assert [REPO, "cached", "4063", folder] in rows
     assert all(len(row) == 4 for row in rows)
-    record = {"name": REPO, "origin": "cached", "size": 4049, "folder": folder}
+    record = {"name": REPO, "origin": "cached", "size": 4063, "folder": folder}
     assert record in records_here("models", "--json")
     assert hub.requests == []
 
@@ -158,12 +158,13 @@ def test_info_of_damaged_weights_is_exit_code_4(tmp_path):
 
 
 def test_tokens_need_no_weights_and_leave_nothing_in_the_cache(hub, cache):
+    (hub.root / REPO / "tokenizer.json").unlink()
     write_tokenizer(hub.root / REPO)
     out, told = run_here("tokenize", "-v", "-m", REPO, "the the")
     assert out == b"83 257 262\n"
     assert "`gpt-cli download acme/gpt` keeps the model" in told
     assert run_here("detokenize", "-m", REPO, "-q", "83 257 262") == (b"the the", "")
-    assert sorted(hub.fetched()) == ["merges.txt", "merges.txt", "vocab.json", "vocab.json"]
+    assert sorted(hub.fetched()) == [*2 * ["config.json"], *2 * ["merges.txt"], *2 * ["vocab.json"]]
     assert not list(cache.glob("models--*"))
     run_here("download", REPO, "-q")
     assert run_here("tokenize", "-v", "-m", REPO, "the the") == (b"83 257 262\n", "")

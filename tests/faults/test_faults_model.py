@@ -17,6 +17,13 @@ from support.processes import posix
 from support.world import fault_row
 
 FOLDER = "the model's folder"
+# A tokenizer.json with a table of characters that is damaged.
+PANIC = json.dumps(
+    {
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": "YWJj"},
+        "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"},
+    }
+)
 Damage = Callable[[Path], object]
 
 
@@ -232,6 +239,12 @@ FAULTS = [
           edit("vocab.json", lambda raw: raw.replace(b": 5,", b": true,")), "", AGAIN),
     fault(21, "two tokens of one id", edit("vocab.json", lambda raw: raw.replace(b": 5,", b": 6,")),
           "", AGAIN),
+    fault(21, "settings of the tokenizer that are a list", write("tokenizer_config.json", "[]"),
+          "tokenizer_config.json is not a JSON object", AGAIN),
+    fault(21, "a tokenizer.json without a vocabulary", write("tokenizer.json", '{"model": {}}'),
+          "tokenizer.json: damaged", AGAIN),
+    fault(21, "a tokenizer.json that makes its library panic", write("tokenizer.json", PANIC),
+          "tokenizer.json: damaged (PanicException(", AGAIN),
     # other files
     fault(54, "a header that is a list", header(b"[]"), "is not safetensors", AGAIN),
     fault(54, "a header that is no JSON", header(b"{nothing"), "", AGAIN),
@@ -268,7 +281,10 @@ FAULTS = [
 
 
 OF_WEIGHTS = (1, 2, 3, 5, 7, 9, 54)  # of the file of the weights, not of its tensors
-PROCESSES = {"weights cut short", "a weight that is nan", "no config.json", "no vocabulary"}
+PROCESSES = {
+    *("weights cut short", "a weight that is nan", "no config.json", "no vocabulary"),
+    "a tokenizer.json that makes its library panic",  # which it writes past sys.stderr
+}
 
 
 @posix

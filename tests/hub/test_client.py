@@ -10,6 +10,7 @@ import pytest
 
 from gpt_cli import hub as product
 from gpt_cli.errors import CheckpointError, InputError, ModelNotFoundError, ResourceError
+from gpt_cli.folder.contents import VOCABULARIES
 from gpt_cli.hub import client, local
 from gpt_cli.options.declare import OptionError
 from support.checkpoints import write_tokenizer
@@ -22,6 +23,7 @@ PUBLISHED = [
     "generation_config.json",
     "merges.txt",
     "model.safetensors",
+    "tokenizer.json",
     "vocab.json",
 ]
 SHARDED = {
@@ -419,10 +421,12 @@ def test_safetensors_and_quiet_downloads_need_no_note(hub, caplog):
     assert caplog.messages == []
 
 
-def test_a_tokenizer_json_is_fetched_if_it_must(hub):
-    hub.add("acme/new", model_files(**{"merges.txt": None}))
-    assert "tokenizer.json" in names(product.resolve("acme/new"))
-    assert "vocab.json" not in hub.fetched()
+@pytest.mark.parametrize("name", [*VOCABULARIES[0], *VOCABULARIES[2], *VOCABULARIES[3]])
+def test_a_model_has_the_files_of_some_tokenizer(hub, name):
+    files = dict.fromkeys((*VOCABULARIES[1], "tokenizer.json")) | {name: b"{}"}
+    settings = {"tokenizer_config.json": b"{}", "special_tokens_map.json": b"{}"}
+    hub.add("acme/new", model_files(**files | settings))
+    assert {name, *settings} <= {*names(product.resolve("acme/new"))}
 
 
 @pytest.mark.parametrize(
@@ -448,22 +452,24 @@ def test_a_file_that_the_repository_lacks_is_named(hub, changes, missing):
 def tokenizer_files(tmp_path):
     """A repository's tokenizer files that can be read, which those of `model_files` cannot."""
     write_tokenizer(tmp_path)
-    return {name: (tmp_path / name).read_bytes() for name in ("vocab.json", "merges.txt")}
+    return {name: (tmp_path / name).read_bytes() for name in VOCABULARIES[1]}
 
 
 def test_the_tokenizer_is_fetched_past_the_cache_without_the_weights(hub, cache, tokenizer_files):
+    (hub.root / REPO / "tokenizer.json").unlink()
     hub.add(REPO, tokenizer_files)
     assert product.read_tokenizer(REPO, revision="v1").encode("the") == [83, 257]
-    assert sorted(hub.fetched()) == ["merges.txt", "vocab.json"]
+    assert sorted(hub.fetched()) == ["config.json", "merges.txt", "vocab.json"]
     assert not list(cache.glob("models--*"))
     hub.requests.clear()
     hub.add(REPO, {"added_tokens.json": b'{"<pad>": 300}'})
     assert product.read_tokenizer(REPO).special["<pad>"] == 300
-    assert sorted(hub.fetched()) == ["added_tokens.json", "merges.txt", "vocab.json"]
+    fetched = ["added_tokens.json", "config.json", "merges.txt", "vocab.json"]
+    assert sorted(hub.fetched()) == fetched
 
 
 def test_the_tokenizer_of_a_model_that_is_here_is_read_from_it(hub, cache, tokenizer_files):
-    put_in_cache(cache, REPO, model_files(**tokenizer_files))
+    put_in_cache(cache, REPO, model_files(**tokenizer_files, **{"tokenizer.json": None}))
     assert product.read_tokenizer(REPO).encode("the") == [83, 257]
     assert product.read_tokenizer("tiny").decode([0]) == "!"
     assert hub.requests == []
@@ -683,6 +689,6 @@ def test_the_list_has_every_whole_gpt2(hub, cache, tmp_path, monkeypatch):
 
     bundled, acme, gpt2 = local.list_models()
     assert bundled == local.LocalModel("tiny", tmp_path / "weights" / "tiny", "bundled")
-    assert (acme, acme.size) == (local.LocalModel(REPO, folder, "cached"), 4049)
+    assert (acme, acme.size) == (local.LocalModel(REPO, folder, "cached"), 4063)
     assert (gpt2.name, gpt2.folder.name) == ("gpt2", "b" * 40)
     assert hub.requests == []
