@@ -3,6 +3,7 @@
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -10,6 +11,9 @@ from gpt_cli.cli import options as flags
 from gpt_cli.cli.output import on_terminal, write, write_json
 from gpt_cli.options.declare import option
 from gpt_cli.system.machine import format_size
+
+if TYPE_CHECKING:
+    from gpt_cli.folder.config import GPT2Config
 
 
 def _complete_download() -> list[str]:
@@ -108,12 +112,7 @@ def info(
     model = model.named(name)
     config = hub.read_config(model.model, revision=model.revision, offline=model.offline)
     folder = hub.find(model.model, model.revision)
-    dtype = config.dtype
-    if folder and any(folder.glob("*.safetensors*")):  # else only the configuration is here
-        from gpt_cli.gpt2 import checkpoint
-        from gpt_cli.ops import held_dtype
-
-        dtype = held_dtype(checkpoint.stored_dtype(checkpoint.read(folder)[1]), "cpu")
+    dtype = _held_dtype(config, folder)
     facts = {"name": model.model, "folder": str(folder) if folder else None} | asdict(config)
     facts["dtype"] = dtype
     itemsize = 2 if config.dtype == "int8" else 4  # on a CPU
@@ -132,3 +131,13 @@ def info(
         "eos_token_id": " ".join(map(str, config.eos_token_id)),
     }
     write("".join(f"{key:32} {value}\n" for key, value in shown.items() if value is not None))
+
+
+def _held_dtype(config: "GPT2Config", folder: Path | None) -> str:
+    """Return the dtype of the weights in memory, on a CPU."""
+    if not folder or not any(folder.glob("*.safetensors*")):  # only the configuration is here
+        return config.dtype
+    from gpt_cli.gpt2 import checkpoint
+    from gpt_cli.ops import held_dtype
+
+    return held_dtype(checkpoint.stored_dtype(checkpoint.read(folder)[1]), "cpu")
