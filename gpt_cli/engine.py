@@ -5,14 +5,14 @@ from dataclasses import replace
 from functools import cached_property, partial
 from io import BytesIO
 from itertools import count
-from typing import Any, Unpack
+from typing import Any, TypeAlias, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli.compression.archive import SEGMENT_TOKENS, ArchiveReader
 from gpt_cli.compression.codec import Codec
-from gpt_cli.errors import InputError, compute_valid, single
+from gpt_cli.errors import InputError, compute_valid, counted, single
 from gpt_cli.folder.tokenizer import check_bytes
 from gpt_cli.generation import matcher, sampling
 from gpt_cli.generation.generate import Completion, Run, complete
@@ -23,7 +23,7 @@ from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.model import forward
 from gpt_cli.gpt2.prefill import next_logits
 from gpt_cli.gpt2.weights import Weights
-from gpt_cli.options.arguments import check_texts, checks_arguments
+from gpt_cli.options.arguments import check_type, checks_arguments
 from gpt_cli.options.declare import AT_LEAST_1, check
 from gpt_cli.options.request import OptionFields, Options
 from gpt_cli.scoring.rank import Choice, Question, RankBy, rank
@@ -31,6 +31,8 @@ from gpt_cli.scoring.score import Score, ScoreOptions, score
 from gpt_cli.scoring.trace import Trace, trace
 from gpt_cli.scoring.tree import Node, tree
 from gpt_cli.scoring.words import Measure, among, find_words, initial_tokens
+
+Data: TypeAlias = bytes | bytearray | memoryview
 
 
 class Engine:
@@ -48,11 +50,18 @@ class Engine:
         self.adapter = adapter  # its name, if one is merged into the weights
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
 
+    def __repr__(self) -> str:
+        """Return the name, the dtype, the operations and the size of the model."""
+        config, ops = self.model.config, self.model.ops
+        size = f"{counted(config.n_layer, 'layer')} x {config.n_embd}"
+        return f"<Engine {self.name}: {ops.dtype}, {ops.name}, {size}>"
+
     @checks_arguments()
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Return the ids of a text; names such as `<|endoftext|>` are text unless `special`."""
         return [*self.loaded.start, *self.tokenizer.encode(text, special=special)]
 
+    @checks_arguments()
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids; U+FFFD replaces bytes that are not UTF-8."""
         return self.tokenizer.decode(ids)
@@ -80,6 +89,7 @@ class Engine:
         loaded = replace(self.loaded, model=model, speculator=speculator)
         return Engine(loaded, self.name, self.load_seconds, self.adapter)
 
+    @checks_arguments()
     def logits(self, ids: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """Return the logits of the next token at all positions.
 
@@ -106,7 +116,6 @@ class Engine:
 
         An empty prompt is replaced by the model's start token.
         """
-        check_texts("prompts", prompts)
         options = options.with_seed()
         requests = [
             Request.of_prompt(self.loaded, prompt, options, index)
@@ -150,8 +159,6 @@ class Engine:
         Returns:
             An iterator over the completions, in order; a row that cannot be continued has an error.
         """
-        if isinstance(rows, str):
-            raise TypeError("rows must be texts or mappings, not one text")
         if batch_size is not None:
             check("batch_size", batch_size, AT_LEAST_1)
         defaults = (options or Options()).with_seed()
@@ -173,7 +180,7 @@ class Engine:
     @checks_arguments()
     def score_many(
         self,
-        texts: Sequence[str],
+        texts: Iterable[str],
         *,
         stride: int | None = None,
         bos: bool = False,
@@ -197,8 +204,6 @@ class Engine:
             entropies: also return the entropies of the distributions of tokens.
             words: also return the words of texts with their surprisal: see `scoring.words`.
         """
-        if isinstance(texts, str):
-            raise TypeError("texts must be a list of texts, not one text")
         start = [self.model.config.start_token("bos is set")] if bos else self.loaded.start
         if words:
             check_bytes(self.tokenizer, "the surprisal of words")
@@ -216,7 +221,8 @@ class Engine:
 
         return list(compute_valid(texts, partial(self._text_ids, special=special), scores))
 
-    def compress(self, data: bytes, *, block: int = SEGMENT_TOKENS) -> bytes:
+    @checks_arguments()
+    def compress(self, data: Data, *, block: int = SEGMENT_TOKENS) -> bytes:
         """Return data as a compressed file; for streams, see `compression.codec`.
 
         Raise ResourceError if results are not the same to the last bit here, such as on a GPU.
@@ -227,7 +233,8 @@ class Engine:
         """
         return b"".join(self._codec.compress(BytesIO(data), block))
 
-    def decompress(self, data: bytes) -> bytes:
+    @checks_arguments()
+    def decompress(self, data: Data) -> bytes:
         """Return the data of a compressed file; it needs the same model, with the same bits."""
         return b"".join(self._codec.decompress(ArchiveReader(BytesIO(data))))
 
@@ -252,7 +259,7 @@ class Engine:
 
     @checks_arguments()
     def rank_many(
-        self, rows: Sequence[tuple[str, Sequence[str]]], *, by: RankBy = "total"
+        self, rows: Iterable[tuple[str, Sequence[str]]], *, by: RankBy = "total"
     ) -> list[list[Choice] | InputError]:
         """Rank the choices of prompts, or return errors; see `rank`.
 
@@ -261,7 +268,7 @@ class Engine:
         return list(
             compute_valid(
                 rows,
-                lambda row: Question.of_texts(self.loaded, *row),
+                self._question,
                 lambda questions: rank(self.loaded, list(questions), by),
             )
         )
@@ -282,6 +289,12 @@ class Engine:
         """Return the likeliest continuations of a prompt, of any length, as a tree."""
         check("count", count, AT_LEAST_1)
         return tree(self.model, self.loaded.fitting_ids(prompt, special=special), count)
+
+    def _question(self, row: tuple[str, Sequence[str]]) -> Question:
+        check_type("row", row, Sequence[Any])
+        if len(row) != 2:
+            raise InputError(f"a row must be a prompt and its choices, not {row!r:.40}")
+        return Question.of_texts(self.loaded, *row)
 
     def _text_ids(self, text: str, *, special: bool) -> list[int]:
         if not isinstance(text, str):

@@ -30,6 +30,7 @@ from gpt_cli.jobs.layout import InputRow
 from gpt_cli.jobs.parquet import arrow_schema, whole
 from gpt_cli.jobs.tasks import Generation, Ranking, Scoring, Task
 from gpt_cli.loading import load
+from gpt_cli.options.arguments import check_type
 from gpt_cli.options.request import Options
 from gpt_cli.records import COMPLETION, ERROR, SCORE, Schema
 
@@ -131,6 +132,5 @@ class Ranker(_TableActor):
         exact: bool = False,
         load_options: Mapping[str, Any] | None = None,
     ):
-        if isinstance(choices, str):
-            raise TypeError("choices must be a list of texts, not one text")
+        check_type("choices", choices, Sequence[str])
         super().__init__(Ranking(tuple(choices), by, exact), model, load_options)

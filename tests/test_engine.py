@@ -244,8 +244,10 @@ def test_unknown_options_and_one_prompt_without_a_list_are_refused(engine):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda engine: engine.generate(PROMPT), "prompts must be a list of texts, not one text"),
-        (lambda engine: engine.generate(["a", 5]), "prompts must be texts, not 5"),
+        (lambda engine: engine.generate(PROMPT), "prompts must be a list, not 'the"),
+        (lambda engine: engine.generate(5), "prompts must be a list, not 5"),
+        (lambda engine: engine.generate(["a", 5]), r"prompts\[1\] must be a string, not 5"),
+        (lambda engine: engine.generate(["a"], max_tokens=True), "a whole number, not True"),
         (lambda engine: engine.generate(["a"], max_tokens="x"), "max_tokens must be a whole"),
         (lambda engine: engine.generate(["a"], logit_bias="7=1"), "logit_bias must be a number"),
         (lambda engine: engine.generate(["a"], temprature=0), r"\(did you mean temperature\?\)$"),
@@ -254,7 +256,16 @@ def test_unknown_options_and_one_prompt_without_a_list_are_refused(engine):
         (lambda engine: engine.score(5), "text must be a string, not 5"),
         (lambda engine: engine.score("a b", stride="x"), "stride must be a whole number or None"),
         (lambda engine: engine.score("a b", strid=9), r"\(did you mean stride\?\)$"),
-        (lambda engine: engine.rank("a", ["b", 5]), "choices must be texts, not 5"),
+        (lambda engine: engine.rank("a", ["b", 5]), r"choices\[1\] must be a string, not 5"),
+        (lambda engine: engine.rank_many("ab"), "rows must be a list, not 'ab'"),
+        (lambda engine: engine.batch("ab"), "rows must be a list, not 'ab'"),
+        (lambda engine: engine.score("a b", bos="yes"), "bos must be true or false, not 'yes'"),
+        (lambda engine: engine.logits([[1.5]]), r"ids\[0\]\[0\] must be a whole number, not 1.5"),
+        (lambda engine: engine.logits([1, 2]), r"ids\[0\] must be a list, not 1"),
+        (lambda engine: engine.logits("Once"), "ids must be a list, not 'Once'"),
+        (lambda engine: engine.decode("a"), "ids must be a list, not 'a'"),
+        (lambda engine: engine.compress("a"), "data must be bytes or .*, not 'a'"),
+        (lambda engine: engine.decompress("a"), "data must be bytes or .*, not 'a'"),
         (lambda engine: engine.next_tokens("a", "x"), "count must be a whole number, not 'x'"),
         (lambda engine: engine.encode(b"a"), "text must be a string, not"),
         (lambda engine: gpt_cli.load("tiny", devise="cpu"), r"\(did you mean device\?\)$"),
@@ -262,12 +273,35 @@ def test_unknown_options_and_one_prompt_without_a_list_are_refused(engine):
             lambda engine: gpt_cli.load("tiny", threads="2"),
             "threads must be a whole number or None, not",
         ),
+        (lambda engine: gpt_cli.load("tiny", threads=True), "threads must be a .*, not True"),
         (lambda engine: Options(temprature=0), r"\(did you mean temperature\?\)$"),
     ],
 )
 def test_wrong_types_and_unknown_keywords_are_type_errors(engine, call, message):
     with pytest.raises(TypeError, match=message):
         call(engine)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (("a", 5), "choices must be a list, not 5"),
+        (("a", ["b", 5]), "choices[1] must be a string, not 5"),
+        (("a",), "a row must be a prompt and its choices, not ('a',)"),
+        ("ab", "row must be a list, not 'ab'"),
+    ],
+)
+def test_a_wrong_type_in_a_row_is_the_error_of_this_row(engine, row, message):
+    wrong, (right, _) = engine.rank_many(iter([row, (PROMPT, ["a", "b"])]))
+    assert isinstance(wrong, InputError)
+    assert str(wrong) == message
+    assert right.text in "ab"
+
+
+def test_an_engine_and_its_weights_are_shown_on_one_line(engine):
+    ops = engine.model.ops
+    assert repr(engine) == f"<Engine {engine.name}: {ops.dtype}, {ops.name}, 3 layers x 32>"
+    assert repr(engine.weights) == "<40 weights: wte.weight, wpe.weight, h.0.ln_1.weight, ...>"
 
 
 def test_the_keywords_are_the_fields_of_the_options(engine):

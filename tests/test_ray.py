@@ -145,7 +145,7 @@ def test_a_table_gets_columns_of_ranked_choices(tiny):
 
 
 def test_one_text_is_no_list_of_choices():
-    with pytest.raises(TypeError, match="a list of texts"):
+    with pytest.raises(TypeError, match="choices must be a list"):
         Ranker("tiny", "big")
 
 

@@ -180,9 +180,15 @@ def _check_continuations(engine: Engine, continuations: Sequence[dict[str, Any]]
     for fact in continuations:
         (text,) = engine.generate([fact["prompt"]], max_tokens=fact["tokens"], temperature=0)
         if text.text != fact["text"]:
-            return Check(name, False, f"{fact['prompt']!r:.40} continues with {text.text!r:.60}")
+            prompt, other = _quoted(fact["prompt"], 40), _quoted(text.text, 60)
+            return Check(name, False, f"{prompt} continues with {other}")
     tokens = counted(sum(fact["tokens"] for fact in continuations), "token")
     return Check(name, True, f"{counted(len(continuations), 'text')} of {tokens}, as published")
+
+
+def _quoted(text: str, most: int) -> str:
+    """Return up to `most` characters of a text in quotes; an ellipsis shows that it is cut."""
+    return repr(text if len(text) <= most else f"{text[: most - 1]}…")
 
 
 def _continue(

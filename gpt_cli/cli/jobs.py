@@ -18,7 +18,7 @@ class Records(jobs.Sink):
     """Records on standard output, for a command without --output."""
 
     totals = True  # whether progress is shown in logs, too, and the number of rows at the end
-    noun, failure = "row", "failed: the records say why"
+    noun, failure, advice = "row", "failed", ": the records say why"
     quiet = False
 
     def write(self, record: Record) -> None:
@@ -28,7 +28,7 @@ class Records(jobs.Sink):
 class Lines(Records):
     """Lines of text instead of records; the errors of rows are shown on standard error."""
 
-    failure = "failed: the records, with --json, say why"
+    advice = ": the records, with --json, say why"
 
     def line(self, record: Record) -> str | bytes:
         """Return the output for a record, which may be an error."""
@@ -81,4 +81,5 @@ def run(
         )
     if summary.failed:
         total = counted(summary.rows, sink.noun)
-        raise RowsError(f"{summary.failed:,} of {total} {sink.failure}")
+        why = f": {summary.reason}" if summary.reason else sink.advice
+        raise RowsError(f"{summary.failed:,} of {total} {sink.failure}{why}")

@@ -45,7 +45,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     def run(context: typer.Context, **values: Any) -> None:
         flags = dict(_shown_flags(options, context))
-        _rename(options, values)
+        _rename(options, values, context)
         try:
             for name, value in values.items():
                 if name in options and value is not None:
@@ -92,14 +92,21 @@ def _parameter(name: str, default: Any, flag_type: Any, flag: Any) -> inspect.Pa
     return inspect.Parameter(name, _KEYWORD, default=default, annotation=annotation)
 
 
-def _rename(options: Mapping[str, Option], values: dict[str, Any]) -> None:
-    """Give the values of old flags to the flags that replace them, with a note."""
+def _rename(options: Mapping[str, Option], values: dict[str, Any], context: typer.Context) -> None:
+    """Give the values of old flags to the flags that replace them, with a note.
+
+    Raise InputError for both flags together.
+    """
     for name in [name for name in values if name.startswith(_OLD)]:
         value, declared = values.pop(name), options[name.removeprefix(_OLD)]
         if value is not None:
+            renamed = f"{declared.old_flag} is now {_flag(declared)}"
+            source = context.get_parameter_source(declared.name)
+            if source and source.name == "COMMANDLINE":
+                raise InputError(f"{renamed}: give only {_flag(declared)}")
             values[declared.name] = value
             if not values["quiet"]:
-                note(f"gpt-cli: note: {declared.old_flag} is now {_flag(declared)}")
+                note(f"gpt-cli: note: {renamed}")
 
 
 def _shown_flags(

@@ -123,7 +123,8 @@ class GPT2Config(Declared):
             values = {name: raw[name] for name in names if name in raw}
             if name := values.get("activation_function"):
                 values["activation_function"] = _ACTIVATION_ALIASES.get(str(name), name)
-            config = cls(**values | {"dtype": "float32" if quantization is None else "int8"})
+            values["dtype"] = "float32" if quantization is None else "int8"
+            config = cls(**cls.parse_json(values))
             if config.n_embd % config.n_head:
                 raise ValueError(f"n_head {config.n_head} does not divide n_embd {config.n_embd}")
         except (InputError, ValueError, RecursionError) as error:

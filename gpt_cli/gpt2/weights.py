@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt_cli.errors import CheckpointError, did_you_mean
+from gpt_cli.errors import CheckpointError, counted, did_you_mean
 from gpt_cli.folder.config import expected_shapes, is_matrix, is_transposed
 from gpt_cli.gpt2.source import MODEL, is_edited
 from gpt_cli.ops import Array
@@ -71,6 +71,10 @@ class Weights(Mapping[str, NDArray[np.float32]]):
         nowhere = self._ops.xp.full((1, n_in), -0.0, np.float32)
         columns = self._ops.to_host(self._ops.embed(weight, nowhere, ids, positions))[0]
         return np.array(columns if transposed else columns.T, order="C")
+
+    def __repr__(self) -> str:
+        """Return the number of weights, rather than gigabytes of values."""
+        return f"<{counted(len(self), 'weight')}: {', '.join([*self][:3])}, ...>"
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._weights)

@@ -27,6 +27,7 @@ class Summary:
 
     rows: int
     failed: int
+    reason: str | None = None  # why all rows failed, if it is the same for all
 
 
 def run(
@@ -125,13 +126,17 @@ class _Job:
             failed = resumed.failed
             self.observer.start(self.source.total, resumed.rows, failed)
             self.task = self.task.with_seed(resumed.seed)
+            reasons: set[str | None] = {None} if resumed.rows else set()  # up to two
             for record in self._records(engine, sink, resumed.rows):
                 sink.write(record)
                 is_error = "error" in record
                 failed += is_error
+                if len(reasons) < 2:
+                    reasons.add(record["error"]["message"] if is_error else None)
                 self.observer.advance(0 if is_error else self.task.tokens(record), is_error)
             sink.finish(self.source.total or 0)
-        return Summary(self.source.total or 0, failed)
+        (reason,) = reasons if len(reasons) == 1 else [None]
+        return Summary(self.source.total or 0, failed, reason)
 
     def _records(self, engine: Engine, sink: Sink, done: int) -> Iterator[Record]:
         """Yield the records of the rows from index `done` on; the sink checks the rows before."""

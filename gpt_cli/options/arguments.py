@@ -1,16 +1,17 @@
 """The arguments of public functions: wrong types and unknown keywords are TypeErrors."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import wraps
 from numbers import Integral
 from types import NoneType, UnionType
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
-from gpt_cli.options.declare import Declared, check_keywords
+from gpt_cli.options.declare import SWITCH, TEXT, WHOLE, Declared, OptionTypeError, check_keywords
 
 F = TypeVar("F", bound=Callable[..., Any])
-_WORDS = {str: "a string", int: "a whole number", NoneType: "None"}
+_WORDS = {str: TEXT.name, int: WHOLE.name, bool: SWITCH.name, NoneType: "None"}
+_LISTS: dict[Any, Any] = {Sequence: Collection, Iterable: Iterable}  # such as NumPy's arrays
 
 
 def checks_arguments(*groups: type[Declared]) -> Callable[[F], F]:
@@ -22,7 +23,7 @@ def checks_arguments(*groups: type[Declared]) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         signature = inspect.signature(function)
         named = [p for p in signature.parameters.values() if p.kind != p.VAR_KEYWORD]
-        types = {p.name: _classes(p.annotation) for p in named if p.annotation is not p.empty}
+        types = {p.name: p.annotation for p in named if p.annotation is not p.empty}
         options = [p for group in groups for p in inspect.signature(group).parameters.values()]
         known = [parameter.name for parameter in named]
         passes_on = len(named) < len(signature.parameters)
@@ -32,7 +33,7 @@ def checks_arguments(*groups: type[Declared]) -> Callable[[F], F]:
             if not passes_on:
                 check_keywords(keywords, known)
             for name, value in signature.bind(*arguments, **keywords).arguments.items():
-                _check_type(name, value, types.get(name, ()))
+                check_type(name, value, types.get(name, Any))
             return function(*arguments, **keywords)
 
         if groups:
@@ -43,23 +44,29 @@ def checks_arguments(*groups: type[Declared]) -> Callable[[F], F]:
     return decorate
 
 
-def check_texts(name: str, texts: Sequence[str]) -> None:
-    """Raise TypeError for anything else than a list of texts."""
-    if isinstance(texts, str):
-        raise TypeError(f"{name} must be a list of texts, not one text")
-    for text in texts:
-        if not isinstance(text, str):
-            raise TypeError(f"{name} must be texts, not {text!r:.40}")
+def check_type(name: str, value: Any, annotation: Any) -> None:
+    """Raise OptionTypeError for a value that is not of the type of an annotation.
+
+    Checked are classes, unions, `Sequence` with its items, and `Iterable` without them: such rows
+    may have errors of their own. Other annotations allow any value.
+    """
+    kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    if not any(_is_of(value, kind) for kind in kinds):
+        names = " or ".join(_name(kind) for kind in kinds)
+        raise OptionTypeError(name, f"must be {names}, not {value!r:.40}")
+    if get_origin(annotation) is Sequence:
+        (inner,) = get_args(annotation)
+        for index, item in enumerate(value):
+            check_type(f"{name}[{index}]", item, inner)
 
 
-def _classes(annotation: Any) -> tuple[type, ...]:
-    """Return the classes of an annotation; none if it is not made of classes only."""
-    classes = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-    return classes if all(isinstance(c, type) and c is not bool for c in classes) else ()
+def _is_of(value: Any, kind: Any) -> bool:
+    if kind is int:
+        return isinstance(value, Integral) and not isinstance(value, bool)  # such as NumPy's
+    if list_kind := _LISTS.get(get_origin(kind)):
+        return isinstance(value, list_kind) and not isinstance(value, str | bytes | Mapping)
+    return kind is Any or not isinstance(kind, type) or isinstance(value, kind)
 
 
-def _check_type(name: str, value: Any, classes: tuple[type, ...]) -> None:
-    numbers = (Integral,) if int in classes else ()  # such as NumPy's
-    if classes and not isinstance(value, (*classes, *numbers)):
-        kinds = " or ".join(_WORDS.get(c, c.__name__) for c in classes)
-        raise TypeError(f"{name} must be {kinds}, not {value!r:.40}")
+def _name(kind: Any) -> str:
+    return "a list" if get_origin(kind) in _LISTS else _WORDS.get(kind, kind.__name__)

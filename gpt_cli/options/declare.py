@@ -17,6 +17,8 @@ from typing import Any, ClassVar, Literal, Self, get_args, get_origin
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError, did_you_mean
 from gpt_cli.system.machine import MOST_THREADS
 
+_as_json = partial(json.dumps, default=str, skipkeys=True)
+
 
 class NamedOptionError(GPTCLIError):
     """An error about an option; `args` are its name and a complaint.
@@ -33,7 +35,7 @@ class OptionError(NamedOptionError, InputError):
 
 
 class OptionTypeError(OptionError, TypeError):
-    """An option has the wrong type."""
+    """An option or an argument has the wrong type."""
 
 
 class OptionResourceError(NamedOptionError, ResourceError):
@@ -96,9 +98,11 @@ class Option:
     name: str
     kind: Kind
 
-    def convert(self, value: Any) -> Any:
+    def convert(self, value: Any, show: Callable[[Any], str] = repr) -> Any:
         """Return a valid value in the type of the option; raise OptionError for another value."""
-        converted = self._try(self.kind.convert, value)
+        if value is None and self.default is None:
+            return None
+        converted = self._try(self.kind.convert, value, show)
         if self.range:
             check(self.name, converted, self.range)
         return converted
@@ -106,18 +110,17 @@ class Option:
     def parse(self, value: Any) -> Any:
         """Return the valid value of a flag, which is a text or a list; raise OptionError."""
         if isinstance(value, list):
-            value = [self._try(self.kind.parse, text) for text in value]
+            value = [self._try(self.kind.parse, text, _as_json) for text in value]
         elif isinstance(value, str):
-            value = self._try(self.kind.parse, value)
-        return self.convert(value)
+            value = self._try(self.kind.parse, value, _as_json)
+        return self.convert(value, _as_json)
 
-    def _try(self, function: Callable[[Any], Any], value: Any) -> Any:
+    def _try(self, function: Callable[[Any], Any], value: Any, show: Callable[[Any], str]) -> Any:
         try:
             return function(value)
         except (TypeError, ValueError, OverflowError) as error:
-            shown = json.dumps(value, default=str, skipkeys=True)
             kind = OptionTypeError if isinstance(error, TypeError) else OptionError
-            raise kind(self.name, f"must be {self.kind.name}, not {shown:.40}") from None
+            raise kind(self.name, f"must be {self.kind.name}, not {show(value):.40}") from None
 
 
 def option(
@@ -162,9 +165,8 @@ class Declared:
 
     def __post_init__(self) -> None:
         for declared in self.declarations():
-            value = getattr(self, declared.name)
-            if value is not None or declared.default is not None:
-                object.__setattr__(self, declared.name, declared.convert(value))  # it is frozen
+            value = declared.convert(getattr(self, declared.name))
+            object.__setattr__(self, declared.name, value)  # it is frozen
 
     def validate(self) -> None:
         """Check what takes too long for the constructor; raise OptionError."""
@@ -174,6 +176,12 @@ class Declared:
     def declarations(cls) -> tuple[Option, ...]:
         """Return the options of the group."""
         return tuple(declaration(member.name, member.type, member) for member in fields(cls))
+
+    @classmethod
+    def parse_json(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the valid values of JSON fields; an OptionError shows a value as JSON."""
+        declared = {option.name: option for option in cls.declarations()}
+        return {name: declared[name].convert(value, _as_json) for name, value in values.items()}
 
     @classmethod
     def row_fields(cls) -> tuple[str, ...]:
@@ -192,7 +200,7 @@ class Declared:
             raise InputError(
                 f"unknown field {unknown[0]!r:.40}{near}; the options of a row are {names}"
             )
-        return replace(self, **values) if values else self
+        return replace(self, **self.parse_json(values)) if values else self
 
 
 def _require(value: Any, kind: type) -> Any:

@@ -15,7 +15,7 @@ from gpt_cli.generation.sampling import log_probabilities
 from gpt_cli.gpt2.model import GPT2
 from gpt_cli.gpt2.prefill import PASS, row_states
 from gpt_cli.ops import Array
-from gpt_cli.options.arguments import check_texts
+from gpt_cli.options.arguments import check_type
 from gpt_cli.options.declare import OptionError
 from gpt_cli.scoring.score import SLICE, measure_states
 
@@ -45,7 +45,7 @@ class Question:
     @classmethod
     def of_texts(cls, loaded: LoadedModel, prompt: str, choices: Sequence[str]) -> "Question":
         """Return the question about a prompt and choices; raise InputError for unusable ones."""
-        check_texts("choices", choices)
+        check_type("choices", choices, Sequence[str])
         if not isinstance(prompt, str):
             raise InputError('a row needs a string "prompt"')
         if not choices or "" in choices:

@@ -172,7 +172,8 @@ def _include_usage(values: Json) -> bool:
 
 def _fields(values: Json, names: Sequence[str]) -> Fields:
     try:
-        fields = Fields(**{name: value for name, value in values.items() if name in _FIELDS})
+        chosen = {name: value for name, value in values.items() if name in _FIELDS}
+        fields = Fields(**Fields.parse_json(chosen))
     except OptionError as error:
         raise RequestError(str(error), error.args[0]) from None
     if fields.model is not None:
@@ -198,7 +199,8 @@ def _options(engine: Engine, values: Json, fields: Fields) -> Options:
     try:
         for option, value in constraint.items():
             trial.check(option, value)
-        options = Options(**_DEFAULTS | chosen | lengths | constraint).with_seed()
+        options = Options(**Options.parse_json(_DEFAULTS | chosen | lengths | constraint))
+        options = options.with_seed()
         engine.check_constraint(options)
     except OptionError as error:
         name, complaint = error.args

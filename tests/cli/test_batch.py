@@ -336,11 +336,17 @@ def test_the_time_left_is_shown_after_the_first_seconds_and_before_the_end(monke
 
 
 @pytest.mark.parametrize(
-    ("rows", "failed"), [(b"Once\n\xff\n", "1 of 2 rows"), (b"\xff\n", "1 of 1 row")]
+    ("rows", "failed"),
+    [
+        (b"Once\n\xff\n", "1 of 2 rows failed: the records say why"),
+        (b"\xff\n", "1 of 1 row failed: the row is not UTF-8 at byte 0"),
+        (b"\xff\n\xff\n", "2 of 2 rows failed: the row is not UTF-8 at byte 0"),
+        (b"\xff\na\xff\n", "2 of 2 rows failed: the records say why"),
+    ],
 )
 def test_rows_are_counted(rows, failed):
     errors = run_here(*BATCH, "-n", "1", "-q", input=rows, code=6)[1]
-    assert errors == f"gpt-cli: error: {failed} failed: the records say why\n"
+    assert errors == f"gpt-cli: error: {failed}\n"
 
 
 # --- in Python -----------------------------------------------------------------------------------

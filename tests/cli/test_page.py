@@ -5,11 +5,13 @@ import hashlib
 import json
 import math
 import re
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from gpt_cli.cli.show import page, views
+from gpt_cli.cli.show import page, terminal, views
 from gpt_cli.errors import InputError
 from support.in_process import run_here
 from support.pages import HOSTILE, KINDS, Parts, view_of
@@ -144,7 +146,9 @@ def look(window, tmp_path):
         tab.on("request", lambda request: requests.append(request.url))
         opened.append((tab, file.as_uri()))
         tab.goto(file.as_uri())
-        assert tab.locator("header p").inner_text().endswith(".")  # the introduction
+        introduction, keys = tab.locator("header p").all_inner_texts()
+        assert introduction.endswith(".")
+        assert keys.startswith("Tap" if is_phone(tab) else "Tab goes to the ")
         return tab
 
     yield look
@@ -155,9 +159,13 @@ def look(window, tmp_path):
         assert wide <= 0
 
 
+def is_phone(tab):
+    return tab.viewport_size["width"] < 500
+
+
 def point(tab, locator, **options):
     """Tap or hover over an element."""
-    if tab.evaluate("navigator.maxTouchPoints"):
+    if is_phone(tab):
         locator.tap(**options)
     else:
         locator.hover(**options)
@@ -165,16 +173,16 @@ def point(tab, locator, **options):
 
 def check_percents(shown, shares):
     """Compare percentages with shares, up to rounding."""
-    numbers = [float(text.removesuffix("%")) for text in shown]
+    numbers = [float(text.lstrip("<").removesuffix("%")) for text in shown]
     assert numbers == pytest.approx([100 * float(share) for share in shares], abs=0.11)
 
 
-def check_chips(tab, view, layer, head, row):
-    """Check that the tokens up to a row show its weights, and those after it nothing."""
+def check_chips(tab, weights, row):
+    """Check that the tokens up to a row show its weights (T, T), and those after it nothing."""
     flow = tab.locator(".flow .token")
     shown = flow.evaluate_all("all => all.map(one => one.dataset.percent)")
-    assert shown[row + 1 :] == [""] * (len(view.tokens) - row - 1)
-    check_percents(shown[: row + 1], view.weights[layer, head, row, : row + 1])
+    assert shown[row + 1 :] == [""] * (len(weights) - row - 1)
+    check_percents(shown[: row + 1], weights[row, : row + 1])
 
 
 def chosen(tab, selector):
@@ -190,25 +198,67 @@ def test_a_chosen_token_shows_its_attention_in_the_chosen_head(look, see):
     tokens = tab.locator(".flow .token")
     labels = ["The", "·moon", "·was", "·round", ".", "↵", "The", "·fox"]
     assert tokens.evaluate_all("all => all.map(one => one.textContent)") == labels
-    check_chips(tab, view, 0, 0, len(view.tokens) - 1)
+    tab.get_by_label("layer 0, head 0", exact=True).click()
     point(tab, tokens.nth(3))
-    check_chips(tab, view, 0, 0, 3)
+    check_chips(tab, view.weights[0, 0], 3)
     assert chosen(tab, ".flow .token").get_attribute("data-i") == "3"
     assert f"→ token {view.weights[0, 0, 3].argmax()} " in tab.locator(".panel strong").inner_text()
 
     tab.get_by_label("layer 2, head 1", exact=True).click()
-    check_chips(tab, view, 2, 1, 3)
-    assert tab.locator("h2").inner_text() == "Layer h.2, head 1"
-    tab.locator(".pickers select").nth(1).select_option("3")
-    check_chips(tab, view, 2, 3, 3)
+    check_chips(tab, view.weights[2, 1], 3)
+    assert tab.locator("h2").inner_text() == "Layer 2, head 1"
+    layer, head = tab.locator(".pickers select").all()
+    head.select_option(label="3")
+    check_chips(tab, view.weights[2, 3], 3)
     pressed = tab.locator(".heads [aria-pressed=true]")
     assert pressed.get_attribute("aria-label") == "layer 2, head 3"
+    layer.select_option(label="all")
+    assert pressed.get_attribute("aria-label") == "mean of all heads"
+    assert head.is_disabled()
+
+
+@browser_only
+def test_attention_begins_with_the_mean_that_the_text_shows(look, see, tiny):
+    one_layer = views.attention(tiny, PROMPT, 1, None, special=False)
+    titles = "Mean of all heads", "Layer 1, mean of the heads"
+    for view, title in zip((see("attention"), one_layer), titles, strict=True):
+        tab = look(view)
+        assert tab.locator("h2").inner_text() == title
+        check_chips(tab, view.weights.mean(axis=(0, 1)), len(view.tokens) - 1)
+
+
+@browser_only
+@pytest.mark.parametrize("count", [8, 60])
+def test_no_panel_covers_the_chosen_row(count, look, see):
+    tab = look(see("attention", "Once upon a time, " * (count // 4)))
+    bottom = "one => one.getBoundingClientRect().bottom"
+    row, panel = tab.locator(".cross").first, tab.locator(".panel")
+    if is_phone(tab):  # the panel is at the lower edge
+        tab.locator(".plane canvas").press("End")
+        assert row.evaluate(bottom) <= panel.bounding_box()["y"]
+    else:
+        assert row.evaluate(bottom) <= tab.viewport_size["height"]
+        side = panel.bounding_box()
+        assert side["x"] + side["width"] <= tab.locator(".chosen").bounding_box()["x"]
+    last = tab.locator(".flow .token").last
+    assert last.evaluate(bottom) <= tab.locator(".flow").evaluate(bottom)
+
+
+@browser_only
+@pytest.mark.parametrize("heads", [4, 12])
+def test_maps_that_do_not_fit_are_faded_at_the_edge(heads, look, see):
+    view = see("attention")
+    weights = np.tile(view.weights, (1, heads // 4, 1, 1))
+    tab = look(replace(view, heads=[*range(heads)], weights=weights))
+    faded = tab.locator(".choice .scroll").evaluate("box => getComputedStyle(box).maskImage")
+    assert (faded != "none") == (is_phone(tab) and heads == 12)
 
 
 @browser_only
 def test_the_map_describes_each_pair_of_tokens(look, see):
     view = see("attention")
     tab = look(view)
+    tab.get_by_label("layer 0, head 0", exact=True).click()
     canvas = tab.locator(".plane canvas")
     canvas.scroll_into_view_if_needed()
     size = canvas.bounding_box()["width"] / len(view.tokens)
@@ -216,13 +266,17 @@ def test_the_map_describes_each_pair_of_tokens(look, see):
     pair = tab.locator(".panel strong").inner_text()
     assert re.fullmatch(r"token 3 “·round” → token 1 “·moon”: [\d.]+%", pair)
     check_percents([pair.split()[-1]], [view.weights[0, 0, 3, 1]])
-    check_chips(tab, view, 0, 0, 3)
+    check_chips(tab, view.weights[0, 0], 3)
     canvas.focus()
     for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowRight", "ArrowRight"):
         canvas.press(key)
     pair = tab.locator(".panel strong").inner_text()
     assert pair.startswith("token 4 “.” → token 4 “.”: ")
     check_percents([pair.split()[-1]], [view.weights[0, 0, 4, 4]])
+    canvas.press("Home")
+    assert tab.locator(".panel strong").inner_text().startswith("token 0 “The” → token 0 ")
+    canvas.press("End")
+    assert tab.locator(".panel strong").inner_text().startswith("token 7 “·fox” → token 7 ")
 
 
 @browser_only
@@ -249,9 +303,9 @@ def test_the_maps_have_the_colours_of_the_weights(look, see):
 def test_a_page_of_one_head_has_no_grid(look, tiny):
     view = views.attention(tiny, PROMPT, 2, 3, special=False)
     tab = look(view)
-    assert tab.locator("h2").inner_text() == "Layer h.2, head 3"
+    assert tab.locator("h2").inner_text() == "Layer 2, head 3"
     assert tab.locator(".heads").count() == 0
-    check_chips(tab, view, 0, 0, len(view.tokens) - 1)
+    check_chips(tab, view.weights[0, 0], len(view.tokens) - 1)
 
 
 @browser_only
@@ -260,10 +314,16 @@ def test_the_keyboard_moves_among_heads_and_tokens(look, see):
     tab.get_by_label("layer 0, head 0", exact=True).focus()
     for key in ("ArrowDown", "ArrowRight", "ArrowUp", "ArrowUp", "ArrowRight"):
         tab.keyboard.press(key)
-    assert tab.locator("h2").inner_text() == "Layer h.0, head 2"
+    assert tab.locator("h2").inner_text() == "Layer 0, head 2"
+    tab.keyboard.press("Home")
+    assert tab.locator("h2").inner_text() == "Mean of all heads"
     tab.keyboard.press("Tab")  # the maps are one tab stop
     assert tab.evaluate("document.activeElement.className").startswith("token")
+    tab.keyboard.press("End")
+    assert chosen(tab, ".flow .token").get_attribute("data-i") == "7"
+    tab.keyboard.press("Home")
     before = int(tab.evaluate("document.activeElement.dataset.i"))
+    assert before == 0
     tab.keyboard.press("ArrowRight")
     assert chosen(tab, ".flow .token").get_attribute("data-i") == str(before + 1)
     tab.keyboard.press("ArrowLeft")
@@ -287,14 +347,17 @@ def test_a_cell_of_the_lens_shows_its_likeliest_tokens(look, see):
 
     def expected(layer, token):
         return [
-            (candidate["token"].replace(" ", "·"), f"{math.exp(candidate['logprob']):.1%}")
+            (
+                candidate["token"].replace(" ", "·"),
+                terminal._percent(math.exp(candidate["logprob"])),
+            )
             for candidate in view.predictions[layer][token]
         ]
 
-    is_phone = tab.viewport_size["width"] < 500  # the page begins where the text begins
-    assert bars(tab) == expected(-1, 0 if is_phone else -1)
+    # On a phone, the page begins where the text begins.
+    assert bars(tab) == expected(-1, 0 if is_phone(tab) else -1)
     faded = tab.locator(".scroll").evaluate("box => getComputedStyle(box).maskImage")
-    assert (faded != "none") == is_phone
+    assert (faded != "none") == is_phone(tab)
     tab.locator(".scroll").evaluate("box => box.scrollTo(box.scrollWidth, 0)")
     api = pytest.importorskip("playwright.sync_api")
     api.expect(tab.locator(".more-right")).to_have_count(0)
@@ -318,6 +381,11 @@ def test_a_cell_of_the_lens_shows_its_likeliest_tokens(look, see):
     tab.keyboard.press("ArrowLeft")
     assert bars(tab) == expected(1, -3)
     assert "after token 6 “·went”" in tab.locator(".panel strong").inner_text()
+    tab.keyboard.press("Home")
+    assert bars(tab) == expected(0, 0)
+    assert bars(tab)[-1][1] == "<0.1%"
+    tab.keyboard.press("End")
+    assert bars(tab) == expected(-1, -1)
 
 
 @browser_only
@@ -352,6 +420,25 @@ def test_surprise_shows_the_bits_of_each_token(look, see):
 
 
 @browser_only
+def test_a_space_before_a_word_has_no_colour(look, see):
+    pieces = look(see("surprise", "Once  upon\n keyboard")).locator(".text span")
+    assert pieces.evaluate_all("all => all.map(one => one.textContent)")[:3] == [
+        "Once",
+        " ",
+        "upon",
+    ]
+
+
+@browser_only
+def test_the_perplexity_looks_as_on_a_terminal(look, see):
+    for perplexity, shown in (9.71109, "9.711"), (4271312.0, "4,271,000"), (2e41, "2.000e+41"):
+        view = replace(see("surprise"), perplexity=perplexity)
+        assert f", perplexity {shown}" in look(view).locator("main > p").first.inner_text()
+        last = [*terminal.parts(view, 80, coloured=False)][-1].plain
+        assert last.endswith(f", perplexity {shown}")
+
+
+@browser_only
 def test_surprise_counts_a_first_token_after_the_start_token(look, tiny):
     tab = look(views.surprise(tiny, "The moon", bos=True))
     assert "(2 scored)" in tab.locator("main > p").first.inner_text()
@@ -375,6 +462,11 @@ def test_the_colours_of_surprise_are_in_steps(look):
         "all => all.map(one => getComputedStyle(one).backgroundColor)"
     )
     assert colours == ["rgba(0, 0, 0, 0)", *steps.values()]
+    edges = tab.locator(".text span").evaluate_all(
+        "all => all.map(one => one.getBoundingClientRect()).map(box => [box.left, box.right])"
+    )
+    gaps = [left - right for (_, right), (left, _) in pairwise(edges[2:])]
+    assert gaps == pytest.approx([1.0] * 5, abs=0.1)  # between colours
     assert "perplexity infinite" in tab.locator("main").inner_text()
 
 
@@ -441,6 +533,11 @@ def test_the_tree_shows_and_folds_branches(look, see):
     assert lines.evaluate_all(visible) == 20
     tab.keyboard.press("ArrowLeft")
     assert lines.evaluate_all(visible) == 20 - first
+    tab.keyboard.press("End")
+    assert tab.locator(".here").evaluate("one => one.offsetParent !== null")
+    assert tab.locator(".panel .after").inner_text() == expected[-1][0]
+    tab.keyboard.press("Home")
+    assert tab.locator(".panel .after").inner_text() == expected[0][0]
 
 
 @browser_only

@@ -289,6 +289,9 @@ def test_a_row_that_fails_has_its_line_and_others_go_on(here):
     command = [*RANK, "in", "--choices", "a", "--template", "{line} {line}"]
     out, notes = run_here(*command, code=6)
     assert "gpt-cli: in/b, line 2: prompt and choice" in notes
+    misspelt = ["--choices", "a", "--template", "{nme} had"]
+    _, notes = run_here(*RANK, *misspelt, input=b'{"name": "Hugo"}\n' * 2, code=6)
+    assert notes.endswith('error: 2 of 2 rows failed: a row needs a string or number "nme"\n')
 
 
 NO_LIST = 'the "choices" of a row must be a list of one or more strings'

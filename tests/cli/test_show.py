@@ -249,7 +249,7 @@ def test_surprise_as_text_has_the_bits_of_each_character(tiny):
     mean = sum(bits) / (len(bits) - 1)
     assert lines[-2] == (
         f"tiny: {len(bits)} tokens ({len(bits) - 1} scored), {mean:.2f} bits each, "
-        f"perplexity {2**mean:.4g}"
+        f"perplexity {float(f'{2**mean:.4g}'):,.0f}"
     )
 
 
@@ -277,9 +277,10 @@ def test_surprise_can_be_zero_or_huge(tiny):
 
     assert lines(None, 0.0, 0.0)[3] == '  0.00  "very"'
     least = lines(None, -10000.0, -8 * math.log(2))
-    assert least[0] == "    bits  token   bar: 0 to 32"
-    assert least[3] == '14426.95  "very"  ' + 22 * "█"
+    assert least[0] == "    bits  token   bar: 0 to 32, >: more"
+    assert least[3] == '14426.95  "very"  ' + 21 * "█" + ">"
     assert least[4] == '    8.00  " day"  ' + 5 * "█" + "▌"
+    assert lines(None, -32 * math.log(2))[3] == ' 32.00  "very"  ' + 24 * "█"
     short = shown(look(tiny, "surprise", "a b"), 80)
     assert short[0] == "  bits  token  bar: 0 to 32"
     assert short[3].index("█") == short[0].index("bar")

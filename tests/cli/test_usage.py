@@ -102,5 +102,7 @@ def test_an_old_flag_works_with_a_note_and_is_not_in_the_help():
         assert b'"batch":2' in measured.stdout.replace(b" ", b"")
         assert measured.stderr.decode() == note
     assert finished(*FEW, "--batch-size", 2).stderr == b""
+    message = "error: --batch is now --batch-size: give only --batch-size\n"
+    assert refusal(*FEW, "--batch", 2, "--batch-size", 2).endswith(message)
     for command, flag in (("bench", "--batch"), ("serve", "--max-batch")):
         assert f"{flag} " not in run_here(command, "--help")[0].decode()

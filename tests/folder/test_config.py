@@ -119,7 +119,9 @@ def test_an_invalid_field_is_refused_in_one_line_that_names_it(folder, name, val
     assert "\n" not in str(caught.value)
 
 
-def test_a_long_value_is_not_repeated_in_full():
+def test_a_value_is_shown_as_json_and_a_long_one_not_in_full():
+    with pytest.raises(CheckpointError, match="n_layer must be a whole number, not true:"):
+        GPT2Config.from_dict({"n_layer": True})
     with pytest.raises(CheckpointError) as caught:
         GPT2Config.from_dict({"activation_function": "x" * 10_000})
     assert len(str(caught.value)) < 200

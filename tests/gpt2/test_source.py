@@ -55,7 +55,7 @@ def test_without_the_source_nobody_edited_it(monkeypatch):
 def test_the_edit_of_the_guide_has_the_result_that_it_shows(ops, tmp_path, library):
     guide = (ROOT / "docs" / "how-gpt2-works.md").read_text("utf-8")
     before, after = guide.split("```diff\n-")[1].split("```")[0].rstrip("\n").split("\n+")
-    (shown,) = guide.split("```text\n")[1:]
+    shown = guide.split("```diff\n-")[1].split("```text\n")[1].split("\n```")[0]
     shutil.copytree(ROOT / "gpt_cli", tmp_path / "gpt_cli")
     shutil.copytree(ROOT / "weights" / "tiny", tmp_path / "weights" / "tiny")
     file = tmp_path / "gpt_cli" / "gpt2" / "model.py"
@@ -67,5 +67,5 @@ def test_the_edit_of_the_guide_has_the_result_that_it_shows(ops, tmp_path, libra
         command, cwd=tmp_path, env={"GPT_CLI_OPS": ops}, capture_output=True, check=True, text=True,
         stdin=subprocess.DEVNULL, timeout=60,
     )  # fmt: skip
-    assert completed.stdout == shown.split("\n```")[0]
+    assert completed.stdout == shown
     assert (f"{file} was edited" in completed.stderr) == (ops == "native")

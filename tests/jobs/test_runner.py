@@ -165,6 +165,13 @@ def test_a_finished_output_is_resumed_with_the_rows_that_failed(name, here):
         assert run(name.format(f"//{here}"), resume=resume) == jobs.Summary(3, 1)
 
 
+def test_a_summary_has_the_reason_for_which_all_rows_failed(here):
+    Path("in").write_text("one!\ntwo!\n")
+    assert run() == jobs.Summary(2, 2, "too loud")
+    Path("out").write_bytes(Path("out").read_bytes().splitlines(keepends=True)[0])
+    assert run(resume=True) == jobs.Summary(2, 2)  # that of the first row is not read again
+
+
 def test_an_observer_receives_each_row(here):
     Path("in").write_text("one\ntwo!\nthree four\n")
     calls = Calls()

@@ -180,7 +180,7 @@ def test_an_error_in_a_grammar_names_its_position(text, says):
     [
         ("regex", "x" * 2_000_001, "must have at most 2,000,000 characters, not 2,000,001"),
         ("regex", "a\ud800", "is not valid Unicode at character 2"),
-        ("regex", ["a"], 'must be a string, not ["a"]'),
+        ("regex", ["a"], "must be a string, not ['a']"),
         ("grammar", "a:" * 5001, "must have at most 5,000 rules and brackets"),
         ("grammar", 'start: "\ud800"', "is not valid Unicode at character 9"),
         ("choices", ["\ud800"], "is not valid Unicode"),

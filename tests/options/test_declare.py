@@ -91,17 +91,18 @@ def test_a_value_of_another_type_is_refused(kind, value):
 @pytest.mark.parametrize(
     ("name", "value", "complaint"),
     [
-        ("count", "many", 'must be a whole number, not "many"'),
+        ("count", "many", "must be a whole number, not 'many'"),
+        ("count", True, "must be a whole number, not True"),
         ("count", 0, "must be 1 or more"),
-        ("rate", "x" * 99, 'must be a number, not "' + "x" * 39),
-        ("on", Path("p"), 'must be true or false, not "p"'),
-        ("file", "", 'must be a path, not ""'),
-        ("name", None, "must be a string, not null"),
+        ("rate", "x" * 99, "must be a number, not '" + "x" * 39),
+        ("on", 1j, "must be true or false, not 1j"),
+        ("file", "", "must be a path, not ''"),
+        ("name", None, "must be a string, not None"),
         ("words", 1, "must be a string or a list of strings, not 1"),
-        ("colour", "blue", 'must be one of red, green, not "blue"'),
+        ("colour", "blue", "must be one of red, green, not 'blue'"),
         ("colour", 1, "must be one of red, green, not 1"),
-        ("biases", {1: 10**400}, f"must be {BIASES.name}, not " + '{"1": 1' + "0" * 33),
-        ("biases", {(1, 2): 3}, f"must be {BIASES.name}, not {{}}"),
+        ("biases", {1: 10**400}, f"must be {BIASES.name}, not {{1: 1" + "0" * 35),
+        ("biases", {(1, 2): 3}, f"must be {BIASES.name}, not {{(1, 2): 3}}"),
     ],
 )
 def test_a_bad_value_is_refused_by_its_name(name, value, complaint):
@@ -139,6 +140,9 @@ def test_a_row_has_options_of_its_own():
     group = Group(rate=2, words="a")
     assert group.with_row({"count": 5, "rate": None}) == Group(rate=2, words="a", count=5)
     assert group.with_row({}) == group
+    for value, shown in ((True, "true"), (1j, '"1j"'), ({1j: None}, "{}")):
+        with pytest.raises(OptionTypeError, match=f"^count must be a whole number, not {shown}$"):
+            group.with_row({"count": value})
     assert Group.row_fields() == ("count", "rate", "name", "words", "maybe")
     known = "the options of a row are count, rate, name, words, maybe"
     for name, hint in (("on", ""), ("shade", ""), ("word", r" \(did you mean words\?\)"), (3, "")):

@@ -237,6 +237,8 @@ def test_a_bad_value_is_refused_with_its_field(field, value, server):
         ({"suffix": "the end"}, "'suffix': this server does not have this field: leave it out"),
         ({"stream": True, "best_of": 2}, "best_of: the best of several texts cannot be streamed"),
         ({"prompt": [5] * 512}, "prompt: it has 512 tokens; shorten it to at most 511"),
+        ({"max_tokens": True}, "max_tokens must be a whole number, not true"),
+        ({"temperature": True}, "temperature must be a number, not true"),
         ({"prompt": [5] * 513, "max_tokens": 0}, "prompt: it has 513 tokens; shorten it to at"),
     ],
 )

@@ -87,12 +87,13 @@ def verify(
         if not as_json:
             write(hanging(f"{_WORDS[check.passed]:11}  {check.name:25}  ", check.detail))
     failed = [check.name for check in checks if check.passed is False]
+    run = sum(check.passed is not None for check in checks)
     if as_json:
         result = {"model": model.model, "adapter": model.adapter, "folder": str(folder)}
         write_json(result | {"passed": not failed, "checks": [asdict(check) for check in checks]})
     if failed:
         raise CheckpointError(
-            f"{model.model} failed {len(failed)} of {counted(len(checks), 'check')} "
+            f"{model.model} failed {len(failed)} of {counted(run, 'check')} "
             f"({', '.join(failed)}): {cure(failed)}"
         )
 

@@ -62,8 +62,7 @@ def generate(
     options = inputs.with_choices(options, choices_file, [file or (words or ["-"])[0]])
     text = inputs.read_prompt(words, file, quiet=loading.quiet)
     if escape:
-        text = _unescape(text)
-        options = _with_escapes(options)
+        text, options = _unescape(text), _with_escapes(options)
     if options.choices:
         options = replace(options, choices=[*jobs.spaced(text, options.choices)])
     engine = loading.load()
@@ -71,9 +70,7 @@ def generate(
     prefix, streams = text if echo else "", stream and samples == 1 and not as_json
     complete = _finish(run, prefix if streams else None, quiet=loading.quiet)
     if as_json:
-        for index, completion in enumerate(run.completions):
-            record = records.of_completion(engine, completion, logprobs=logprobs is not None)
-            write_json({"index": index, "prompt": text} | record)
+        _write_records(engine, text, run.completions, logprobs=logprobs is not None)
     elif not streams:
         write("\n---\n".join(prefix + completion.text for completion in run.completions))
     if not as_json and on_terminal(sys.stdout):
@@ -112,6 +109,18 @@ def _finish(run: "Run", prefix: str | None, *, quiet: bool) -> bool:
     except KeyboardInterrupt:
         return False
     return True
+
+
+def _write_records(
+    engine: "gpt_cli.Engine",
+    prompt: str,
+    completions: Sequence["gpt_cli.Completion"],
+    *,
+    logprobs: bool,
+) -> None:
+    for index, completion in enumerate(completions):
+        record = records.of_completion(engine, completion, logprobs=logprobs)
+        write_json({"index": index, "prompt": prompt} | record)
 
 
 def _remarks(prompt: str, run: "Run", options: Options, *, reported: bool) -> list[str]:

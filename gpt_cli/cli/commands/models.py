@@ -3,6 +3,7 @@
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -10,6 +11,9 @@ from gpt_cli.cli import options as flags
 from gpt_cli.cli.output import on_terminal, write, write_json
 from gpt_cli.options.declare import option
 from gpt_cli.system.machine import format_size
+
+if TYPE_CHECKING:
+    from gpt_cli.hub import Description
 
 
 def _complete_download() -> list[str]:
@@ -109,16 +113,7 @@ def info(
 
     model = model.named(name)
     about = hub.describe(model.model, revision=model.revision, offline=model.offline)
-    config, folder, dtype = about.config, about.folder, about.config.dtype
-    if folder and about.weights:  # else only the configuration is here
-        from gpt_cli.gpt2 import checkpoint
-        from gpt_cli.gpt2.adapter import merge
-        from gpt_cli.ops import held_dtype
-
-        tensors = checkpoint.read(folder)[1]
-        dtype = held_dtype(checkpoint.stored_dtype(tensors), "cpu")
-        if model.adapter is not None:
-            merge(tensors, *hub.resolve_all(model.model, **model.options))  # it must fit
+    config, folder, dtype = about.config, about.folder, _held_dtype(about, model)
     facts = {"name": model.model, "folder": str(folder) if folder else None}
     facts |= {"weights": about.weights, "request": about.request, "adapter": model.adapter}
     facts |= asdict(config) | {"dtype": dtype}
@@ -138,3 +133,18 @@ def info(
         "eos_token_id": " ".join(map(str, config.eos_token_id)),
     }
     write("".join(f"{key:32} {value}\n" for key, value in shown.items() if value is not None))
+
+
+def _held_dtype(about: "Description", model: flags.Adapted) -> str:
+    """Return the type in which the weights of a model with its adapter are held in memory."""
+    if not (about.folder and about.weights):  # only the configuration is here
+        return about.config.dtype
+    from gpt_cli import hub
+    from gpt_cli.gpt2 import checkpoint
+    from gpt_cli.gpt2.adapter import merge
+    from gpt_cli.ops import held_dtype
+
+    tensors = checkpoint.read(about.folder)[1]
+    if model.adapter is not None:
+        merge(tensors, *hub.resolve_all(model.model, **model.options))  # it must fit
+    return held_dtype(checkpoint.stored_dtype(tensors), "cpu")

@@ -224,7 +224,7 @@ class Totals(Lines):
     """The perplexity of the lines of each file."""
 
     totals = False
-    noun, failure = "line", "could not be scored"
+    noun, failure, advice = "line", "could not be scored", ""
 
     def __init__(self, form: Form, files: Sequence[str]):
         self._form, self._files = form, files
@@ -252,7 +252,7 @@ class ScoredLines(Lines):
     """Lines with their scores, or unchanged where the filter lets them pass."""
 
     totals = False
-    noun, failure = "line", "could not be scored"
+    noun, failure, advice = "line", "could not be scored", ""
 
     def __init__(self, form: Form, files: Sequence[str]):
         self._form, self._table = form, Table(form, files)

@@ -145,7 +145,8 @@ def surprise(
     """Show how surprising the tokens of PROMPT are.
 
     Surprise is the negative base-2 logarithm of the probability, in bits: 1 bit is a probability of
-    1/2, and 10 bits is about 1/1000.
+    1/2, and 10 bits is about 1/1000. Tokens that form one character are shown as one, with the sum
+    of their bits.
 
     Examples:
         gpt-cli show surprise -m tiny 'The moon was round and hungry.'

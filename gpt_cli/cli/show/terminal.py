@@ -145,17 +145,28 @@ def _surprise(view: views.SurpriseView, width: int, coloured: bool) -> Iterator[
         numbers = ["" if bits is None else f"{bits:.2f}" for _, bits in pieces]
         digits = max(6, *map(len, numbers))
         room = width - digits - cell_len(header) - 4
-        yield Text(f"{'bits':>{digits}}  {header}  bar: 0 to {_MOST_BITS}\n")
+        more = ", >: more" if any((bits or 0) > _MOST_BITS for _, bits in pieces) else ""
+        yield Text(f"{'bits':>{digits}}  {header}  bar: 0 to {_MOST_BITS}{more}\n")
         for label, number, (_, bits) in zip(labels, numbers, pieces, strict=True):
-            drawn = bar(min((bits or 0) / _MOST_BITS, 1) * room)
-            yield Text(f"{number:>{digits}}  {label}  {drawn}".rstrip(), no_wrap=True)
+            line = f"{number:>{digits}}  {label}  {_bits_bar(bits or 0, room)}"
+            yield Text(line.rstrip(), no_wrap=True)
         yield Text()
     known = [-t["logprob"] / math.log(2) for t in view.tokens if t["logprob"] is not None]
-    perplexity = "infinite" if view.perplexity is None else f"{view.perplexity:.4g}"
+    perplexity = "infinite" if view.perplexity is None else _number(view.perplexity)
     yield Text(
         f"{view.model}: {counted(len(view.tokens), 'token')} ({len(known):,} scored), "
         f"{math.fsum(known) / len(known):.2f} bits each, perplexity {perplexity}"
     )
+
+
+def _bits_bar(bits: float, columns: int) -> str:
+    """Return a bar; one that is cut off at `_MOST_BITS` ends in `>`."""
+    return bar(columns - 1) + ">" if bits > _MOST_BITS else bar(bits / _MOST_BITS * columns)
+
+
+def _number(value: float) -> str:
+    """Return a number with 4 significant digits, such as 9.711 or 42,910."""
+    return f"{value:.3e}" if value >= 1e10 else f"{float(f'{value:.4g}'):,.11g}"
 
 
 def _characters(tokens: Sequence[Record]) -> Iterator[tuple[bytes, float | None]]:

@@ -1,17 +1,26 @@
 // The attention of heads: a map of all heads, and the weights of the chosen one.
 
 const ONE = 65535; // the weight 1
-const MEAN = "mean"; // of the heads of a layer, after its heads
-const headName = (head) => (head === MEAN ? "mean of the heads" : `head ${head}`);
+const MEAN = "mean"; // before the heads of a layer, and before the layers
+
+function mapName(layer, head) {
+  if (layer === MEAN) return "mean of all heads";
+  return `layer ${layer}, ${head === MEAN ? "mean of the heads" : `head ${head}`}`;
+}
 
 function attention({ tokens, layers, heads, weights }) {
   const last = tokens.length - 1;
-  const columns = heads.length > 1 ? [...heads, MEAN] : heads; // of the grid
-  let [l, h, row] = [0, 0, last]; // l and h are indices into `layers` and `columns`
+  // The rows and the columns of the grid, and the weights in the same order.
+  const rows = layers.length > 1 ? [MEAN, ...layers] : layers;
+  const columns = heads.length > 1 ? [MEAN, ...heads] : heads;
+  if (columns !== heads) weights.forEach((layer) => layer.unshift(null));
+  if (rows !== layers) weights.unshift([]);
+  let [l, h, row] = [0, 0, last]; // l and h are indices into `rows` and `columns`
 
   function matrix(l, h) {
     const layer = weights[l];
-    if (columns[h] === MEAN) layer[h] ??= mean(heads.map((_, head) => matrix(l, head)));
+    if (rows[l] === MEAN) layer[h] ??= mean(layers.map((_, i) => matrix(i + 1, h)));
+    else if (columns[h] === MEAN) layer[h] ??= mean(heads.map((_, i) => matrix(l, i + 1)));
     else if (typeof layer[h] === "string") layer[h] = unpacked(layer[h]);
     return layer[h];
   }
@@ -19,7 +28,7 @@ function attention({ tokens, layers, heads, weights }) {
 
   function chooseHead(newL, newH) {
     [l, h] = [newL, newH];
-    title.textContent = `Layer h.${layers[l]}, ${headName(columns[h])}`;
+    title.textContent = mapName(rows[l], columns[h]);
     grid.mark(l, h);
     choice.mark(l, h);
     plane.draw(matrix(l, h), title.textContent);
@@ -44,8 +53,8 @@ function attention({ tokens, layers, heads, weights }) {
   }
 
   const title = el("h2");
-  const grid = headGrid(layers, columns, tokens.length, matrix, chooseHead);
-  const choice = headPickers(layers, columns, chooseHead);
+  const grid = headGrid(rows, columns, tokens.length, matrix, chooseHead);
+  const choice = headPickers(rows, columns, chooseHead);
   const text = tokenFlow(tokens, chooseRow);
   const plane = attentionMap(tokens, choosePair);
   const panel = el("output", { class: "panel" });
@@ -53,9 +62,10 @@ function attention({ tokens, layers, heads, weights }) {
   main.append(
     el("div", { class: "attention" },
       el("section", { class: "choice" }, choice.box, several ? grid.box : ""),
-      el("section", { class: "chosen" }, title, shadeLegend(), text.box, plane.box)),
-    panel,
+      el("section", { class: "chosen" }, title, shadeLegend(), text.box, plane.box),
+      panel),
   );
+  hintMore(grid.box);
   chooseHead(0, 0);
 }
 
@@ -91,18 +101,18 @@ function drawWeights(canvas, matrix, T, size) {
   canvas.getContext("2d").putImageData(image, 0, 0);
 }
 
-/** Return a grid of small maps, with rows of layers and columns of heads. */
+/** Return a grid of small maps, with rows of layers and columns of heads. A mean of layers has one. */
 function headGrid(layers, heads, T, matrix, choose) {
-  const maps = layers.map((layer) => heads.map((head) => (
-    el("button", { "aria-label": `layer ${layer}, ${headName(head)}`, tabindex: -1 }, el("canvas")))));
+  const maps = layers.map((layer) => (layer === MEAN ? heads.slice(0, 1) : heads).map((head) => (
+    el("button", { "aria-label": mapName(layer, head), tabindex: -1 }, el("canvas")))));
   const buttons = maps.flat();
   function position(button) {
-    const i = buttons.indexOf(button);
-    return [Math.floor(i / heads.length), i % heads.length];
+    const l = maps.findIndex((row) => row.includes(button));
+    return [l, maps[l].indexOf(button)];
   }
   const box = el("div", { class: "heads", role: "group", "aria-label": "maps of the heads" },
     el("span"), ...heads.map((head) => el("span", {}, String(head))),
-    ...layers.flatMap((layer, l) => [el("span", {}, `h.${layer}`), ...maps[l]]));
+    ...layers.flatMap((layer, l) => [el("span", { class: "row" }, layer === MEAN ? "all" : `layer ${layer}`), ...maps[l]]));
   box.style.setProperty("--heads", heads.length);
   explore(box, "button", ["focusin", "click"], (button) => choose(...position(button)), (button, key) => {
     const [l, h] = position(button);
@@ -123,12 +133,19 @@ function headGrid(layers, heads, T, matrix, choose) {
 
 function headPickers(layers, heads, choose) {
   const picker = (names) => el("select", {}, ...names.map((name, i) => el("option", { value: i }, name)));
-  const layer = picker(layers.map((number) => `h.${number}`));
+  const layer = picker(layers.map((layer) => (layer === MEAN ? "all" : String(layer))));
   const head = picker(heads.map(String));
   const box = el("div", { class: "pickers" },
     el("label", {}, "Layer", layer), el("label", {}, "Head", head));
-  box.addEventListener("change", () => choose(Number(layer.value), Number(head.value)));
-  return { box, mark: (l, h) => { layer.value = l; head.value = h; } };
+  box.addEventListener("change", () => {
+    const l = Number(layer.value);
+    choose(l, layers[l] === MEAN ? 0 : Number(head.value));
+  });
+  function mark(l, h) {
+    [layer.value, head.value] = [l, h];
+    head.disabled = layers[l] === MEAN;
+  }
+  return { box, mark };
 }
 
 /** Return the text; the colours of its tokens show the attention of the chosen token. */
@@ -145,6 +162,9 @@ function tokenFlow(tokens, choose) {
       chip.classList.toggle("later", j > row);
       chip.setAttribute("aria-selected", j === row);
     });
+    const { offsetTop: top, offsetHeight: height } = chips[row];
+    const hidden = top + height <= box.scrollTop || top >= box.scrollTop + box.clientHeight;
+    if (hidden) box.scrollTop = top - (box.clientHeight - height) / 2;
   }
   return { box, mark };
 }
@@ -171,10 +191,14 @@ function attentionMap(tokens, choose) {
     });
   }
   canvas.addEventListener("keydown", (event) => {
-    if (!(event.key in ARROWS)) return;
+    if (event.key === "Home") go(0, 0);
+    else if (event.key === "End") go(T - 1, T - 1);
+    else if (event.key in ARROWS) {
+      const [below, right] = ARROWS[event.key];
+      go(row + below, Math.min(column + right, row + below));
+    } else return;
     event.preventDefault();
-    const [below, right] = ARROWS[event.key];
-    go(row + below, Math.min(column + right, row + below));
+    across.scrollIntoView({ block: "nearest" });
   });
   function mark(i, j) {
     names.forEach((labels, way) => {
@@ -193,5 +217,7 @@ function attentionMap(tokens, choose) {
   return { box, mark, draw };
 }
 
-show("How much each token attends to itself and to the tokens before it, in one head of one layer "
-  + "(counted from 0). Choose a token of the text, or another head, or the mean of a layer's heads.", attention);
+show("How much each token attends to itself and to the tokens before it: in one head of one layer "
+  + "(counted from 0), in the mean of a layer's heads, or in the mean of all.",
+"Tab goes to the maps and to the text; ← → ↑ ↓, Home and End choose in each of them.",
+"Tap a map, a token of the text, or a cell of the large map.", attention);

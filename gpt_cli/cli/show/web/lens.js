@@ -45,4 +45,6 @@ function predicted(token, right) {
 }
 
 show("Each cell is the next token that a layer (row, counted from 0) would predict after a token of "
-  + "the text (column), if the model ended there. Choose a cell for its alternatives.", lens);
+  + "the text (column), if the model ended there.",
+"Tab goes to the table; ← → ↑ ↓, Home and End choose a cell and show its alternatives.",
+"Tap a cell for its alternatives.", lens);

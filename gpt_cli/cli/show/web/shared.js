@@ -5,9 +5,11 @@
 const SHADES = Array.from({ length: 256 }, (_, i) => between(COLOURS.shares.map(rgb), i / 255));
 const main = document.querySelector("main");
 
-/** Show the introduction of a view, and draw the data of the page. */
-function show(lead, draw) {
+/** Show the introduction of a view, with what keys do, or taps, and draw the data of the page. */
+function show(lead, keys, taps, draw) {
   document.querySelector("header p").textContent = lead;
+  const help = matchMedia("(hover: none)").matches ? taps : keys;
+  document.querySelector("header").append(el("p", { class: "keys" }, help));
   draw(JSON.parse(document.getElementById("data").textContent));
 }
 
@@ -20,6 +22,7 @@ function el(name, attributes = {}, ...children) {
 
 // The steps of a key: down and to the right.
 const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+const ENDS = { Home: 0, End: -1 }; // indices of items
 
 const HOVER = ["pointerover", "focusin", "click"]; // also a tap
 
@@ -39,9 +42,10 @@ function explore(box, selector, events, choose, next) {
   }
   box.addEventListener("keydown", (event) => {
     const item = event.target.closest(selector);
-    if (!item || !(event.key in ARROWS)) return;
+    if (!item || !(event.key in ARROWS || event.key in ENDS)) return;
     event.preventDefault();
-    next(item, event.key)?.focus();
+    const end = () => [...box.querySelectorAll(selector)].filter((item) => item.offsetParent).at(ENDS[event.key]);
+    (event.key in ENDS ? end() : next(item, event.key))?.focus();
   });
 }
 
@@ -82,8 +86,11 @@ function hintMore(box) {
 }
 
 const named = (tokens, i) => `token ${i} “${label(tokens[i])}”`;
-const number = (value) => value.toLocaleString("en", { maximumSignificantDigits: 5 });
-const percent = (share) => `${(100 * share).toFixed(1)}%`;
+
+// As `_number` and `_percent` of terminal.py write them.
+const number = (value) => (
+  value < 1e10 ? value.toLocaleString("en", { maximumSignificantDigits: 4 }) : value.toExponential(3));
+const percent = (share) => (share > 0 && share < 0.0005 ? "<0.1%" : `${(100 * share).toFixed(1)}%`);
 
 function chance(probability) {
   if (probability >= 0.0005) return percent(probability);

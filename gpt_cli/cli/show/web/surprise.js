@@ -5,13 +5,17 @@ const STEP_COLOURS = Object.values(COLOURS.bits).map(rgb);
 
 function surprise({ tokens, perplexity }) {
   const pieces = characters(tokens);
+  // At a line break, a coloured space before a word would stay at the end of the line.
+  const spaces = pieces.map(({ text }) => text.match(/^( +(?=[^ ]))?/)[0]);
   const spans = pieces.map(({ text, bits }, i) => {
-    const span = el("span", { role: "option", tabindex: -1, "data-i": i }, printable(text));
+    const word = printable(text.slice(spaces[i].length));
+    const span = el("span", { role: "option", tabindex: -1, "data-i": i }, word);
     span.classList.toggle("ends", text.includes("\n"));
     paint(span, stepColour(bits));
     return span;
   });
-  const text = el("div", { class: "text", role: "listbox", "aria-label": "the text", dir: "auto" }, ...spans);
+  const text = el("div", { class: "text", role: "listbox", "aria-label": "the text", dir: "auto" },
+    ...spans.flatMap((span, i) => [spaces[i], span]));
   const details = el("div");
   const strip = bitsStrip(pieces);
   const bits = tokens.filter(({ logprob }) => logprob !== null).map((token) => -token.logprob / Math.LN2);
@@ -98,4 +102,6 @@ function stepColour(bits) {
 }
 
 show("The redder a token, the less the model expected it after the tokens before it: 1 bit is a "
-  + "probability of 1/2, and 10 bits is about 1/1000.", surprise);
+  + "probability of 1/2, and 10 bits is about 1/1000.",
+"Tab goes to the text; ← → ↑ ↓, Home and End choose a token. A click on a bar goes to its token.",
+"Tap a token, or a bar to go to its token.", surprise);

@@ -63,5 +63,6 @@ function ending(text) {
 }
 
 show("The likeliest continuations. Each token has its probability after the tokens before it, and the "
-  + "probability of its path from the prompt. ↳ marks a token that continues the line above it. A click "
-  + "folds or unfolds a branch.", tree);
+  + "probability of its path from the prompt. ↳ marks a token that continues the line above it.",
+"Tab goes to the tree; ↑ ↓, Home and End choose a token; ← folds its branch, → unfolds it, and a click or Enter does either.",
+"Tap a token to choose it, and to fold or unfold its branch.", tree);
