@@ -106,7 +106,10 @@ class Option:
     def parse(self, value: Any) -> Any:
         """Return the valid value of a flag, which is a text or a list; raise OptionError."""
         if isinstance(value, list):
-            value = [self._try(self.kind.parse, text) for text in value]
+            texts, value = value, [self._try(self.kind.parse, text) for text in value]
+            for text, entry in zip(texts, value, strict=True):
+                if self.range and not self.range.contains([entry]):
+                    raise OptionError(self.name, f"must be {self.range.name}, not {_shown(text)}")
         elif isinstance(value, str):
             value = self._try(self.kind.parse, value)
         return self.convert(value)
@@ -115,9 +118,12 @@ class Option:
         try:
             return function(value)
         except (TypeError, ValueError, OverflowError) as error:
-            shown = json.dumps(value, default=str, skipkeys=True)
             kind = OptionTypeError if isinstance(error, TypeError) else OptionError
-            raise kind(self.name, f"must be {self.kind.name}, not {shown:.40}") from None
+            raise kind(self.name, f"must be {self.kind.name}, not {_shown(value)}") from None
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, default=str, skipkeys=True)[:40]
 
 
 def option(
