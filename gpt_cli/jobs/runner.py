@@ -128,6 +128,10 @@ class _Job:
                 failed += is_error
                 self.observer.advance(0 if is_error else self.task.tokens(record), is_error)
             sink.finish(self.source.total or 0)
+        if not self.source.total:
+            self.observer.note("the input has no rows")
+        elif resumed.rows == self.source.total:
+            self.observer.note("nothing is missing: an earlier run has written all rows")
         return Summary(self.source.total or 0, failed)
 
     def _records(self, engine: Engine, sink: Sink, done: int) -> Iterator[Record]:
