@@ -21,7 +21,7 @@ from gpt_cli.cli.output import note, silence, verbose
 from gpt_cli.cli.parameters import command as with_flags
 from gpt_cli.cli.show.commands import show
 from gpt_cli.cli.usage import usage_error
-from gpt_cli.errors import GPTCLIError, ResourceError
+from gpt_cli.errors import GPTCLIError, InputError, ResourceError
 from gpt_cli.options.declare import option
 from gpt_cli.system.signals import ENDING
 
@@ -29,6 +29,18 @@ _LONGEST = 1000  # characters of a message
 _LESS = "use fewer or shorter texts at a time, or a smaller model"
 # Parts of messages of the dynamic linker and of the threading module when memory is missing.
 _NO_ROOM = ("failed to map segment", "annot allocate memory", "can't start new thread")
+
+_NAMES = typer.Argument(None, metavar="[COMMAND]", help="Such as score, or show tree.")
+
+
+def _help(names: list[str] | None = _NAMES) -> None:
+    """Show the help of a command, as its --help does.
+
+    Examples:
+        gpt-cli help score
+        gpt-cli help show tree
+    """
+
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "generate": generate.generate,
@@ -48,6 +60,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "info": models.info,
     "verify": checks.verify,
     "doctor": checks.doctor,
+    "help": _help,  # `run` replaces it by --help
 }
 
 
@@ -109,11 +122,20 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt(number)
 
 
+def _without_help(arguments: list[str]) -> list[str]:
+    """Return the arguments with the flag --help for the command `help`."""
+    if arguments[:1] != ["help"] or arguments[1:2] in (["-h"], ["--help"]):
+        return arguments
+    names = arguments[1:]
+    if extra := names[2 if names[:1] == ["show"] else 1 :]:
+        raise InputError(f"unexpected argument {extra[0]}; see `gpt-cli help --help`")
+    return [*names, "--help"]
+
+
 def run(arguments: list[str]) -> int:
     """Run one command; return its exit code."""
-    if arguments[:1] == ["help"]:
-        arguments = [*arguments[1:], "--help"]
     try:
+        arguments = _without_help(arguments)
         command = get_command(application(arguments[0] if arguments else None))
         with command.make_context("gpt-cli", arguments) as context:
             command.invoke(context)

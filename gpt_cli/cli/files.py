@@ -19,7 +19,7 @@ def check_file(flag: str, file: Path, endings: Sequence[str], *, force: bool) ->
     if file.is_dir():
         raise InputError(f"{flag} {file} is a folder: give a file name")
     if file.is_file() and not force:
-        raise InputError(f"{flag} {file} exists: give a new name, or add --force")
+        raise InputError(f"{flag} {file} exists: name another output, or add --force")
 
 
 def check_picture(flag: str, file: Path, *, force: bool) -> None:

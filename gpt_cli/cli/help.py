@@ -29,13 +29,13 @@ GROUPS = {
     "Machine": "device dtype threads cache speculate batch-size repetitions engine address workers "
     "gpus-per-worker",
 }
-_EXAMPLES = "\b\nExamples:\n"  # after a backspace, typer does not rewrap the lines of a paragraph
+EXAMPLES = "\b\nExamples:\n"  # after a backspace, typer does not rewrap the lines of a paragraph
 
 
 def add_command(app: typer.Typer, name: str, function: Callable[..., None]) -> None:
     """Add a command; its help and its examples, which come last, are its docstring."""
     text, _, examples = inspect.cleandoc(function.__doc__ or "").partition("\n\nExamples:\n")
-    epilog = _EXAMPLES + indent(dedent(examples), "  ")
+    epilog = EXAMPLES + indent(dedent(examples), "  ")
     # Without a short help, typer would cut the docstring; it wraps this one.
     short = text.partition("\n")[0]
     add = app.command(name, cls=Command, help=text, epilog=epilog, short_help=short)
@@ -75,7 +75,7 @@ class HelpFormatter(typer.Context.formatter_class):  # type: ignore[valid-type,m
 
     def write_text(self, text: str) -> None:
         """Write a text; examples are broken at spaces, so that a shell can still read them."""
-        if text.startswith(_EXAMPLES):
+        if text.startswith(EXAMPLES):
             text = re.sub("(?m)^  .*", lambda line: _wrap_command(line[0], self.width - 1), text)
         super().write_text(text)
 

@@ -50,36 +50,48 @@ def parts_of_text(
         file = or_pipe(None, missing)
     text = " ".join(words) if words else None
     if file != "-" and not quiet:
-        _note_pipe()
+        _note_pipe(file is not None)
     if file is None and text and os.path.isfile(text) and not quiet:  # noqa: PTH113 (any text)
-        remark(f"{text} is read as a text; --file {text} reads the file")
+        _note_name(text)
     return file, text
 
 
 def files_or_pipe(
-    arguments: Sequence[str] | None, option: str | None, missing: str, *, quiet: bool
+    arguments: Sequence[str] | None, options: Sequence[str] | None, missing: str, *, quiet: bool
 ) -> list[str]:
     """Return the files of arguments or of --file, else "-" for the pipe."""
     if arguments:
-        _refuse_both(option, "an argument")
-    names = [*arguments] if arguments else [or_pipe(option, missing)]
+        _refuse_both(options, "an argument")
+    names = [*(arguments or options or [or_pipe(None, missing)])]
     if "-" not in names and not quiet:
-        _note_pipe()
+        _note_pipe(not arguments)
     return names
 
 
-def are_files(words: Sequence[str]) -> bool:
+def check_files(words: Sequence[str] | None, cure: str) -> None:
+    """Raise InputError with a cure for a word that names nothing, as that of a text does."""
+    for word in words or []:
+        elsewhere = word in ("", "-") or "*" in word or storage.is_address(word)
+        if not elsewhere and not storage.exists(word):
+            raise storage.missing(word, cure)
+
+
+def are_files(words: Sequence[str], *, quiet: bool) -> bool:
     """Return whether all words name files; raise InputError if they look so and one is missing.
 
-    A folder has a slash at its end. A single word with spaces is a text.
+    A folder has a slash at its end. A single word with spaces is a text. A note says that a word
+    of a text names a file or a folder.
     """
     if len(words) == 1 and any(map(str.isspace, words[0])):
         return False
     missing = [word for word in words if not _names_file(word)]
     if not all(word.endswith(_ENDINGS) for word in missing):
+        present = [word for word in words if word != "-" and os.path.exists(word)]  # noqa: PTH110
+        if present and not quiet:
+            _note_name(present[0])
         return False
     if missing:
-        raise InputError(f"cannot read {missing[0]:.80}: No such file")
+        raise storage.missing(missing[0])
     return True
 
 
@@ -100,15 +112,20 @@ def or_pipe(file: str | None, missing: str) -> str:
     return "-"
 
 
-def _refuse_both(option: str | None, argument: str) -> None:
+def _refuse_both(option: object, argument: str) -> None:
     """Raise InputError if there is an argument and the option --file."""
     if option is not None:
         raise InputError(f"--file and {argument} are both given: leave one of them out")
 
 
-def _note_pipe() -> None:
+def _note_name(name: str) -> None:
+    kind = "folder" if storage.is_folder(name) else "file"
+    remark(f"{name} is read as a text; --file {name} reads the {kind}")
+
+
+def _note_pipe(by_option: bool) -> None:
     if _pipe_has_data():
-        remark("the pipe is not read: the argument - reads it")
+        remark(f"the pipe is not read: {'--file' if by_option else 'the argument'} - reads it")
 
 
 def _pipe_has_data() -> bool:
@@ -137,7 +154,8 @@ def read_choices(
         raise InputError("give either --choices A,B,C or --choices-file FILE")
     if file == "-" and "-" in others:
         raise InputError("--choices-file and another input cannot both be read from the pipe")
-    lines = (line.removesuffix("\r") for line in storage.read_text(file).split("\n"))
+    text = storage.read_text(file, "write a choice on each line")
+    lines = (line.removesuffix("\r") for line in text.split("\n"))
     return tuple(filter(None, lines))
 
 
@@ -158,7 +176,7 @@ def read_template(source: str | None) -> "jobs.Template | None":
         return jobs.Template(storage.without_line_end(text))
     if "{" not in source:
         raise InputError(
-            f"--template {source:.80}: there is no such file, and a text needs "
+            f"--template {source:.80}: {storage.NO_FILE}, and a text needs "
             "{line} or {NAME} for a field"
         )
     return jobs.Template(source)

@@ -44,6 +44,11 @@ class Lines(Records):
         write(self.line(record))
 
 
+def needs_output(flag: str) -> InputError:
+    """Return the error of a flag that needs --output."""
+    return InputError(f"{flag} needs a file of records: add --output OUT")
+
+
 def run(
     task: jobs.Task,
     files: Sequence[str],
@@ -57,7 +62,7 @@ def run(
     Without --output, the output is `shown`, by default records on standard output.
     """
     if rows.resume and rows.output is None:
-        raise InputError("--resume continues a file: give its name by --output OUT")
+        raise needs_output("--resume")
     cluster = where.cluster(loading.threads)
     sink = shown if shown and rows.output is None else Records()
     sink.quiet = loading.quiet

@@ -6,6 +6,7 @@
 import logging
 import shlex
 from dataclasses import dataclass, replace
+from functools import partial
 from glob import escape, glob
 from typing import Any, Literal, Self
 
@@ -16,7 +17,7 @@ from gpt_cli import jobs
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.storage import Format
 from gpt_cli.options import declare
-from gpt_cli.options.declare import Declared, OptionError, option
+from gpt_cli.options.declare import Declared, Kind, OptionError, option
 from gpt_cli.options.request import Options
 from gpt_cli.system.machine import MOST_THREADS
 from gpt_cli.system.startup import prepare
@@ -37,6 +38,13 @@ def dash_as_none(name: str | None) -> str | None:
     return None if name == "-" else name
 
 
+def _only(names: list[str]) -> str:
+    """Return the only one of names: the last one would silently replace the others."""
+    (name,) = names
+    return name
+
+
+_ONE_NAME = Kind("a single file", list[str], _only)
 _MESSAGE = "gpt-cli: %(message)s"
 
 
@@ -124,7 +132,8 @@ class Loading(Adapted):
     )
     dtype: str = option(
         "auto",
-        "Weights in float32, float16 (GPU) or int8 (CPU); auto: as stored, or float32 on a GPU.",
+        "Weights in float32, int8 (CPU) or float16 (GPU, or stored so); auto: as stored, or "
+        "float32 on a GPU.",
         autocompletion=lambda: ["auto", "float32", "bfloat16", "float16", "int8"],
     )
     threads: int | None = option(
@@ -230,13 +239,11 @@ TEMPLATE = option(
     "JSON Lines or Parquet; {{ is a brace.",
     metavar="FILE|TEXT",
 )
-PROMPT_FILE = option(
-    None,
-    "Read the prompt from FILE (- is standard input), and append PROMPT.",
-    aliases=("-f",),
-    metavar="FILE",
+ONE_FILE: Any = partial(option, None, kind=_ONE_NAME, aliases=("-f",), metavar="FILE")
+PROMPT_FILE = ONE_FILE("Read the prompt from FILE (- is standard input), and append PROMPT.")
+ROWS_FILES = option(
+    None, "Same as the argument; repeatable.", flag="--file", aliases=("-f",), metavar="FILE"
 )
-ROWS_FILE = option(None, "Same as the argument.", flag="--file", aliases=("-f",), metavar="FILE")
 BOS = option(False, "Score the first token of a text, too, after the start token.")
 CHOICES_FILE = option(
     None, "Read the choices from FILE, one per line (- is standard input).", metavar="FILE"

@@ -14,7 +14,7 @@ import typer
 
 from gpt_cli.cli.output import note
 from gpt_cli.errors import InputError
-from gpt_cli.jobs.storage import exists, is_address, read_text, without_line_end
+from gpt_cli.jobs.storage import NO_FILE, exists, is_address, read_text, without_line_end
 from gpt_cli.options import declare
 from gpt_cli.options.declare import Declared, NamedOptionError, Option, Range
 
@@ -136,8 +136,7 @@ def _reader(form: Range) -> Callable[..., str | None]:
         if not value:  # such as of a variable that is not set
             raise InputError(f"{flag} is empty: give a file or a text")
         if value != "-" and not is_address(value) and not exists(value):
-            missing = "there is no such file, and a text must"
-            raise InputError(f"{flag} {value:.80}: {missing} {form.name}")
+            raise InputError(f"{flag} {value:.80}: {NO_FILE}, and a text must {form.name}")
         return without_line_end(read_text(value))
 
     return read

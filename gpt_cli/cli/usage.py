@@ -6,6 +6,7 @@ from typing import Any
 
 import typer
 
+from gpt_cli.cli.help import GROUPS
 from gpt_cli.errors import InputError, did_you_mean
 
 _TEXT = re.compile(r"-(?!-?[a-z][a-z-]*(=|$))")  # begins with - and does not look like a flag
@@ -35,7 +36,12 @@ def _complaint(error: Any, command: Any, arguments: Sequence[str]) -> str:
             where = _where(name, arguments)
             is_text = where or any(map(_TEXT.match, arguments))
             cure = "; put -- before a text that begins with -" if is_text else ""
-            return f"there is no option {name}{where}{did_you_mean(name, flags)}{cure}"
+            others = " ".join(GROUPS.values()).split()
+            # A flag of another command is not misspelt.
+            near = "" if name.removeprefix("--") in others else did_you_mean(name, flags)
+            if any(word in _commands(command) for word in arguments):
+                cure = "; options come after the command"
+            return f"there is no option {name}{where}{near}{cure}"
         case "BadOptionUsage":
             return f"{error.option_name} {'needs a' if 'requires' in message else 'takes no'} value"
         case "MissingParameter":
@@ -43,9 +49,15 @@ def _complaint(error: Any, command: Any, arguments: Sequence[str]) -> str:
             name = param.metavar if param.param_type_name == "argument" else param.opts[0]
             return f"{name} is missing"
     if match := re.match(r"No such command (['\"])(.*?)\1", message):
-        return f"there is no command {match[2]}{did_you_mean(match[2], _commands(command))}"
+        near = did_you_mean(match[2], _commands(command))
+        cure = (
+            ""
+            if near or "generate" not in _commands(command)
+            else "; to continue a text, use generate"
+        )
+        return f"there is no command {match[2]}{near}{cure}"
     if match := re.match(r"(?s)Got unexpected extra argument\S* \((.*)\)", message):
-        return f"unexpected argument {match[1]}; quote a text that has spaces, or a pattern"
+        return f"unexpected argument {match[1]}"
     return "a command is missing" if message == "Missing command." else message
 
 

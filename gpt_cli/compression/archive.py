@@ -42,7 +42,7 @@ _CHECKED_PER_BYTE = 64
 _CHECKED_AT_FIRST = 1 << 26
 _CHECKED_PER_MARK = 4096  # the time that a mark takes, in bytes
 _ANOTHER = "get another copy"
-_CURE = f"{_ANOTHER}, or salvage the undamaged blocks"
+_CURE = f"{_ANOTHER}, or salvage the undamaged segments"
 
 
 class Readable(Protocol):
@@ -161,9 +161,9 @@ class ArchiveReader:
         expected = 0
         while segment := self._next(expected):
             if (lost := segment.index - expected) == 1:
-                self._damaged(f"block {expected} is damaged")
+                self._damaged(f"segment {expected} is damaged")
             elif lost:
-                self._damaged(f"blocks {expected} to {segment.index - 1} are damaged")
+                self._damaged(f"segments {expected} to {segment.index - 1} are damaged")
             expected = segment.index + 1
             if not segment.size:
                 self._read_end(segment)
@@ -174,7 +174,7 @@ class ArchiveReader:
     def finish(self, size: int, crc: int) -> None:
         """Compare the size and the CRC-32 of all data with those in the end of the file."""
         if self.lost and not size:
-            raise InputError(f"{self._name}: no undamaged block is left: {_ANOTHER}")
+            raise InputError(f"{self._name}: no undamaged segment is left: {_ANOTHER}")
         if not self.lost and (size, crc) != (self.size, self.crc):
             self._damaged("the data does not have its checksum")
 
@@ -191,7 +191,7 @@ class ArchiveReader:
     def lose(self, segment: Segment) -> None:
         """Report a segment whose data does not have its check."""
         self._damaged(
-            f"block {segment.index} does not have its checksum",
+            f"segment {segment.index} does not have its checksum",
             "the file was altered, or this machine computes other bits (see `gpt-cli verify`)",
         )
 

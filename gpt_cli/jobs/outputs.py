@@ -9,7 +9,15 @@ from typing import Any
 from gpt_cli.errors import InputError
 from gpt_cli.jobs import storage
 from gpt_cli.jobs.rows import Source
-from gpt_cli.jobs.sinks import ANOTHER, MANIFEST, JSONLines, Resumed, Sink, refusal
+from gpt_cli.jobs.sinks import (
+    ANOTHER,
+    MANIFEST,
+    JSONLines,
+    Resumed,
+    Sink,
+    existing,
+    refusal,
+)
 from gpt_cli.jobs.tasks import Task
 from gpt_cli.options.declare import OptionError
 
@@ -56,11 +64,13 @@ def _check_file(path: Path, source: Source, *, resume: bool) -> None:
     if not path.is_file():
         raise refusal(f"{path} is not a file")
     if not resume:
-        raise InputError(f"{path} exists: resume it, or {ANOTHER}")
+        raise existing(path)
 
 
 def _split(name: str, source: Source) -> tuple[str, str]:
     """Return the file or folder of an output, and the ending of the parts in a folder, else ""."""
+    if not name:  # such as of a variable that is not set
+        raise OptionError("output", "is empty: name a file")
     output, ending = name, ""
     start, slash, pattern = name.rpartition("/")
     if "*" in pattern:

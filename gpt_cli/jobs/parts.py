@@ -8,9 +8,19 @@ from typing import Any, BinaryIO, Self
 
 from fsspec.implementations.local import LocalFileSystem
 
-from gpt_cli.errors import MALFORMED, InputError
+from gpt_cli.errors import MALFORMED
 from gpt_cli.jobs import jsonl, parquet, storage
-from gpt_cli.jobs.sinks import ANOTHER, LATER, MANIFEST, Manifest, Resumed, Sink, lock, refusal
+from gpt_cli.jobs.sinks import (
+    ANOTHER,
+    LATER,
+    MANIFEST,
+    Manifest,
+    Resumed,
+    Sink,
+    existing,
+    lock,
+    refusal,
+)
 from gpt_cli.records import Record, Schema
 
 SECONDS, BYTES = 60.0, 64 << 20  # after which a part is written
@@ -48,7 +58,7 @@ class Folder(Sink):
             if not begun and self._names():
                 raise refusal(f"{self.name} has other files")
         if begun and not self._resume:
-            raise InputError(f"{self.name} exists: resume it, or {ANOTHER}")
+            raise existing(self.name)
         if begun:
             self._manifest.compare()
         return begun

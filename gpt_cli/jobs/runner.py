@@ -135,6 +135,10 @@ class _Job:
                     reasons.add(record["error"]["message"] if is_error else None)
                 self.observer.advance(0 if is_error else self.task.tokens(record), is_error)
             sink.finish(self.source.total or 0)
+            if not self.source.total:
+                self.observer.note("the input has no rows")
+            elif resumed.rows == self.source.total:
+                self.observer.note("nothing is missing: an earlier run has written all rows")
         (reason,) = reasons if len(reasons) == 1 else [None]
         return Summary(self.source.total or 0, failed, reason)
 

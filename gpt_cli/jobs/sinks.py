@@ -85,6 +85,13 @@ def refusal(complaint: str) -> InputError:
     return InputError(f"{complaint}: {ANOTHER}")
 
 
+def existing(output: str | Path) -> OptionError:
+    """Return the error of an output that an earlier run has begun."""
+    return OptionError(
+        "resume", f"is not set, and {output} exists: set it to continue, or {ANOTHER}"
+    )
+
+
 class Manifest:
     """The manifest of one output, at a path or an address.
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 Format: TypeAlias = Literal["auto", "lines", "jsonl", "parquet"]
 
+NO_FILE = os.strerror(errno.ENOENT)
+_READABLE = "name a file that can be read"
 _CHUNK = 1 << 20  # bytes to read at once, if available
 _GROWTH = 32  # memory of a text as tokens, in multiples of its bytes; measured: 14
 
@@ -173,7 +175,7 @@ def new_file(name: str) -> Iterator[Callable[[bytes], object]]:
 
 def _check_new(name: str) -> None:
     if exists(name):
-        raise InputError(f"{name} exists: give a new name")
+        raise InputError(f"{name} exists: name another output")
 
 
 @contextmanager
@@ -206,8 +208,8 @@ def new_object(fs: "AbstractFileSystem", path: str, name: str, cure: str) -> Ite
         raise
 
 
-def read_text(file: str) -> str:
-    """Return the text of a file, which must not be empty, without a byte order mark."""
+def read_text(file: str, cure: str = "a text is needed") -> str:
+    """Return the text of a file, without a byte order mark; raise InputError if it is empty."""
     try:
         text = read_bytes(file).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -216,7 +218,7 @@ def read_text(file: str) -> str:
             "example with iconv"
         ) from None
     if not text:
-        raise InputError(f"{label(file)} is empty: a text is needed")
+        raise InputError(f"{label(file)} is empty: {cure}")
     return text
 
 
@@ -320,7 +322,12 @@ def reading(name: str) -> AbstractContextManager[None]:
     """Raise InputError for an empty name, and for the errors of a file system that cannot read."""
     if not name:  # such as of a variable that is not set; a path would be the current folder
         raise InputError("the name of a file is empty: give a FILE, or - for standard input")
-    return _errors(name, "read", "name a file that can be read")
+    return _errors(name, "read", _READABLE)
+
+
+def missing(name: str, cure: str = _READABLE) -> InputError:
+    """Return the error of `reading` for a name without a file."""
+    return InputError(f"cannot read {name:.80}: {NO_FILE}; {cure}")
 
 
 def writing(name: str, cure: str) -> AbstractContextManager[None]:
@@ -337,8 +344,9 @@ def _errors(
     except (GPTCLIError, BrokenPipeError):  # the latter is of output, whose reader has left
         raise
     except OSError as error:
-        missing = isinstance(error, FileNotFoundError)  # fsspec's has only the path as its text
-        reason = os.strerror(errno.ENOENT) if missing else error.strerror or error
+        # fsspec's FileNotFoundError has only the path as its text.
+        no_file = isinstance(error, FileNotFoundError)
+        reason = NO_FILE if no_file else error.strerror or error
         raise kind(f"cannot {doing} {name}: {reason}; {cure}") from None
     except Exception as error:
         if not is_address(name):

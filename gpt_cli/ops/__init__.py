@@ -8,6 +8,7 @@ Shapes: B batch, T new tokens, S = past + T, H heads, D head size, C = H * D.
 
 import importlib
 import itertools
+import json
 import logging
 import os
 from collections.abc import Callable, Iterable
@@ -272,4 +273,6 @@ def _check_name(option: str, name: str, names: Iterable[str]) -> None:
     known = list(dict.fromkeys(["auto", *names]))
     if name not in known:
         hint = did_you_mean(_SYNONYMS.get(name, name), known)
-        raise OptionError(option, f"{name}{hint}: choose {', '.join(known)}")
+        raise OptionError(
+            option, f"must be one of {', '.join(known)}, not {json.dumps(name)}{hint}"
+        )

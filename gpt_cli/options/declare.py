@@ -110,7 +110,11 @@ class Option:
     def parse(self, value: Any) -> Any:
         """Return the valid value of a flag, which is a text or a list; raise OptionError."""
         if isinstance(value, list):
-            value = [self._try(self.kind.parse, text, _as_json) for text in value]
+            texts, value = value, [self._try(self.kind.parse, text, _as_json) for text in value]
+            for text, entry in zip(texts, value, strict=True):
+                if self.range and not self.range.contains([entry]):
+                    shown = f"{_as_json(text):.40}"
+                    raise OptionError(self.name, f"must be {self.range.name}, not {shown}")
         elif isinstance(value, str):
             value = self._try(self.kind.parse, value, _as_json)
         return self.convert(value, _as_json)

@@ -34,7 +34,7 @@ _BIASES = Range(
     lambda biases: all(id >= 0 and -100 <= bias <= 100 for id, bias in biases),
     "token ids with numbers from -100 to 100",
 )
-_CHOICES = Range(lambda texts: texts and "" not in texts, "one or more texts that are not empty")
+CHOICES = Range(lambda texts: texts and "" not in texts, "one or more texts that are not empty")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,7 @@ class Options(SamplingParams):
     choices: Sequence[str] | None = option(
         None,
         "Make the text one of these, after a space; repeatable.",
-        _CHOICES,
+        CHOICES,
         metavar="A,B,C",
         callback=split_commas,
     )

@@ -58,7 +58,7 @@ def _part_of(to: Path, name: Path) -> Iterator[Path]:
 
 def _check_new(to: Path, *, replace: bool) -> None:
     if to.is_dir() or (to.exists() and not replace):
-        raise InputError(f"{to} exists: give a new name")
+        raise InputError(f"{to} exists: name another output")
 
 
 def _resolved(path: Path) -> Path:
@@ -79,7 +79,7 @@ def new_folder(to: Path) -> Iterator[Path]:
 
     to = _resolved(to)
     if os.path.lexists(to) and (not to.is_dir() or any(to.iterdir())):
-        raise InputError(f"{to} exists and is not an empty folder: give a new name")
+        raise InputError(f"{to} exists and is not an empty folder: name another output")
     beside = next(parent for parent in to.parents if parent.exists())
     # One level down, because only the owner can read the temporary folder itself.
     with tempfile.TemporaryDirectory(prefix=f".{to.name}-", dir=beside) as scratch:

@@ -370,13 +370,13 @@ def test_flags_choose_the_modes(flags, modes, seen):
     [
         (["-p", "0"], "--prompt-tokens must be from 1 to"),
         (["-p", "many"], "--prompt-tokens"),
-        (["text"], "unexpected argument text; quote"),
+        (["text"], "unexpected argument text; see"),
         (["--plot", "curves.jpg"], "curves.jpg: the name must end with .png or .svg or .pdf"),
         (["--plot", "curves"], "curves: the name must end with"),
         (["--speculate", "--no-cache"], "--speculate needs the cache: leave out --no-cache"),
         (["--plot", "no/such/folder/x.png"], "the folder no/such/folder does not exist"),
         (["--plot", "folder.png"], "folder.png is a folder"),
-        (["--plot", "old.svg"], "--plot old.svg exists: give a new name, or add --force"),
+        (["--plot", "old.svg"], "--plot old.svg exists: name another output, or add --force"),
     ],
 )
 def test_bad_input_is_a_one_line_error_before_loading(flags, what, seen, monkeypatch, tmp_path):

@@ -32,7 +32,7 @@ def test_a_grammar_is_a_file_or_a_text(tmp_path):
 )
 def test_what_is_neither_a_file_nor_a_text_is_refused(flag, form):
     assert f"error: {flag} is empty: give a file or a text" in refusal(*GENERATE, flag, "")
-    missing = f"error: {flag} no.file: there is no such file, and a text must {form}"
+    missing = f"error: {flag} no.file: No such file or directory, and a text must {form}"
     assert missing in refusal(*GENERATE, flag, "no.file")
 
 

@@ -92,7 +92,7 @@ def pipe():
     os.close(pipe.theirs)
 
 
-NOT_READ = b"gpt-cli: note: the pipe is not read: the argument - reads it\n"
+NOT_READ = b"gpt-cli: note: the pipe is not read: "
 GIVEN = [
     *((command, [*flags, "Once", "upon"]) for command, flags in TEXTS.items()),
     *((command, [*flags, "a.txt", "b c"]) for command, flags in FILES.items()),
@@ -114,7 +114,8 @@ def test_a_pipe_that_is_not_needed_is_not_waited_for_and_noted_if_it_has_data(
 
     assert NOT_READ not in errors_of("-v")
     os.write(pipe.theirs, b"The sky was\n")
-    assert errors_of("-v").count(NOT_READ) == 1
+    cure = b"--file - reads it\n" if "-f" in arguments else b"the argument - reads it\n"
+    assert errors_of("-v").count(NOT_READ + cure) == 1
     assert NOT_READ not in errors_of("-v", "-q")
     assert NOT_READ not in errors_of()  # standard error is no terminal
 
@@ -127,6 +128,43 @@ def test_a_text_that_is_the_name_of_a_file_is_noted(command):
     assert output(command, *TEXTS[command], "a.txt") != output(
         command, *TEXTS[command], "-f", "a.txt"
     )
+
+
+@pytest.mark.parametrize("command", ["rank", "tokenize"])
+def test_a_word_of_a_text_that_is_the_name_of_a_file_or_folder_is_noted(command):
+    for words, noted in (["a.txt", "was"], "a.txt"), (["The", "m"], "m"), (["The", "-"], ""):
+        kind = "folder" if noted == "m" else "file"
+        note = f"gpt-cli: note: {noted} is read as a text; --file {noted} reads the {kind}\n"
+        shown = run_here(command, *TEXTS[command], "-v", *words)[1]
+        assert shown.count("is read as a text") == shown.count(note) == bool(noted)
+        assert note not in run_here(command, *TEXTS[command], "-q", "-v", *words)[1]
+
+
+def test_files_by_the_option_are_as_many_as_by_arguments():
+    for command in ("batch", "rank", "score"):
+        flags = [*FILES[command], *(["--template", "{line}"] if command == "score" else [])]
+        by_option, by_argument = (
+            finished(command, *flags, "-q", *files).stdout
+            for files in (["-f", "a.txt", "-f", "b c"], ["a.txt", "b c"])
+        )
+        assert by_option.count(b"\n") == by_argument.count(b"\n") == 3
+    for command in TEXTS:
+        if command != "rank":
+            assert "--file must be a single file" in refusal(*command.split(), *["-f", "a.txt"] * 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cure"),
+    [
+        (["batch", "Once upon a time"], "to continue a text, use `gpt-cli generate`"),
+        (["rank", "--choices", "a,b", "Once upon a time", "-o", "out"], "the arguments are files"),
+        (["score", "Once upon a time"], "to score a text, pipe it: echo TEXT | gpt-cli score"),
+    ],
+)
+def test_a_text_in_place_of_a_file_is_told_what_to_do(arguments, cure):
+    said = refusal(*arguments)
+    assert "cannot read Once upon a time: No such file or directory; " in said
+    assert said.endswith(f"{cure}\n")
 
 
 @pytest.mark.parametrize(
@@ -154,7 +192,8 @@ def test_arguments_of_rank_are_rows_if_all_name_files(words, prompts):
 @pytest.mark.parametrize("command", ["rank", "tokenize"])
 def test_a_misspelt_name_among_files_is_no_text(command):
     said = refusal(command, *FILES[command], "a.txt", "c.txt")
-    assert said == "gpt-cli: error: cannot read c.txt: No such file\n"
+    none = "No such file or directory; name a file that can be read"
+    assert said == f"gpt-cli: error: cannot read c.txt: {none}\n"
 
 
 def test_a_prompt_that_is_missing_is_named(monkeypatch):
@@ -216,9 +255,29 @@ def test_choices_and_the_prompt_are_not_both_read_from_the_pipe():
         assert (done.returncode, NOT_READ in done.stderr) == (0, False)
 
 
+@pytest.mark.parametrize("command", FILES)
+def test_an_input_without_rows_is_noted(command, here):
+    if command != "tokenize":
+        (here / "none").write_bytes(b"" if command == "score" else b"\n")
+        flags = [*FILES[command], *(["--lines"] if command == "score" else [])]
+        for input in ["none"], ["-"]:
+            note = "gpt-cli: note: the input has no rows\n"
+            assert note in run_here(command, *flags, *input, "-v")[1]
+            assert run_here(command, *flags, *input, "-q")[1] == ""
+    assert "has no rows" not in run_here(command, *FILES[command], "a.txt", "-v")[1]
+
+
+def test_an_empty_file_of_choices_needs_choices(here):
+    (here / "none").touch()
+    for command in ("generate", "batch", "rank"):
+        said = refusal(command, "--choices-file", "none", "a.txt")
+        assert said == "gpt-cli: error: none is empty: write a choice on each line\n"
+
+
 @pytest.mark.parametrize("command", ["batch", "score"])
 def test_words_that_name_no_file_are_refused_where_only_files_are_read(command):
-    assert "cannot read The: No such file" in refusal(command, "The", "sky")
+    if command == "batch":
+        assert "cannot read The: No such file" in refusal(command, "The", "sky")
     assert "cannot read The The" in refusal(command, "The " * 100)  # too long for a name
 
 

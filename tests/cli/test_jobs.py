@@ -361,8 +361,10 @@ def test_columns_that_are_not_read_are_noted(here, pa):
 def test_a_finished_output_is_resumed_with_exit_code_6_where_rows_failed(output, here, pa):
     write_jsonl(here / "in", [{"text": "Once"}, {"other": 1}])
     for flags in ([], ["--resume"]):
-        *_, error = run("score", "in", "-o", output.format(here), *flags, code=6)
+        *notes, error = run("score", "in", "-o", output.format(here), "-v", *flags, code=6)
         assert error == "gpt-cli: error: 1 of 2 rows failed: the records say why"
+        complete = [line for line in notes if "nothing is missing" in line or "is complete" in line]
+        assert len(complete) == len(flags)
 
 
 @pytest.fixture

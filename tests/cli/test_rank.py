@@ -135,9 +135,9 @@ def test_a_terminal_gets_a_table_or_json_without_control_characters():
     [
         ([], "--choices"),
         (["--choices", "a", "--choices-file", "b"], "--choices"),
-        (["--choices", ""], "a choice is empty"),
-        (["--choices", "a,,b"], "a choice is empty"),
-        (["--choices", "a,,b", "--exact"], "a choice is empty"),
+        (["--choices", ""], '--choices must be one or more texts that are not empty, not ""'),
+        (["--choices", "a,,b"], '--choices must be one or more texts that are not empty, not ""'),
+        (["--choices", "a, ,b"], "a choice is empty"),
         (["--choices", "a,b,a"], "duplicate choice 'a'"),
         (["--choices", "a, a"], "duplicate choice 'a'"),
         (["--choices", "a", "--by", "word"], "--by"),
@@ -345,7 +345,10 @@ def test_columns_that_a_template_does_not_read_are_noted(here):
         ("{line} {other}", "the template has {other}, and the input has plain lines"),
         ("{prompt}", "the template has {prompt}, and the input has plain lines"),
         ("{id}", "{id} is a field of each record"),
-        ("no such file.txt", "--template no such file.txt: there is no such file"),
+        (
+            "no such file.txt",
+            "--template no such file.txt: No such file or directory, and a text needs",
+        ),
         (".", "cannot read .: "),
     ],
 )

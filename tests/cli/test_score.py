@@ -382,6 +382,39 @@ def test_several_files_have_records_with_their_names(here):
     assert {row[0] for row in rows_of(run("a", "b", "--lines"))} == {"a", "b"}
 
 
+@pytest.mark.parametrize("flags", [(), ("--lines",)], ids=["texts", "lines"])
+def test_several_files_are_scored_without_those_that_cannot_be_read(flags, here):
+    (here / "folder").mkdir()
+    (here / "link").symlink_to("nowhere")
+    none = "No such file or directory; name a file that can be read"
+    errors = {"link": f"cannot read link: {none}", "no": f"cannot read no: {none}"}
+    errors["folder"] = "cannot read folder: for a folder or a pattern, add --output OUT"
+    files = ["link", "a", "folder", "no"]
+    notes = "".join(f"gpt-cli: {errors[name]}\n" for name in files if name in errors)
+    failed = "gpt-cli: error: 3 of 4 files could not be scored\n"
+    (total,) = rows_of(run("--total", *flags, "a"))
+    out, shown = run_here(*SCORE, "--total", *flags, *files, code=6)
+    assert rows_of(out) == [["nan", "link"], total, ["nan", "folder"], ["nan", "no"]]
+    assert shown == notes + failed
+    assert run_here(*SCORE, "--total", *flags, *files, "-q", code=6) == (out, failed)
+    out, _ = run_here(*SCORE, "--total", "--json", *flags, *files, code=6)
+    messages = [record.get("error", {}).get("message") for record in records(out)]
+    assert messages == [errors.get(name) for name in files]
+    out, shown = run_here(*SCORE, "--words", *flags, *files, code=6)
+    assert (out, shown) == (run("--words", *flags, "a", "a")[: len(out)], notes + failed)
+    assert [row[0] for row in rows_of(out)] == ["a"] * 8
+    out, shown = run_here(*SCORE, "--total", *flags, "link", "link", code=6)
+    assert (out, shown.count("\n")) == (b"nan\tlink\n" * (1 if flags else 2), 3)
+    assert "cannot read folder: for" in refusal(*SCORE, *flags, "folder")
+    assert "to score a text, pipe it" in refusal(*SCORE, *flags, "no")
+
+
+def test_the_only_file_of_several_is_named_in_records_of_lines(here):
+    out, _ = run_here(*SCORE, "--lines", "--json", "a", "no", code=6)
+    several = records(run("--lines", "--json", "a", "b"))[:2]
+    assert records(out) == several
+
+
 def test_totals_are_the_perplexities_of_files(here, tiny):
     texts = {name: (here / name).read_text().removesuffix("\n") for name in "ab"}
     values = {name: tiny.score(text, bos=True).perplexity for name, text in texts.items()}
@@ -548,7 +581,13 @@ def test_the_text_of_a_record_is_the_text_that_was_scored(text):
 
 # --- errors -------------------------------------------------------------------------------------
 
-NOT_TOTAL = ["--words", "--tokens", "--max-perplexity=9", "--format=lines", "--output=out"]
+NOT_TOTAL = {
+    "--words": "--words",
+    "--tokens": "--tokens",
+    "--max-perplexity=9": "--max-perplexity or --min-perplexity",
+    "--format=lines": "--output, --format or --template",
+    "--output=out": "--output, --format or --template",
+}
 
 
 @pytest.mark.parametrize(
@@ -570,11 +609,13 @@ NOT_TOTAL = ["--words", "--tokens", "--max-perplexity=9", "--format=lines", "--o
         (b"once upon\n", ["--words", "--tokens"], "--tokens and --words cannot be used together"),
         (b"once upon\n", ["--words", "--tokens", "--format=lines"], "cannot be used together"),
         (b"once upon\n", ["--words", "--max-perplexity", "9"], "--words with --max-perplexity"),
-        *((b"once upon\n", ["--total", flag], "--total can be used only") for flag in NOT_TOTAL),
+        *(
+            (b"once upon\n", ["--total", flag], f"--total cannot be used with {named}: leave")
+            for flag, named in NOT_TOTAL.items()
+        ),
         (b"a\n", ["--total"], "text.txt: a text needs at least 2 tokens"),
         (b"\n", ["--bos"], "a text needs at least 1 token"),
         (b"a\n", ["--words"], "a text needs at least 2 tokens"),
-        (b"once upon\n", ["another file"], "another file"),
         (b"once upon\n", ["--max-perplexity", "nan"], "perplexity"),
         (b"once upon\n", ["--min-perplexity", "-5"], "perplexity"),
         (b"once upon\n", ["--min-perplexity", "9", "--max-perplexity", "8"], "perplexity"),

@@ -469,7 +469,7 @@ def test_an_existing_file_is_replaced_only_by_force(flag, name, tmp_path, monkey
     with monkeypatch.context() as patch:
         patch.setattr("gpt_cli.load", None)
         error = refusal(*command)
-    assert error == f"gpt-cli: error: {flag} {file} exists: give a new name, or add --force\n"
+    assert error == f"gpt-cli: error: {flag} {file} exists: name another output, or add --force\n"
     assert file.read_text(encoding="utf-8") == "before"
     run_here(*command, "--force")
     assert file.stat().st_size > 1000

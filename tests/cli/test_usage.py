@@ -20,17 +20,24 @@ SEE = "; see `gpt-cli generate --help`"
         ),
         ([*GENERATE, "-n"], f"-n needs a value{SEE}"),
         ([*GENERATE, "--stats=3"], f"--stats takes no value{SEE}"),
-        (
-            ["info", "tiny", "y"],
-            "unexpected argument y; quote a text that has spaces, or a pattern; "
-            "see `gpt-cli info --help`",
-        ),
+        (["info", "tiny", "y"], "unexpected argument y; see `gpt-cli info --help`"),
+        (["help", "info", "y"], "unexpected argument y; see `gpt-cli help --help`"),
         (["show", "tree", "-k"], "-k needs a value; see `gpt-cli show tree --help`"),
         (
             ["show", "tre"],
             "there is no command tre (did you mean tree?); see `gpt-cli show --help`",
         ),
-        (["it's"], "there is no command it's; see `gpt-cli --help`"),
+        (
+            ["it's"],
+            "there is no command it's; to continue a text, use generate; see `gpt-cli --help`",
+        ),
+        (["show", "it"], "there is no command it; see `gpt-cli show --help`"),
+        (["genrate", "x"], "genrate (did you mean generate?); see `gpt-cli --help`"),
+        (
+            ["-m", "tiny", "info"],
+            "there is no option -m; options come after the command; see `gpt-cli --help`",
+        ),
+        (["batch", "--json"], "there is no option --json; see `gpt-cli batch --help`"),
         (["--"], "a command is missing; see `gpt-cli --help`"),
         (["--nope"], "there is no option --nope; see `gpt-cli --help`"),
         (["download"], "MODEL is missing; see `gpt-cli download --help`"),
@@ -53,6 +60,22 @@ SEE = "; see `gpt-cli generate --help`"
             '--logit-bias must be a number for each token id (such as 452=-100), not "abc"',
         ),
         ([*GENERATE, "--logit-bias", "3=x"], 'not "3=x"'),
+        (
+            [*GENERATE, "--logit-bias", "3=1", "--logit-bias", "5=200"],
+            '--logit-bias must be token ids with numbers from -100 to 100, not "5=200"',
+        ),
+        ([*GENERATE, "--choices", "a,,b"], 'must be one or more texts that are not empty, not ""'),
+        (
+            [*GENERATE, "--device", "gpu"],
+            '--device must be one of auto, cuda, cpu, not "gpu" (did you mean cuda?)',
+        ),
+        (["batch", "--batch-size", "x"], '--batch-size must be auto, or 1 or more, not "x"'),
+        ([*GENERATE, "-f", "a", "-f", "b"], '--file must be a single file, not ["a", "b"]'),
+        (["batch", "-o", ""], "--output is empty: name a file"),
+        *(
+            ([command, "--resume"], "--resume needs a file of records: add --output OUT")
+            for command in ("batch", "rank", "score")
+        ),
         (["serve", "--max-batch", "0", "-q"], "--batch-size must be 1 or more"),
     ],
 )
@@ -88,9 +111,9 @@ def test_a_variable_is_blamed_only_for_its_own_value(arguments, value, message):
 
 
 def test_help_as_a_command_is_help_as_a_flag():
-    for names in ([], ["generate"], ["show"], ["show", "tree"]):
+    for names in ([], ["generate"], ["show"], ["show", "tree"], ["help"]):
         assert run_here("help", *names) == run_here(*names, "--help")
-    assert "there is no command nope; see" in refusal("help", "nope")
+    assert "there is no command nope; to" in refusal("help", "nope")
 
 
 FEW = ["bench", "-m", "tiny", "-p", "4", "-n", "3", "-r", "1", "--no-cache", "--json"]

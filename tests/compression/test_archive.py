@@ -117,9 +117,9 @@ def test_lost_blocks_are_listed():
     written, _ = packed([(1, False, 2, b"code")] * 6)
     last = end(6, 7, 9)
     for kept, says in (
-        (written[2:], "blocks 0 to 1 are damaged"),
-        (written[:2] + written[5:], "blocks 2 to 4 are damaged"),
-        (written[:5], "block 5 is damaged"),
+        (written[2:], "segments 0 to 1 are damaged"),
+        (written[:2] + written[5:], "segments 2 to 4 are damaged"),
+        (written[:5], "segment 5 is damaged"),
     ):
         data = file_of(*kept, last)
         assert read(data, salvage=True)[0].lost == [says]
@@ -129,12 +129,12 @@ def test_lost_blocks_are_listed():
     reader.lose(written[3])
     assert reader.lost == [
         "its header is damaged",
-        "blocks 0 to 5 are damaged",
-        "block 3 does not have its checksum",
+        "segments 0 to 5 are damaged",
+        "segment 3 does not have its checksum",
     ]
     reader, _ = read(file_of(Segment(0, 0, False, 0, b"\xff")), salvage=True)
     assert reader.lost == ["its end is damaged"]
-    with pytest.raises(InputError, match="no undamaged block is left"):
+    with pytest.raises(InputError, match="no undamaged segment is left"):
         reader.finish(0, 0)
 
 
@@ -154,7 +154,7 @@ def test_the_largest_blocks_are_read_and_no_larger_ones():
         (MAX_SEGMENT_TOKENS + 1, False, b"code"),
         (2, True, b"bytes"),
     ):
-        with pytest.raises(InputError, match="block 0 is damaged"):
+        with pytest.raises(InputError, match="segment 0 is damaged"):
             read(file_of(Segment(0, size, stored, 0, code), end(1, 7, 9)))
 
 
@@ -164,7 +164,7 @@ def test_a_compressed_file_within_a_damaged_block_is_not_taken_for_blocks():
     written, outer = packed([stored, (7, False, 5, b"outer")])
     assert read(outer)[1] == written
     reader, actual = read(outer.replace(b"x", b"y"), salvage=True)
-    assert (actual, reader.lost) == (written[1:], ["block 0 is damaged"])
+    assert (actual, reader.lost) == (written[1:], ["segment 0 is damaged"])
 
 
 def test_false_marks_do_not_take_long():

@@ -49,7 +49,7 @@ ONE = (*TINY, "--threads", 1)  # several would wait for each other on a busy mac
 TEXT = b"Once upon a time there was a fox.\n"
 NOISE = random.Random(0).randbytes(1_200_000)
 EMPTY = "standard output is empty"
-REST = "all other blocks, with --salvage"
+REST = "all other segments, with --salvage"
 
 
 class Packed(NamedTuple):
@@ -119,17 +119,17 @@ def row(number, name, damage, says, kept=slice(None)):
 
 
 NONE, FIRST_TWO, OTHERS = slice(0), slice(2), slice(1, None)
-HEAD, END, BLOCK = "its header is damaged", "its end is missing", "block 0 is damaged"
-WRONG = "block 0 does not have its checksum"
+HEAD, END, BLOCK = "its header is damaged", "its end is missing", "segment 0 is damaged"
+WRONG = "segment 0 does not have its checksum"
 # fmt: off
 DAMAGED = [
     row(87, "an empty file", lambda _: b"", "is empty", NONE),
     row(87, "a file cut in its name", lambda it: it.file[:3], "is not a compressed file", NONE),
     row(87, "a file cut in its header", lambda it: it.file[:20], HEAD, NONE),
     row(87, "a file cut after its header", lambda it: it.parts[0], END, NONE),
-    row(87, "a file cut in a block's fields", lambda it: it.file[:HEADER + 4], END, NONE),
+    row(87, "a file cut in a segment's fields", lambda it: it.file[:HEADER + 4], END, NONE),
     row(87, "a file cut in a code", lambda it: it.file[:HEADER + 12], END, NONE),
-    row(87, "a file cut between blocks", lambda it: b"".join(it.parts[:3]), END, FIRST_TWO),
+    row(87, "a file cut between segments", lambda it: b"".join(it.parts[:3]), END, FIRST_TWO),
     row(87, "a file cut before its end", lambda it: b"".join(it.parts[:-1]), END),
     row(87, "a file cut in its end", lambda it: it.file[:-1], END),
     row(87, "a bit of the name", lambda it: flipped(it.file, 0), "is not a compressed file"),
@@ -141,9 +141,9 @@ DAMAGED = [
     row(87, "a bit of a checksum", lambda it: flipped(it.file, HEADER + 7), BLOCK, OTHERS),
     row(87, "a bit of a code", lambda it: flipped(it.file, HEADER + 12), BLOCK, OTHERS),
     row(87, "a bit of the end", lambda it: flipped(it.file, -1), END),
-    row(87, "a block that is missing", lambda it: b"".join([it.parts[0], *it.parts[2:]]), BLOCK,
+    row(87, "a segment that is missing", lambda it: b"".join([it.parts[0], *it.parts[2:]]), BLOCK,
         OTHERS),
-    row(87, "two blocks in each other's place",
+    row(87, "two segments in each other's place",
         lambda it: b"".join([it.parts[0], *it.parts[2:0:-1], *it.parts[3:]]), BLOCK, OTHERS),
     row(87, "two files joined", lambda it: it.file * 2, "there is more after its end"),
     row(87, "a byte after the end", lambda it: it.file + b"\n", "there is more after its end"),
@@ -153,14 +153,14 @@ DAMAGED = [
     row(88, "a code of noise", lambda it: it.but(code=NOISE[:50]), WRONG, OTHERS),
     row(88, "a code of ones", lambda it: it.but(code=b"\xff" * 900), WRONG, OTHERS),
     row(88, "no code", lambda it: it.but(code=b""), WRONG, OTHERS),
-    row(88, "a block that stores something else", lambda it: it.but(stored=True), BLOCK, OTHERS),
-    row(88, "a block of 300 tokens", lambda it: it.but(size=300), WRONG, OTHERS),
-    row(88, "a block that is too large", lambda it: it.but(size=MAX_SEGMENT_TOKENS + 1), BLOCK,
+    row(88, "a segment that stores something else", lambda it: it.but(stored=True), BLOCK, OTHERS),
+    row(88, "a segment of 300 tokens", lambda it: it.but(size=300), WRONG, OTHERS),
+    row(88, "a segment that is too large", lambda it: it.but(size=MAX_SEGMENT_TOKENS + 1), BLOCK,
         OTHERS),
     row(88, "a code of 1 MB", lambda it: it.but(code=NOISE[:1 << 20]), BLOCK, OTHERS),
     row(88, "an index of 80 bits", lambda it: it.but(index=1 << 80), BLOCK, OTHERS),
     row(88, "a size of 80 bits", lambda it: it.but(size=1 << 80), BLOCK, OTHERS),
-    row(88, "an index of 62 bits", lambda it: it.but(index=1 << 62), "blocks 0 to 4611686018427",
+    row(88, "an index of 62 bits", lambda it: it.but(index=1 << 62), "segments 0 to 4611686018427",
         slice(1)),
     row(88, "numbers without an end", lambda it: it.parts[0] + b"\xb5" + b"\xff" * 10**6, END,
         NONE),
@@ -182,7 +182,9 @@ def test_damage_is_told_and_costs_no_other_segment(damage, says, kept, packed, w
     command = ("decompress", *ONE, world.place / "in")
     suffer_here(*command, "-o", "out", code=2, says=says, do="")
     if kept == NONE:
-        suffer_here(*command, "--salvage", code=2, says="no undamaged block is left", do="another")
+        suffer_here(
+            *command, "--salvage", code=2, says="no undamaged segment is left", do="another"
+        )
         return
     out, error = run_here(*command, "--salvage", code=6)
     assert out == b"".join(packed.texts[kept])
@@ -190,14 +192,14 @@ def test_damage_is_told_and_costs_no_other_segment(damage, says, kept, packed, w
     assert len(error) < 300
 
 
-@pytest.mark.fault(87, "bytes between the blocks, and a block twice", 0, intact="every byte")
+@pytest.mark.fault(87, "bytes between the segments, and a segment twice", 0, intact="every byte")
 def test_what_costs_nothing_is_no_damage(packed):
     head, first, *others = packed.parts
     file = head + TEXT + first * 2 + NOISE[:1000] + b"".join(others)
     assert run_here("decompress", *TINY, input=file) == (b"".join(packed.texts), "")
 
 
-@pytest.mark.fault(87, "a damaged block that stores a compressed file", 6, intact=REST)
+@pytest.mark.fault(87, "a damaged segment that stores a compressed file", 6, intact=REST)
 def test_a_file_within_a_damaged_one_is_not_taken_for_it(packed, compressed):
     data = NOISE[:3000] + packed.file + NOISE[3000:9000] + TEXT
     file = compressed(data)
@@ -205,7 +207,7 @@ def test_a_file_within_a_damaged_one_is_not_taken_for_it(packed, compressed):
     assert packed.file in stored
     damaged = file.replace(NOISE[2900:3000][::-1], bytes(100))
     out, error = run_here("decompress", *TINY, "--salvage", input=damaged, code=6)
-    assert "block 1 is damaged; all else" in error
+    assert "segment 1 is damaged; all else" in error
     assert out == data.replace(stored, b"")
 
 
@@ -234,12 +236,12 @@ def test_any_damage_is_told_and_costs_no_other_segment(packed, codec):
                 if kept:
                     assert decompressed(data, salvage=True) == kept
                     continue
-                with pytest.raises(InputError, match="no undamaged block is left"):
+                with pytest.raises(InputError, match="no undamaged segment is left"):
                     decompressed(data, salvage=True)
 
 
 @SLOW
-@pytest.mark.fault(88, "three blocks of 65,536 tokens without a code", 2, intact=REST)
+@pytest.mark.fault(88, "three segments of 65,536 tokens without a code", 2, intact=REST)
 def test_the_most_tokens_end_in_time(model, world, suffer):
     header = world.output("compress", "-m", model)[:HEADER]
     codes = (b"", b"\xff" * 99, NOISE[:400_000])
@@ -334,7 +336,7 @@ def test_an_output_that_finds_no_room_does_not_appear(command, job, suffer):
 def test_an_output_is_not_written_over(command, job, suffer_here):
     arguments, _ = job(command, TEXT)
     for name in ("data", "file"):  # one of them is the input
-        suffer_here(*arguments, "-o", name, code=2, says=f"{name} exists", do="give a new name")
+        suffer_here(*arguments, "-o", name, code=2, says=f"{name} exists", do="name another output")
 
 
 @linux

@@ -183,7 +183,7 @@ def test_bad_rows_are_told_with_their_lines():
 @pytest.mark.fault(52, "an output that is there already", 2, intact="the output")
 def test_an_output_is_not_written_over(world, suffer_here):
     (world.place / "out").write_bytes(b"precious\n")
-    for flags, says, do in ((), "exists", "resume it"), (("--resume",), "not a record", "another"):
+    for flags, says, do in ((), "exists", "set it"), (("--resume",), "not a record", "another"):
         arguments = ("batch", *TINY, "-o", "out", *flags)
         suffer_here(*arguments, stdin=b"Once\n", code=2, says=says, do=do)
 

@@ -444,7 +444,7 @@ def compressed(data: bytes) -> None:
             reader = ArchiveReader(BytesIO(data), salvage=True)
             kept = b"".join(codec().decompress(reader))
         except InputError as error:
-            if "no undamaged block" not in str(error):
+            if "no undamaged segment" not in str(error):
                 assert first == b"\0", "only a header can name another version, model or machine"
             reader = None
         try:

@@ -121,7 +121,9 @@ def test_records_that_are_not_unicode_are_counted(base):
 
 def test_a_folder_of_an_earlier_run_needs_resume(base):
     write(folder(base), RECORDS[0])
-    message = f"{base}/out exists: resume it, or name another output"
+    message = (
+        f"resume is not set, and {base}/out exists: set it to continue, or name another output"
+    )
     assert refused(lambda: folder(base, resume=False)) == message
     message = f'task of {base}/out was "t", and is now "u": name another output'
     assert refused(lambda: folder(base, job={"task": "u", "seed": None})) == message
@@ -188,7 +190,7 @@ def test_another_run_may_have_begun_in_between(base):
     sink = folder(base, resume=False)
     write(folder(base), RECORDS[0])
     with sink:
-        assert "exists: resume it" in refused(sink.resume)
+        assert "exists: set it to continue" in refused(sink.resume)
     sink = folder(base)
     with sink:
         assert sink.resume().rows == 1
@@ -320,7 +322,10 @@ def test_a_file_that_cannot_be_joined_is_an_error(function, fails, says, base, m
 
 def test_parts_of_a_file_need_resume(base):
     write(file(base), RECORDS[0], finish=False)
-    message = f"{base}/one.jsonl.parts exists: resume it, or name another output"
+    message = (
+        f"resume is not set, and {base}/one.jsonl.parts exists: set it to continue, "
+        "or name another output"
+    )
     assert refused(lambda: file(base, resume=False)) == message
 
 

@@ -88,7 +88,9 @@ def test_a_table_is_read_from_there(s3, expected):
 def test_a_job_is_resumed_there(s3):
     score("s3://bucket/in", "-o", "s3://bucket/done/")
     before = {file: s3.cat_file(file) for file in s3.find("bucket/done")}
-    assert "exists: resume it" in score("s3://bucket/in", "-o", "s3://bucket/done/", code=2)
+    assert "exists: set it to continue" in score(
+        "s3://bucket/in", "-o", "s3://bucket/done/", code=2
+    )
     score("s3://bucket/in", "-o", "s3://bucket/done/", "--resume")
     assert {file: s3.cat_file(file) for file in s3.find("bucket/done")} == before
     s3.rm_file("bucket/done/part-000000000000.jsonl")
@@ -109,7 +111,7 @@ def test_data_is_compressed_there_and_back(s3):
     run("compress", f"{stories}/a.txt", f"{stories}/a.txt", "-o", f"{stories}/a.gptz")
     run("decompress", f"{stories}/a.gptz", "-o", f"{stories}/b.txt")
     assert s3.cat_file("bucket/stories/b.txt") == b"Once upon a time. " * 200
-    assert "exists: give a new name" in run(
+    assert "exists: name another output" in run(
         "decompress", f"{stories}/a.gptz", "-o", f"{stories}/b.txt", code=2
     )
     told = run("compress", f"{stories}/a.txt", "-o", "s3://bukket/a.gptz", code=5)

@@ -297,7 +297,7 @@ def test_a_new_file_appears_complete_or_not_at_all(error, tmp_path, memory):
             write(b"whole")
             assert not storage.exists(name)
         assert storage.read_bytes(name) == b"whole"
-        with pytest.raises(InputError, match="exists: give a new name"), storage.new_file(name):
+        with pytest.raises(InputError, match="exists: name another output"), storage.new_file(name):
             pass
         fs, path = storage.filesystem(name)
         fs.rm(path)
@@ -333,7 +333,7 @@ def test_a_file_that_cannot_be_written_is_an_error(function, memory, monkeypatch
     [
         ("", "output is empty: name a file"),
         ("memory://bucket/a*", "output memory://bucket/a*: an address must not contain *, ? or ["),
-        ("memory://bucket/", "memory://bucket/ exists: give a new name"),
+        ("memory://bucket/", "memory://bucket/ exists: name another output"),
         ("nope://a", "cannot access nope://a: Protocol not known: nope"),
     ],
 )

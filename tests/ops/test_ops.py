@@ -285,14 +285,17 @@ def test_an_invalid_choice_is_an_error(without_library, unset):
         get_ops("cpu", "float32")
 
 
+DTYPES = "dtype must be one of auto, float32, float16, bfloat16, int8"
+
+
 @pytest.mark.parametrize(
     ("device", "dtype", "message"),
     [
-        ("abacus", "float32", "device abacus: choose auto, cuda, cpu"),
-        ("gpu", "float32", "device gpu (did you mean cuda?): choose auto, cuda, cpu"),
-        ("cpu", "float7", "dtype float7 (did you mean float"),
-        ("cpu", "fp32", "dtype fp32 (did you mean float32?): choose auto, float32, float16, "),
-        ("auto", "bf16", "dtype bf16 (did you mean bfloat16?)"),
+        ("abacus", "float32", 'device must be one of auto, cuda, cpu, not "abacus"'),
+        ("gpu", "float32", 'device must be one of auto, cuda, cpu, not "gpu" (did you mean cuda?)'),
+        ("cpu", "float7", f'{DTYPES}, not "float7" (did you mean float'),
+        ("cpu", "fp32", f'{DTYPES}, not "fp32" (did you mean float32?)'),
+        ("auto", "bf16", f'{DTYPES}, not "bf16" (did you mean bfloat16?)'),
         ("cuda", "bfloat16", "dtype bfloat16 is not available on cuda: choose float"),
         ("cuda", "int8", "dtype int8 is not available on cuda: choose float32, float"),
     ],

@@ -18,7 +18,7 @@ def test_a_link_stays_a_link_and_a_device_a_device(tmp_path):
     write_file(link, b"after", replace=True)
     assert (link.is_symlink(), page.read_bytes()) == (True, b"after")
     assert page.stat().st_mode & 0o777 == 0o600
-    with pytest.raises(InputError, match=r"link\.html exists: give a new name"):
+    with pytest.raises(InputError, match=r"link\.html exists: name another output"):
         write_file(link, b"x", replace=False)
     with pytest.raises(InputError, match="exists"):
         write_file(tmp_path, b"x", replace=True)

@@ -39,8 +39,8 @@ def compress(
     output: str | None = _OUTPUT,
     block: int = option(
         SEGMENT_TOKENS,
-        f"Tokens of a block, {SEGMENT_RANGE.name}. Blocks are decompressed side by side, so small "
-        "ones are ready sooner; large ones take fewer bytes.",
+        f"Tokens of a segment, {SEGMENT_RANGE.name}. Segments are decompressed side by side, so "
+        "small ones are ready sooner; large ones take fewer bytes.",
         SEGMENT_RANGE,
     ),
     dtype: str = option(
@@ -52,9 +52,9 @@ def compress(
     """Compress files with a model; several become one, as with cat.
 
     The better the model predicts a text, the smaller the file: a token takes -log2 of its
-    probability in bits. Blocks that would not become smaller are stored as they are. To decompress
-    the file, you need the same model. That takes about as long as to generate the text, and may be
-    done on another machine: both ends compute the same bits.
+    probability in bits. Segments that would not become smaller are stored as they are. To
+    decompress the file, you need the same model. That takes about as long as to generate the text,
+    and may be done on another machine: both ends compute the same bits.
 
     Examples:
         echo 'Once upon a time' | gpt-cli compress -m tiny -o new.gptz
@@ -80,7 +80,7 @@ def decompress(
     """Restore a file that `compress` has written.
 
     It needs the same model and adapter. The file of another model, or of a machine that computes
-    other bits, is refused before anything is written, and each block is checked before it is
+    other bits, is refused before anything is written, and each segment is checked before it is
     written.
 
     Examples:
@@ -120,7 +120,7 @@ class _Copy(StatusLine):
         *,
         shown: bool,
     ):
-        super().__init__(shown=shown)
+        super().__init__(shown=shown, logged=True)
         self._sources, self._target = sources, target
         self._source = next(sources, None)  # that is read
         self._read = self._written = self._stored = self._tokens = 0
@@ -172,7 +172,9 @@ class _Copy(StatusLine):
         if self._tokens:  # else all is stored
             line += f", {self.rate(self._tokens)}"
         if self._total and self._tokens < self._total:
-            line += f", {1 - self._tokens / self._total:.0%} left"
+            line = (
+                f"{1 - self._tokens / self._total:.0%} left, {line}"  # not cut where it is narrow
+            )
         return line
 
 

@@ -1,5 +1,6 @@
 """`gpt-cli generate` and `batch`: continue a prompt, or many."""
 
+import json
 import os
 import re
 import stat
@@ -178,7 +179,7 @@ def batch(
         "of these",
     ),
     *,
-    from_file: str | None = flags.ROWS_FILE,
+    from_files: Sequence[str] | None = flags.ROWS_FILES,
     rows: flags.RowFiles,
     template: str | None = flags.TEMPLATE,
     batch_size: str = option("auto", "Number of rows to compute at once.", metavar="N|auto"),
@@ -200,8 +201,9 @@ def batch(
         printf 'Once\nThe fox\n' | gpt-cli batch -m tiny -n 20
         printf 'Once\nThe fox\n' | gpt-cli batch -m tiny -n 20 -o new.jsonl
     """
-    options = inputs.with_choices(options, choices_file, files or [from_file or "-"])
-    files = inputs.files_or_pipe(files, from_file, "no prompts: give a FILE", quiet=loading.quiet)
+    options = inputs.with_choices(options, choices_file, files or from_files or ["-"])
+    inputs.check_files(files, "to continue a text, use `gpt-cli generate`")
+    files = inputs.files_or_pipe(files, from_files, "no prompts: give a FILE", quiet=loading.quiet)
     size = _batch_size(batch_size)
     if escape:
         options = _with_escapes(options)
@@ -216,4 +218,4 @@ def _batch_size(value: str) -> int | None:
     with suppress(ValueError):  # not decimal, or thousands of digits
         if value.isdecimal() and int(value):
             return int(value)
-    raise InputError(f"--batch-size must be auto, or 1 or more, not {value:.40}")
+    raise InputError(f"--batch-size must be auto, or 1 or more, not {json.dumps(value):.40}")

@@ -14,6 +14,7 @@ from gpt_cli.cli.jobs import Lines, run
 from gpt_cli.cli.output import bar, on_terminal, quoted, token_label, write, write_json
 from gpt_cli.errors import InputError
 from gpt_cli.options.declare import AT_LEAST_1, Declared, option, split_commas
+from gpt_cli.options.request import CHOICES
 from gpt_cli.records import Record, of_ranking, of_token
 
 _By = Literal["total", "token", "byte"]
@@ -23,9 +24,10 @@ _By = Literal["total", "token", "byte"]
 class Choices(Declared):
     """The choices of a command, and how to compare them."""
 
-    choices: Sequence[str] = option(
-        (),
+    choices: Sequence[str] | None = option(
+        None,
         "Continuations, separated by commas; repeatable.",
+        CHOICES,
         metavar="A,B,C",
         callback=split_commas,
     )
@@ -48,11 +50,11 @@ class Choices(Declared):
 def rank(
     words: list[str] | None = flags.text_argument(
         "[PROMPT|IN]...",
-        "Rows, as for batch, if all arguments name files (or FOLDER/); else the text before the "
-        "choices",
+        "Rows, as for batch, if all arguments name files (or FOLDER/), or look so; else the text "
+        "before the choices",
     ),
     *,
-    from_file: str | None = flags.ROWS_FILE,
+    from_files: Sequence[str] | None = flags.ROWS_FILES,
     question: Choices,
     template: str | None = flags.TEMPLATE,
     rows: flags.RowFiles,
@@ -73,12 +75,14 @@ def rank(
         gpt-cli rank -m tiny 'The fox was very' --choices happy,sad,stone
         printf 'The fox was\nThe sun was\n' | gpt-cli rank -m tiny --choices red,up
     """
-    choices = question.read(words or [from_file or "-"])
+    choices = question.read(words or from_files or ["-"])
     filled = inputs.read_template(template)
-    many = from_file is not None or filled or rows.used or where.engine != "local"
-    if many or inputs.are_files(words or ["-"]):
+    many = from_files is not None or filled or rows.used or where.engine != "local"
+    if many or inputs.are_files(words or ["-"], quiet=loading.quiet):
         missing = "no prompt: give a PROMPT, a FILE of rows"
-        files = inputs.files_or_pipe(words, from_file, missing, quiet=loading.quiet)
+        files = inputs.files_or_pipe(words, from_files, missing, quiet=loading.quiet)
+        flag_names = "--output, --format, --template or --engine"
+        inputs.check_files(words, f"with {flag_names}, the arguments are files")
         task = jobs.Ranking(choices, question.by, question.exact, filled)
         sink = None if as_json else BestChoices(task.layout.texts)
         run(task, files, rows, loading, where, sink)

@@ -10,7 +10,7 @@ from typing import Any
 from gpt_cli import jobs, records
 from gpt_cli.cli import inputs
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.jobs import Lines, run
+from gpt_cli.cli.jobs import Lines, needs_output, run
 from gpt_cli.cli.output import note, on_terminal, quoted, write
 from gpt_cli.errors import InputError, RowsError, compute_valid, counted
 from gpt_cli.jobs import storage
@@ -69,8 +69,15 @@ class Form(Declared):
         """Raise InputError if options exclude one another."""
         if self.tokens and self.words:
             raise InputError("--tokens and --words cannot be used together: choose one")
-        if self.total and (self.tokens or self.words or self.filters or as_rows):
-            raise InputError("--total can be used only with --lines, --bos, --stride and --json")
+        excluded = {
+            "--tokens": self.tokens,
+            "--words": self.words,
+            "--max-perplexity or --min-perplexity": self.filters,
+            "--output, --format or --template": as_rows,
+        }
+        for flag, used in excluded.items():
+            if self.total and used:
+                raise InputError(f"--total cannot be used with {flag}: leave one of them out")
         if self.filters and not (self.plain or self.as_json):
             flag = "--tokens" if self.tokens else "--words"
             raise InputError(f"{flag} with --max-perplexity or --min-perplexity needs --json")
@@ -88,7 +95,7 @@ def score(
         "[FILE]...", "Texts, or rows as for batch with --output, --format or --template"
     ),
     *,
-    from_file: str | None = flags.ROWS_FILE,
+    from_files: Sequence[str] | None = flags.ROWS_FILES,
     form: Form,
     template: str | None = flags.TEMPLATE,
     rows: flags.RowFiles,
@@ -114,38 +121,58 @@ def score(
         echo 'The fox was happy.' | gpt-cli score -m tiny --words --bos
         printf 'The fox ran.\nFox ran the.\n' | gpt-cli score -m tiny --lines
     """
-    files = inputs.files_or_pipe(files, from_file, "no text: give a FILE", quiet=loading.quiet)
+    files = inputs.files_or_pipe(files, from_files, "no text: give a FILE", quiet=loading.quiet)
     filled = inputs.read_template(template)
     as_rows = rows.output is not None or rows.format is not None or filled is not None
     form.check(as_rows=as_rows)
-    if not as_rows:
-        _check_texts(files, rows, where)
+    if not as_rows and (rows.resume or where.engine == "ray"):
+        raise needs_output("--resume" if rows.resume else "--engine ray")
+    if len(files) == 1 and not as_rows:
+        inputs.check_files(files, "to score a text, pipe it: echo TEXT | gpt-cli score")
+        _check_text(files[0])
     task = jobs.Scoring(form.stride, form.tokens, form.words, form.bos, filled)
     if as_rows:
         rows = replace(rows, format=rows.format or ("lines" if form.lines else "auto"))
         run(task, files, rows, loading, where)
     elif form.lines or form.filters:
         task = replace(task, details=form.as_json, every_line=True)
-        sink: Lines = Totals(form, files) if form.total else ScoredLines(form, files)
-        run(task, files, replace(rows, format="lines"), loading, where, sink)
+        errors = _errors(files, quiet=loading.quiet)
+        sink = (Totals if form.total else ScoredLines)(form, files, errors)
+        if sink.readable:
+            run(task, sink.readable, replace(rows, format="lines"), loading, where, sink)
+        else:
+            sink.finish(0)
+        _check_complete(len(files) - len(sink.readable), len(files))
     else:
         _score_texts(files, form, loading)
 
 
-def _check_texts(files: Sequence[str], rows: flags.RowFiles, where: flags.Where) -> None:
-    """Raise InputError if files cannot be scored as texts, before a model is loaded."""
-    if rows.resume or where.engine == "ray":
-        flag = "--resume" if rows.resume else "--engine ray"
-        raise InputError(f"{flag} needs the name of a file for records: add --output OUT")
+def _check_text(file: str) -> None:
+    """Raise InputError if a file cannot be read as one text."""
+    if storage.is_folder(file) or ("*" in file and not storage.exists(file)):
+        raise InputError(f"cannot read {file}: for a folder or a pattern, add --output OUT")
+    if not storage.is_stream(file):
+        with storage.open_file(file):
+            pass
+
+
+def _errors(files: Sequence[str], *, quiet: bool) -> dict[str, InputError]:
+    """Return, and report, the errors of files that cannot be read as texts."""
+    errors = {}
     for file in files:
-        if file == "-":
-            continue
-        if storage.is_folder(file) or ("*" in file and not storage.exists(file)):
-            raise InputError(f"cannot read {file}: for a folder or a pattern, add --output OUT")
-        if file and not storage.is_address(file) and not storage.exists(file):
-            cure = "to score a text, pipe it: echo TEXT | gpt-cli score"
-            raise InputError(f"cannot read {file:.80}: No such file; {cure}")
-        storage.size(file)
+        try:
+            _check_text(file)
+        except InputError as error:
+            errors[file] = error
+            if not quiet:
+                note(f"gpt-cli: {error}")
+    return errors
+
+
+def _check_complete(failed: int, total: int) -> None:
+    """Raise RowsError if files could not be scored."""
+    if failed:
+        raise RowsError(f"{failed:,} of {counted(total, 'file')} could not be scored")
 
 
 def _score_texts(files: Sequence[str], form: Form, loading: flags.Loading) -> None:
@@ -162,11 +189,11 @@ def _score_texts(files: Sequence[str], form: Form, loading: flags.Loading) -> No
                 note(f"gpt-cli: {result}")
             result = records.of_error(result)
         write(_text({"index": index} | name | result, form, table, first=index == failed))
-    if failed:
-        raise RowsError(f"{failed:,} of {counted(len(files), 'file')} could not be scored")
+    _check_complete(failed, len(files))
 
 
 def _read(file: str) -> tuple[str, str]:
+    _check_text(file)
     return file, storage.without_line_end(storage.read_text(file))
 
 
@@ -220,14 +247,32 @@ def _total(record: Record, form: Form) -> str:
     return f"{cell}{record['file']}\n"
 
 
-class Totals(Lines):
-    """The perplexity of the lines of each file."""
+class FileLines(Lines):
+    """The lines of files, some of which may have an error instead."""
 
     totals = False
     noun, failure, advice = "line", "could not be scored", ""
 
-    def __init__(self, form: Form, files: Sequence[str]):
-        self._form, self._files = form, files
+    def __init__(self, form: Form, files: Sequence[str], errors: Mapping[str, InputError]):
+        self._form, self._files, self._errors = form, files, errors
+        self.readable = [file for file in files if file not in errors]
+
+    def write(self, record: Record) -> None:
+        """Write a record with its file and line if there are several files.
+
+        The job has no names in records if it reads only one of them.
+        """
+        if len(self._files) > 1:
+            index = record["index"]
+            record = {"index": index, "file": self.readable[0], "line": index + 1} | record
+        super().write(record)
+
+
+class Totals(FileLines):
+    """The perplexity of the lines of each file."""
+
+    def __init__(self, form: Form, files: Sequence[str], errors: Mapping[str, InputError]):
+        super().__init__(form, files, errors)
         self._sums = {file: dict.fromkeys(_SUMS, 0) for file in files}
 
     def line(self, record: Record) -> str:
@@ -244,18 +289,18 @@ class Totals(Lines):
 
         for index, (file, sums) in enumerate(self._sums.items()):
             value = perplexity(sums["total_logprob"], sums["tokens_scored"])
-            record = {"index": index, "file": file} | sums
-            write(_total(record | {"perplexity": None if value == math.inf else value}, self._form))
+            result = sums | {"perplexity": None if value == math.inf else value}
+            if file in self._errors:
+                result = records.of_error(self._errors[file])
+            write(_total({"index": index, "file": file} | result, self._form))
 
 
-class ScoredLines(Lines):
+class ScoredLines(FileLines):
     """Lines with their scores, or unchanged where the filter lets them pass."""
 
-    totals = False
-    noun, failure, advice = "line", "could not be scored", ""
-
-    def __init__(self, form: Form, files: Sequence[str]):
-        self._form, self._table = form, Table(form, files)
+    def __init__(self, form: Form, files: Sequence[str], errors: Mapping[str, InputError]):
+        super().__init__(form, files, errors)
+        self._table = Table(form, files)
 
     def resume(self) -> jobs.Resumed:
         """Begin with a header on a terminal."""

@@ -18,12 +18,7 @@ from gpt_cli.records import Record, json_line
 if TYPE_CHECKING:
     from gpt_cli.folder.tokenizer import Tokenizer
 
-_FILE = option(
-    None,
-    "Read from FILE (-: standard input), and append the arguments.",
-    aliases=("-f",),
-    metavar="FILE",
-)
+_FILE = flags.ONE_FILE("Read from FILE (-: standard input), and append the arguments.")
 _MISSING = "no input: give an argument, --file FILE"
 _ROW = "{id:>{width}}  {start:>{width}}  {end:>{width}}  {label}\n"
 _LONGEST_ID = 18  # digits; int() refuses thousands
@@ -65,9 +60,9 @@ def _texts(
     words: Sequence[str] | None, file: str | None, *, quiet: bool
 ) -> Iterable[tuple[dict[str, str], bytes]]:
     """Return texts with the names of their files, if there are several."""
-    if not (words and len(words) > 1 and inputs.are_files(words)):
+    if not (words and len(words) > 1 and inputs.are_files(words, quiet=quiet)):
         return [({}, b"".join(_read(words, file, quiet=quiet)))]
-    names = inputs.files_or_pipe(words, file, _MISSING, quiet=quiet)
+    names = inputs.files_or_pipe(words, file and [file], _MISSING, quiet=quiet)
     files = list(chain.from_iterable(map(find, names)))
     return (({"file": name}, read_bytes(name)) for name in files)
 
@@ -90,7 +85,9 @@ def _write_tokens(
 
 
 def detokenize(
-    ids: list[str] | None = flags.text_argument("[IDS]...", "Ids, separated by white space"),
+    ids: list[str] | None = flags.argument(
+        "[IDS]...", "Ids, separated by white space, or - (the pipe) and ids after it"
+    ),
     *,
     file: str | None = _FILE,
     model: flags.Model,

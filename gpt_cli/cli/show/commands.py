@@ -8,7 +8,7 @@ import typer
 from gpt_cli.cli import inputs
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.files import check_file, check_picture
-from gpt_cli.cli.help import add_command
+from gpt_cli.cli.help import EXAMPLES, add_command
 from gpt_cli.cli.output import note, write
 from gpt_cli.errors import InputError
 from gpt_cli.options.declare import Declared, between, option
@@ -69,7 +69,11 @@ class Output(Declared):
             note(*(f"gpt-cli: wrote {name}" for name in files))
 
 
-show = typer.Typer(help="Show what happens inside the model.", rich_markup_mode=None)
+show = typer.Typer(
+    help="Show what happens inside the model.",
+    epilog=f"{EXAMPLES}  gpt-cli show surprise -m tiny 'The moon was round and hungry.'",
+    rich_markup_mode=None,
+)
 
 
 @show.callback(invoke_without_command=True)
