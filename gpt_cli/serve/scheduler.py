@@ -132,7 +132,7 @@ class Scheduler:
                     self._decode()
             except Exception as error:  # a bug must not end the server
                 self._fail(error)
-        self._fail(StoppedError("the server is shutting down"))
+        self._fail(StoppedError("the server has stopped before the answer was complete: try again"))
 
     def _drop_cancelled(self) -> None:
         with self._changed:

@@ -24,7 +24,10 @@ from prometheus_client.parser import text_string_to_metric_families
 COMPLETIONS = "/v1/completions"
 READY = "gpt-cli: listening on "
 # After Ctrl-C while one request runs.
-WAITS = "gpt-cli: waiting for 1 request, up to 30 seconds; Ctrl+C again ends the server at once\n"
+WAITS = (
+    "gpt-cli: draining: waiting for 1 request, up to 30 seconds; a second signal or Ctrl+C ends the "
+    "server at once\n"
+)
 
 
 class Answer(NamedTuple):

@@ -26,8 +26,15 @@ def serve(*, settings: Settings, loading: flags.Generating) -> None:
 
     def show_wait(requests: int) -> None:
         note(
-            f"gpt-cli: waiting for {counted(requests, 'request')}, up to {settings.grace:g} "
-            "seconds; Ctrl+C again ends the server at once"
+            f"gpt-cli: draining: waiting for {counted(requests, 'request')}, up to "
+            f"{settings.grace:g} seconds; a second signal or Ctrl+C ends the server at once"
         )
 
-    run(loading.load, settings, lambda url: note(f"gpt-cli: listening on {url}"), show_wait)
+    def show_cut(requests: int) -> None:
+        ending = "was" if requests == 1 else "were"
+        note(f"gpt-cli: {counted(requests, 'request')} {ending} cut off")
+
+    def show_address(url: str) -> None:
+        note(f"gpt-cli: listening on {url}")
+
+    run(loading.load, settings, show_address, show_wait, show_cut)
