@@ -62,8 +62,8 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
     ]
     paths = {route.path for route in routes}
 
-    def count(path: str, status: int | None) -> None:
-        metrics.requests.labels(path if path in paths else "other", status or "left").inc()
+    def count(path: str, status: int) -> None:
+        metrics.requests.labels(path if path in paths else "other", status).inc()
 
     errors = {  # the handlers are asynchronous: others would wait for a thread
         HTTPException: _no_route,

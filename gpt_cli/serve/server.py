@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gpt_cli.errors import ResourceError
-from gpt_cli.options.declare import OptionError
+from gpt_cli.options.declare import OptionError, OptionResourceError
 from gpt_cli.serve.settings import Settings, find_addresses
 from gpt_cli.system.signals import ENDING, HANGUP
 
@@ -129,8 +129,10 @@ def _remove_dead(path: Path) -> None:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise OptionError("unix_socket", f"{path} exists and is not a socket; choose another")
         if _answers(path):
-            cure = "stop it, or choose another unix_socket"
-            raise ResourceError(f"another server listens on {path}: {cure}")
+            cure = "stop it, or choose another path"
+            raise OptionResourceError(
+                "unix_socket", f"{path}: another server listens there; {cure}"
+            )
         path.unlink()
 
 

@@ -201,7 +201,7 @@ def test_a_socket_in_use_is_told(serve, world, suffer_here):
     path = world.place / "socket"
     with serve("--unix-socket", path) as server:
         flags = ("--unix-socket", path)
-        suffer_here(*TINY, *flags, code=5, says="another server", do="another unix_socket")
+        suffer_here(*TINY, *flags, code=5, says="another server", do="another path")
         assert server.complete(**SHORT)
 
 
@@ -240,7 +240,7 @@ def test_a_socket_that_cannot_be_made_is_told(path, suffer_here):
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 @fault(75, "an open address without a key", 2, "nothing is begun")
 def test_an_open_address_needs_a_key(host, suffer_here):
-    says, do = "set a key by GPT_CLI_API_KEY", "allow anyone"
+    says, do = "set a key by GPT_CLI_API_KEY", "use --allow-anyone"
     suffer_here(*TINY, "--host", host, code=2, says=says, do=do)
 
 
@@ -340,7 +340,7 @@ def test_a_large_body_is_refused_unread(server):
         head, _, _ = request_bytes(LARGE).partition(b"\r\n\r\n")
         connection.sendall(head + b"\r\n\r\n")  # and none of the body
         answer = answer_on(connection)
-    refused(server, answer, 413, "max_body")
+    refused(server, answer, 413, "--max-body")
 
 
 @fault(77, "a body too large, in pieces", "HTTP 413")
@@ -352,7 +352,7 @@ def test_a_large_body_in_pieces_is_refused(server):
         for _ in range(11):
             connection.sendall(piece)
         answer = answer_on(connection)
-    refused(server, answer, 413, "max_body")
+    refused(server, answer, 413, "--max-body")
 
 
 @SLOW

@@ -23,10 +23,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 COMPLETIONS = "/v1/completions"
 READY = "gpt-cli: listening on "
-# After Ctrl-C while one request runs.
+# After a signal while one request runs.
 WAITS = (
-    "gpt-cli: draining: waiting for 1 request, up to 30 seconds; a second signal or Ctrl+C ends the "
-    "server at once\n"
+    "gpt-cli: draining: waiting for 1 request, up to 30 seconds; a second signal or Ctrl+C ends "
+    "the server at once\n"
 )
 
 
