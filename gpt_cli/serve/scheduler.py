@@ -96,7 +96,7 @@ class Scheduler:
                 raise StoppedError("the server is shutting down")
             waiting = {entry.request for entry in self._waiting if not entry.text.cancelled}
             if len(waiting) >= self._max_queue + max(0, self._max_batch - self.running):
-                requests = counted(len(waiting), "request")
+                requests = counted(self._max_queue, "request")
                 raise QueueFullError(f"the queue is full ({requests}); try again later")
             number = next(self._numbers)
             for round, text in enumerate(texts, self._round):

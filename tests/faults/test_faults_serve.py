@@ -435,13 +435,13 @@ def test_a_long_header_is_refused(where, server):
 
 
 BODIES = {
-    "JSON nested too deeply": (b'{"prompt": ' + b"[" * 40_000, "JSON"),
-    "JSON nested too deeply, with ends": (b"[" * 40_000 + b"]" * 40_000, "JSON"),
-    "objects nested too deeply": (b'{"a":' * 15_000 + b"1" + b"}" * 15_000, "JSON"),
-    "JSON cut short": (b'{"prompt": "Once', "JSON"),
-    "JSON that is no UTF-8": (b'{"prompt": "\xff"}', "JSON"),
-    "JSON in UTF-16": (json.dumps(SHORT).encode("utf-16-le")[:-1], "JSON"),
-    "a number of 50,000 digits": (b'{"seed": ' + b"9" * 50_000 + b"}", ""),
+    "JSON nested too deeply": (b'{"prompt": ' + b"[" * 40_000, "nested too deeply"),
+    "JSON nested too deeply, with ends": (b"[" * 40_000 + b"]" * 40_000, "nested too deeply"),
+    "objects nested too deeply": (b'{"a":' * 15_000 + b"1" + b"}" * 15_000, "nested too deeply"),
+    "JSON cut short": (b'{"prompt": "Once', "starting at at character 11"),
+    "JSON that is no UTF-8": (b'{"prompt": "\xff"}', "not UTF-8 at byte 12"),
+    "JSON in UTF-16": (json.dumps(SHORT).encode("utf-16-le")[:-1], "not UTF-8"),
+    "a number of 50,000 digits": (b'{"seed": ' + b"9" * 50_000 + b"}", "too many digits"),
     "half of a surrogate": (rb'{"prompt": "\ud83d"}', "Unicode"),
     "a prompt too long": ({"prompt": "Once " * 3000}, "511"),
     "an echo too long": ({"prompt": "Once " * 3000, "echo": True, "max_tokens": 0}, "512"),

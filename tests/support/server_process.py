@@ -55,7 +55,8 @@ class Answer(NamedTuple):
         assert body.keys() == {"error"}
         assert [*body["error"]] == ["message", "type", "param", "code"]
         assert body["error"]["message"].isprintable()
-        kind = "server_error" if status >= 500 else "invalid_request_error"
+        overloaded = status == 429 or status >= 500
+        kind = "server_error" if overloaded else "invalid_request_error"
         assert body["error"]["type"] == kind
         return body["error"]
 
