@@ -46,7 +46,7 @@ def load(
             `generation.speculate`. It may take a quarter of the memory of float32 weights.
     """
     name = str(name)
-    check_available(device, "float32" if dtype == "auto" else dtype)  # before any download
+    check_available(device, dtype)  # before any download
     folder = hub.resolve(name, revision=revision, offline=offline, quiet=quiet)
     with unchanged(folder):
         config, tensors = checkpoint.read(folder)

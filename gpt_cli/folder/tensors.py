@@ -122,6 +122,8 @@ def weight_files(folder: Path) -> list[Path]:
     if single.is_file():
         return [single]
     if not index.is_file():
+        if single.exists() or single.is_symlink():
+            raise CheckpointError(f"{single} is not a regular file, or a link to one: get it again")
         raise CheckpointError(
             f"{folder} has no {WEIGHTS}: get the model as safetensors; other formats can "
             "run code and are not opened"
