@@ -53,7 +53,7 @@ SEE = "; see `gpt-cli generate --help`"
             '--logit-bias must be a number for each token id (such as 452=-100), not "abc"',
         ),
         ([*GENERATE, "--logit-bias", "3=x"], 'not "3=x"'),
-        (["serve", "--max-batch", "0", "-q"], "--batch-size must be 1 or more"),
+        (["serve", "--max-batch", "0", "-q"], "--batch-size must be from 1 to 10000"),
     ],
 )
 def test_an_error_has_the_flag_what_is_wrong_and_what_to_do(arguments, message):
