@@ -51,7 +51,7 @@ def load(
         bos_token: the start token, a name or an id, of a model that has none or a wrong one.
     """
     name = str(name)
-    check_available(device, "float32" if dtype == "auto" else dtype)  # before any download
+    check_available(device, dtype)  # before any download
     folder, *adapters = hub.resolve_all(
         name, adapter, revision=revision, offline=offline, quiet=quiet
     )

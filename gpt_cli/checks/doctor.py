@@ -15,7 +15,7 @@ from rich.console import Console
 
 import gpt_cli
 from gpt_cli import hub
-from gpt_cli.errors import GPTCLIError
+from gpt_cli.errors import GPTCLIError, counted
 from gpt_cli.hub.local import cache_folder, list_models
 from gpt_cli.ops.bindings import choose_level, levels
 from gpt_cli.system import gpu, machine
@@ -85,7 +85,8 @@ def _threads() -> Finding:
         text = f"GPT_CLI_THREADS={variable:.40} must be a number from 1 to {MOST_THREADS}"
         return Finding("threads", "problem", text, "unset GPT_CLI_THREADS")
     cure = f"set threads to {cores}, or unset GPT_CLI_THREADS" if threads > cores else None
-    text = f"number: {threads}; usable processors: {cores} of {os.cpu_count()}"
+    usable = f"{cores} of {counted(os.cpu_count() or cores, 'processor')} can be used"
+    text = f"{counted(threads, 'thread')}; {usable}"
     return _ok_or_note("threads", text, cure)
 
 

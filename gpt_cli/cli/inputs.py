@@ -69,7 +69,7 @@ def files_or_pipe(
 
 
 def check_files(words: Sequence[str] | None, cure: str) -> None:
-    """Raise InputError with a cure for a word that names nothing, as that of a text does."""
+    """Raise InputError with a cure for a word that names no file, folder, pattern or address."""
     for word in words or []:
         elsewhere = word in ("", "-") or "*" in word or storage.is_address(word)
         if not elsewhere and not storage.exists(word):
@@ -119,8 +119,8 @@ def _refuse_both(option: object, argument: str) -> None:
 
 
 def _note_name(name: str) -> None:
-    kind = "folder" if storage.is_folder(name) else "file"
-    remark(f"{name} is read as a text; --file {name} reads the {kind}")
+    cure = f"{name}/ is the folder" if storage.is_folder(name) else f"--file {name} reads the file"
+    remark(f"{name} is read as a text; {cure}")
 
 
 def _note_pipe(by_option: bool) -> None:

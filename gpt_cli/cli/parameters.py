@@ -21,6 +21,8 @@ from gpt_cli.options.declare import Declared, NamedOptionError, Option, Range
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _OLD = "old_"
+# Settings in the manifest of a job that are flags of another name.
+_SETTINGS = {"top_logprobs": "logprobs", "logprobs": "tokens"}
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -59,7 +61,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             function(**values, **filled)
         except NamedOptionError as error:
             name, complaint = error.args
-            error.args = flags.get(name, name), complaint
+            shown = flags.get(name) or flags.get(_SETTINGS.get(name, name), name)
+            error.args = shown, complaint
             raise
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -50,12 +50,8 @@ def _complaint(error: Any, command: Any, arguments: Sequence[str]) -> str:
             return f"{name} is missing"
     if match := re.match(r"No such command (['\"])(.*?)\1", message):
         near = did_you_mean(match[2], _commands(command))
-        cure = (
-            ""
-            if near or "generate" not in _commands(command)
-            else "; to continue a text, use generate"
-        )
-        return f"there is no command {match[2]}{near}{cure}"
+        cure = "; to continue a text, use generate" if "generate" in _commands(command) else ""
+        return f"there is no command {match[2]}{near or cure}"
     if match := re.match(r"(?s)Got unexpected extra argument\S* \((.*)\)", message):
         return f"unexpected argument {match[1]}"
     return "a command is missing" if message == "Missing command." else message

@@ -98,8 +98,9 @@ class GPT2Config(Declared):
         """Read `config.json`, and eos_token_id from `generation_config.json` if it has one."""
         path = folder / "config.json"
         if not path.exists():
+            fault = "is a link to itself or to nothing" if path.is_symlink() else "is missing"
             raise CheckpointError(
-                f"{path} is missing: give the folder of a whole model, or get the model again"
+                f"{path} {fault}: give the folder of a whole model, or get the model again"
             )
         raw = read_json(path)
         generation = folder / "generation_config.json"

@@ -1,6 +1,7 @@
 """The files of a model's weights, safetensors or PyTorch's, and the tensors in them."""
 
 import json
+import os
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
@@ -32,6 +33,9 @@ def weight_files(folder: Path) -> list[Path]:
     present = {path.name for path in folder.iterdir() if path.is_file()}
     first, *shards = select_weights(present, str(folder), folder.joinpath)
     if first not in present:
+        if os.path.lexists(folder / first):
+            problem = "is not a regular file, or a link to one: get it again"
+            raise CheckpointError(f"{folder / first} {problem}")
         raise CheckpointError(f"{folder} has no {first}: give the folder of a whole model")
     if missing := [name for name in shards if name not in present]:
         named = f"{folder / first} names it: get it too"

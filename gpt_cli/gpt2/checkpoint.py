@@ -27,6 +27,7 @@ from gpt_cli.system.machine import cores
 
 # Causal masks, which old versions of transformers stored with the weights.
 _MASK_BUFFER = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
+_LAYER = re.compile(r"h\.\d+\.mlp\.c_proj\.bias")  # one of each layer
 _PREFIX = "transformer."  # of the names in files written by save_pretrained
 _TRANSFORMER = ("wte.", "wpe.", "h.", "ln_f.", "lm_head.")
 _READERS = 4  # threads at most: copying from the page cache takes most of the time
@@ -115,6 +116,9 @@ def _problems(tensors: Mapping[str, Tensor | Int8Rows], config: GPT2Config) -> I
         elif (shape := tensors[name].shape) != required:
             shapes = f"the shape {list(shape)}, but config.json requires {list(required)}"
             yield f"the tensor {name} has {shapes}: {_MATCHING}"
+    if (layers := len([*filter(_LAYER.fullmatch, tensors)])) > config.n_layer:
+        count = f"config.json has n_layer {config.n_layer}"
+        yield f"{count}, and the weights have {layers} layers: {_MATCHING}"
     if unknown := sorted(tensors.keys() - known):
         names = ", ".join(unknown[:3])
         yield f"tensors that GPT-2 does not have, such as {names}: {_MATCHING}"

@@ -1,6 +1,8 @@
 """Convert a checkpoint to int8, in the format that `checkpoint` reads."""
 
 import json
+import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -42,7 +44,10 @@ def write(source: Path, to: Path, adapter: Path | None = None) -> None:
             save_file(rounded, folder / "model.safetensors", {"format": "pt"})
             (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
     except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
+        # safetensors has only the number of an error of the system: "... (os error 28)".
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        words = os.strerror(int(number[1])) if number else error
+        reason = getattr(error, "strerror", None) or words
         raise ResourceError(f"cannot write {to}: {reason}; give another folder") from error
 
 

@@ -180,7 +180,7 @@ def _on_hub(name: str, revision: str | None, offline: bool) -> tuple[str, str | 
     repo = hub_id(name)
     if offline or switched_off():
         raise ModelNotFoundError(
-            f"cannot fetch {repo}{local.nearest(repo)}: the Hub is switched off (by the "
-            f"option offline, or by HF_HUB_OFFLINE); download it once online, {client.WAY_OUT}"
+            f"cannot fetch {repo}{local.nearest(repo)}: the Hub is switched off (by "
+            f"--offline, or by HF_HUB_OFFLINE); download it once online, {client.WAY_OUT}"
         )
     return repo, checked_revision(revision)

@@ -24,7 +24,9 @@ def count(stream: BinaryIO) -> tuple[int, int]:
     return len(failures), sum(failures)
 
 
-def join(streams: Iterable[BinaryIO], schema: Schema, target: BinaryIO) -> None:
-    """Write one file of several."""
+def join(
+    streams: Iterable[BinaryIO], schema: Schema, target: BinaryIO, manifest: bytes = b""
+) -> None:
+    """Write one file of several, without the manifest."""
     for stream in streams:
         shutil.copyfileobj(stream, target)

@@ -49,7 +49,7 @@ def open_sink(
     if ending:
         return parts.Folder(output, ending, schema, job, resume=resume)
     if resume and storage.exists(name):
-        return parts.count(name)
+        return parts.check_complete(name, job)
     return parts.File(name, schema, job, resume=resume)
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
 
 _TEXTS = ("string", "large_string", "string_view")
+_MANIFEST = b"gpt_cli.job"  # a key of the schema's metadata
 _EXACT = 2**53  # up to which floats represent every integer
 
 
@@ -120,12 +121,20 @@ def count(stream: BinaryIO) -> tuple[int, int]:
     return len(errors), len(errors) - errors.null_count
 
 
-def join(streams: Iterable[BinaryIO], schema: Schema, target: BinaryIO) -> None:
-    """Write one table of several with the same schema."""
+def join(
+    streams: Iterable[BinaryIO], schema: Schema, target: BinaryIO, manifest: bytes = b""
+) -> None:
+    """Write one table of several with the same schema, and a manifest into its metadata."""
     pyarrow = library()
-    with pyarrow.parquet.ParquetWriter(target, arrow_schema(schema)) as writer:
+    described = arrow_schema(schema).with_metadata({_MANIFEST: manifest})
+    with pyarrow.parquet.ParquetWriter(target, described) as writer:
         for stream in streams:
             writer.write_table(pyarrow.parquet.read_table(stream))
+
+
+def manifest(stream: BinaryIO) -> bytes | None:
+    """Return the manifest in the metadata of a table; None if there is none."""
+    return (library().parquet.read_schema(stream).metadata or {}).get(_MANIFEST)
 
 
 def arrow_schema(schema: Schema) -> "pyarrow.Schema":

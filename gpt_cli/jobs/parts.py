@@ -166,7 +166,7 @@ class File(Folder):
         super().finish(rows)
         opened = storage.new_object(*storage.filesystem(self._file), self._file, LATER)
         with opened as target, storage.writing(self._file, LATER):
-            self._format.join(self._streams(), self._schema, target)
+            self._format.join(self._streams(), self._schema, target, self._manifest.begin())
         self._locked.close()  # Windows removes no file that is open
         with storage.writing(self.name, "remove it by hand"):
             self._fs.rm(self._folder, recursive=True)
@@ -175,6 +175,21 @@ class File(Folder):
 def _ending(name: str) -> str:
     """Return the ending that stands for the format of a file of records."""
     return ".parquet" if name.endswith(".parquet") else ".jsonl"
+
+
+def check_complete(name: str, job: Mapping[str, Any]) -> Resumed:
+    """Return the numbers of records and of errors in a complete file.
+
+    Raise InputError if it is Parquet and was made by another job; JSON Lines have no manifest.
+    """
+    resumed = count(name)
+    if _ending(name) == ".parquet":
+        with storage.open_file(name) as stream:
+            content = parquet.manifest(stream)
+        if content is None:
+            raise refusal(f"{name} has no manifest, so it may be of another job or an old version")
+        Manifest(name, name, job).compare(content)
+    return resumed
 
 
 def count(name: str) -> Resumed:

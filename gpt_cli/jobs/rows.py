@@ -102,7 +102,8 @@ class RowReader:
                 text = str(text)
             if not isinstance(text, str):
                 kind = "string or number" if template else "string"
-                raise InputError(f'a row needs a {kind} "{name}"')
+                value = f", not {json.dumps(text, default=str):.40}" if name in fields else ""
+                raise InputError(f'a row needs a {kind} "{name}"{value}')
             try:
                 text.encode()
             except UnicodeEncodeError as error:

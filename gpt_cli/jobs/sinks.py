@@ -80,6 +80,22 @@ def _shown(value: Any) -> str:
     return "not set" if value is None else f"{json.dumps(value):.200}"
 
 
+def _changed_file(earlier: Any, files: Any) -> str:
+    """Return ", FILE is new" or the like for the first of listed files that differs, else ""."""
+    if not (isinstance(earlier, list) and isinstance(files, list)):
+        return ""
+    # A file is its name, or a list of its name, size and checksum.
+    before, now = (
+        [file if isinstance(file, str) else file[0] for file in listed]
+        for listed in (earlier, files)
+    )
+    for name, file in zip(now, files, strict=True):
+        if file not in earlier:
+            return f", {name} {'has changed' if name in before else 'is new'}"
+    missing = [name for name in before if name not in now]
+    return f", {missing[0]} is missing" if missing else ", its files have another order"
+
+
 def refusal(complaint: str) -> InputError:
     """Return the error of an output that cannot be used."""
     return InputError(f"{complaint}: {ANOTHER}")
@@ -113,18 +129,23 @@ class Manifest:
         """Return whether an earlier run has written it."""
         return storage.exists(self._file) and storage.size(self._file) > 0
 
-    def compare(self) -> None:
-        """Raise InputError if the earlier run was another job; its seed replaces None."""
+    def compare(self, content: bytes | None = None) -> None:
+        """Raise InputError if the earlier run was another job; its seed replaces None.
+
+        The content of its manifest is by default that of the file.
+        """
         try:
-            earlier = json.loads(storage.read_bytes(self._file))
+            earlier = json.loads(storage.read_bytes(self._file) if content is None else content)
             if not isinstance(earlier, dict):
                 raise ValueError
         except ValueError:
             raise refusal(f"{self._file} is not a manifest") from None
         if "seed" in self._job and self._job["seed"] is None:
             self._job["seed"] = earlier.get("seed")
-        if earlier.get("input") != self._job.get("input"):
-            raise refusal(f"{self._output} was made from another input")
+        files, earlier_files = self._job.get("input"), earlier.get("input")
+        if files != earlier_files:
+            change = _changed_file(earlier_files, files)
+            raise refusal(f"{self._output} was made from another input{change}")
         for name, value in self._job.items():
             if name not in earlier:
                 raise refusal(f"{self._output} was made by a version without {name}")
@@ -135,7 +156,7 @@ class Manifest:
                 raise OptionError(name, f"of {self._output} {change}: {ANOTHER}")
 
     def begin(self) -> bytes:
-        """Return the content of the file for a first run, with a random seed for None."""
+        """Return the content of the file; a random seed replaces None."""
         if self._job.get("seed", 0) is None:
             self._job["seed"] = draw_seed()
         return json.dumps(self._job, indent=1).encode()

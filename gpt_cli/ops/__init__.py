@@ -189,8 +189,11 @@ _log = logging.getLogger(__name__)
 def check_available(device: str, dtype: str) -> list[str]:
     """Return the names of the implementations that `get_ops` tries, without loading one.
 
+    The type "auto" is not known yet: its implementations are those of float32.
     InputError if there is none, or GPT_CLI_OPS is invalid; ResourceError without a needed GPU.
     """
+    why = f" for {dtype}" if dtype != "auto" else ""
+    dtype = dtype if why else "float32"
     names = [
         name
         for name, (kind, dtypes, _) in _IMPLEMENTATIONS.items()
@@ -208,7 +211,7 @@ def check_available(device: str, dtype: str) -> list[str]:
             raise OptionResourceError("device", f"cuda: {problem}")
     choice = os.environ.get(_VARIABLE)
     if choice and choice not in names:
-        raise InputError(f"{_VARIABLE} must be {' or '.join(names)} for {dtype}, not {choice!r}")
+        raise InputError(f"{_VARIABLE} must be {' or '.join(names)}{why}, not {choice!r}")
     if choice:
         names = [choice]
     elif dtype == "int8":  # in NumPy slower than float32

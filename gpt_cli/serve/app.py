@@ -63,8 +63,8 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
     ]
     paths = {route.path for route in routes}
 
-    def count(path: str, status: int | None) -> None:
-        metrics.requests.labels(path if path in paths else "other", status or "left").inc()
+    def count(path: str, status: int) -> None:
+        metrics.requests.labels(path if path in paths else "other", status).inc()
 
     errors = {  # the handlers are asynchronous: others would wait for a thread
         HTTPException: _no_route,
@@ -169,11 +169,23 @@ class _Handlers:
         return refusal.response
 
 
+def _fault(error: Exception) -> str:
+    """Return what is wrong with a body that cannot be parsed."""
+    match error:
+        case json.JSONDecodeError():
+            return f"{error.msg} at character {error.pos}"
+        case UnicodeDecodeError():
+            return f"it is not UTF-8 at byte {error.start}"
+        case RecursionError():
+            return "it is nested too deeply"
+    return "a number has too many digits"  # Python's limit is 4300
+
+
 async def _json(request: Request) -> Json:
     try:
         body = json.loads(await request.body())
     except MALFORMED as error:
-        raise RequestError(f"the body must be JSON: {error}") from None
+        raise RequestError(f"the body must be JSON: {_fault(error)}") from None
     if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object")
     return body

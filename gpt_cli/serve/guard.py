@@ -23,13 +23,14 @@ OPEN = ("/", "/health")  # without a key
 
 _OF_COMPLETIONS = ("id", "prompt_tokens", "completion_tokens")  # in the access log, else null
 _HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(:\d*)?")
+_LEFT = 499  # as nginx has it: the client left before the end of the answer
 _logger = logging.getLogger("gpt_cli")
 
 
-def guarded(app: ASGIApp, settings: Settings, count: Callable[[str, int | None], None]) -> ASGIApp:
+def guarded(app: ASGIApp, settings: Settings, count: Callable[[str, int], None]) -> ASGIApp:
     """Return the application behind the checks that the settings require.
 
-    `count` receives the path and the status of each request, or None if it had no answer.
+    `count` receives the path and the status of each request.
     """
 
     async def with_body(scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,7 +72,7 @@ def _check_host(known: str, headers: Headers) -> None:
     if not is_address(name) and name not in ("localhost", known.lower()):
         message = (
             f"this server does not know the name in Host {host!r:.100}: use its IP address or "
-            "localhost, or start it with this name as host, or with an api_key"
+            "localhost, or start it with this name as --host, or with --api-key"
         )
         raise RequestError(message, None, 403, "unknown_host")
 
@@ -82,7 +83,7 @@ def _check_origin(allowed: tuple[str, ...], headers: Headers) -> None:
     same = (f"http://{host}", f"https://{host}")  # the latter behind a proxy
     if not (origin is None or "*" in allowed or origin in allowed or origin.lower() in same):
         message = (
-            f"pages of {origin!r:.100} may not use this server: start it with cors {origin:.100}"
+            f"pages of {origin!r:.100} may not use this server: start it with --cors {origin:.100}"
         )
         raise RequestError(message, None, 403, "unknown_origin")
 
@@ -116,7 +117,7 @@ async def _received(headers: Headers, receive: Receive, most: int) -> Receive:
         slow = f"the body did not come within {BODY_SECONDS:.0f} seconds"
         raise RequestError(slow, None, 408, "body_too_slow", Connection="close") from None
     if size > most:
-        long = f"a body may have up to {most} bytes (max_body)"
+        long = f"a body may have up to {most} bytes (--max-body)"
         raise RequestError(long, None, 413, "body_too_long")
     messages: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
@@ -126,33 +127,36 @@ async def _received(headers: Headers, receive: Receive, most: int) -> Receive:
     return repeat
 
 
-def _watched(app: ASGIApp, log: bool, count: Callable[[str, int | None], None]) -> ASGIApp:
+def _watched(app: ASGIApp, log: bool, count: Callable[[str, int], None]) -> ASGIApp:
     """Answer refusals and bugs, count requests, and log them if `log`."""
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
-        start, status, sent = time.perf_counter(), None, 0
+        start, status, sent, finished = time.perf_counter(), None, 0, False
 
         async def watched(message: Message) -> None:
-            nonlocal status, sent
+            nonlocal status, sent, finished
             status = message.get("status", status)
             sent += len(message.get("body", b""))
             await send(message)
+            finished |= message["type"] == "http.response.body" and not message.get("more_body")
 
         try:
             await app(scope, receive, watched)
         except Exception as error:
+            finished = True  # by the server
             if not isinstance(error, RequestError):
                 _logger.exception("a bug in the answer to %s %r", scope["method"], scope["path"])
             if status is None:
                 await RequestError.of(error).response(scope, receive, watched)
         finally:
+            status = status if finished and status else _LEFT
             count(scope["path"], status)
             if log and sys.stderr is not None:
                 line = {
                     "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
                     "method": scope["method"],
                     "path": scope["path"],
-                    "status": status,  # null: the client left first
+                    "status": status,
                     "seconds": round(time.perf_counter() - start, 6),
                     "bytes": sent,
                 }

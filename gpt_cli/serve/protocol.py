@@ -61,6 +61,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "add_special_tokens": (True, False),
     "guided_whitespace_pattern": (),
 }
+_SYNONYMS = {"repetition_penalty": "repeat_penalty"}  # of fields that other servers have
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,8 @@ def _parse(body: Json) -> Json:
         name, known = unknown[0], ", ".join(sorted(_KNOWN))
         reason = f"there is no such field{did_you_mean(name, _KNOWN)}; there are {known}"
         if name in _NEUTRAL:
-            reason = "this server does not have this field: leave it out"
+            cure = f"use {_SYNONYMS[name]}" if name in _SYNONYMS else "leave it out"
+            reason = f"this server does not have this field: {cure}"
         raise RequestError(f"{name!r:.40}: {reason}", name)
     return values
 

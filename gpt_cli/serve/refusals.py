@@ -45,7 +45,9 @@ class RequestError(GPTCLIError):
     @property
     def json(self) -> dict[str, Any]:
         """Return the body of the answer."""
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        kind = "invalid_request_error"
+        if self.status == 429 or self.status >= 500:  # OpenAI's type of both: it is overloaded
+            kind = "server_error"
         about = {"type": kind, "param": self.field, "code": self.code}
         return {"error": {"message": str(self)} | about}
 

@@ -96,7 +96,7 @@ class Scheduler:
                 raise StoppedError("the server is shutting down")
             waiting = {entry.request for entry in self._waiting if not entry.text.cancelled}
             if len(waiting) >= self._max_queue + max(0, self._max_batch - self.running):
-                requests = counted(len(waiting), "request")
+                requests = counted(self._max_queue, "request")
                 raise QueueFullError(f"the queue is full ({requests}); try again later")
             number = next(self._numbers)
             for round, text in enumerate(texts, self._round):
@@ -132,7 +132,7 @@ class Scheduler:
                     self._decode()
             except Exception as error:  # a bug must not end the server
                 self._fail(error)
-        self._fail(StoppedError("the server is shutting down"))
+        self._fail(StoppedError("the server has stopped before the answer was complete: try again"))
 
     def _drop_cancelled(self) -> None:
         with self._changed:

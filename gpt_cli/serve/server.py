@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gpt_cli.errors import ResourceError
-from gpt_cli.options.declare import OptionError
+from gpt_cli.options.declare import OptionError, OptionResourceError
 from gpt_cli.serve.settings import Settings, find_addresses
 from gpt_cli.system.signals import ENDING, HANGUP
 
@@ -41,6 +41,7 @@ def run(
     settings: Settings | None = None,
     ready: Callable[[str], None] = lambda address: None,
     waiting: Callable[[int], None] = lambda requests: None,
+    cut_off: Callable[[int], None] = lambda requests: None,
 ) -> None:
     """Serve until SIGTERM, SIGINT or SIGHUP; running requests then have `settings.grace` seconds.
 
@@ -48,7 +49,8 @@ def run(
         engine: the loaded model, or a function that loads it once the address is known to be free.
         settings: of the server, by default `Settings()`.
         ready: called with the address, such as http://127.0.0.1:8000, when the server answers.
-        waiting: called after SIGINT with the number of requests that run, if there are any.
+        waiting: called after a signal with the number of requests that run, if there are any.
+        cut_off: called after the grace with the number of requests that are not finished, if any.
     """
     settings = settings or Settings()
     with bind(settings) as listening:
@@ -57,7 +59,7 @@ def run(
 
         app, scheduler = application(loaded, settings)
         try:
-            Server(app, settings.grace, scheduler, ready, waiting).serve_on(listening)
+            Server(app, settings.grace, scheduler, ready, waiting, cut_off).serve_on(listening)
         finally:
             scheduler.stop()
             scheduler.join()
@@ -127,8 +129,10 @@ def _remove_dead(path: Path) -> None:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise OptionError("unix_socket", f"{path} exists and is not a socket; choose another")
         if _answers(path):
-            cure = "stop it, or choose another unix_socket"
-            raise ResourceError(f"another server listens on {path}: {cure}")
+            cure = "stop it, or choose another path"
+            raise OptionResourceError(
+                "unix_socket", f"{path}: another server listens there; {cure}"
+            )
         path.unlink()
 
 
@@ -163,6 +167,7 @@ class Server(uvicorn.Server):
         scheduler: "Scheduler",
         ready: Callable[[str], None],
         waiting: Callable[[int], None],
+        cut_off: Callable[[int], None],
     ):
         config = uvicorn.Config(
             app,
@@ -180,7 +185,8 @@ class Server(uvicorn.Server):
             h11_max_incomplete_event_size=_HEADERS_SIZE,
         )
         super().__init__(config)
-        self._grace, self._scheduler, self._ready, self._waiting = grace, scheduler, ready, waiting
+        self._grace, self._scheduler = grace, scheduler
+        self._ready, self._waiting, self._cut_off = ready, waiting, cut_off
         self._end = 0.0  # of the grace, in the time of the loop, once it has begun
         self._signals: list[int] = []
 
@@ -236,14 +242,20 @@ class Server(uvicorn.Server):
         if not self._end:
             self._scheduler.drain()
             self._end = self._loop.time() + self._grace
-            running = sum(connection.running for connection in connections)
-            if running and self._signals[:1] == [signal.SIGINT]:
+            if running := self._running():
                 self._waiting(running)
         return not self._scheduler.busy or self._loop.time() >= self._end
+
+    def _running(self) -> int:
+        """Return the number of requests that are being answered."""
+        connections = cast("list[_Connection]", [*self.server_state.connections])
+        return sum(connection.running for connection in connections)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the port, and wait until running requests are answered."""
         seconds = max(0.0, self._end - self._loop.time())
+        if self._scheduler.busy and (running := self._running()):
+            self._cut_off(running)
         self._loop.call_later(seconds, self._scheduler.stop)
         self.config.timeout_graceful_shutdown = int(seconds + LAST_SECONDS)
         await super().shutdown(sockets)

@@ -9,6 +9,7 @@ from typing import Any
 
 from gpt_cli.options.declare import AT_LEAST_1, Declared, OptionError, Range, between, option
 
+_HOST, _PORT = "127.0.0.1", 8000
 _ANY_PAGE = {"*", "null"}  # every page can have the origin null: that of a sandboxed frame
 _NAME = re.compile(r"[^\s/:]+")
 _ORIGIN = re.compile(r"https?://[^\s/?#@]+")
@@ -19,14 +20,14 @@ class Settings(Declared):
     """The options of a server; without a key, they must not let everyone use it."""
 
     host: str = option(
-        "127.0.0.1",
+        _HOST,
         "Address to listen on.",
         Range(
             lambda host: is_address(host) or _NAME.fullmatch(host) is not None,
             "an address or a name, without a port",
         ),
     )
-    port: int = option(8000, "Port to listen on; 0 takes a free one.", between(0, 65535))
+    port: int = option(_PORT, "Port to listen on; 0 takes a free one.", between(0, 65535))
     unix_socket: Path | None = option(
         None,
         "Listen on a Unix socket that only this user can open, instead of a port.",
@@ -52,7 +53,7 @@ class Settings(Declared):
     max_batch: int = option(
         32,
         "Compute at most this many texts side by side.",
-        AT_LEAST_1,
+        between(1, 10_000),
         flag="--batch-size",
         old_flag="--max-batch",
     )
@@ -82,9 +83,12 @@ class Settings(Declared):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name, default in (("host", _HOST), ("port", _PORT)):
+            if self.unix_socket is not None and getattr(self, name) != default:
+                raise OptionError(name, "cannot be used with a Unix socket: leave one of them out")
         if self.api_key or self.allow_anyone:
             return
-        cure = "set a key by GPT_CLI_API_KEY, or allow anyone"
+        cure = "set a key by GPT_CLI_API_KEY, or use --allow-anyone"
         if self.unix_socket is None and not _is_loopback(self.host):
             find_addresses(self.host, self.port)  # a name without one is no open door
             reason = "other machines may reach this address"

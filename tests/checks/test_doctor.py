@@ -84,7 +84,7 @@ def test_a_library_that_cannot_be_loaded_is_a_problem(monkeypatch):
 def test_more_threads_than_cores_are_noted(monkeypatch):
     monkeypatch.setattr(machine, "cores", lambda: 1)
     monkeypatch.setenv("GPT_CLI_THREADS", "8")
-    assert "number: 8" in finding("threads").found
+    assert "8 threads; 1 of " in finding("threads").found
     assert finding("threads").cure.startswith("set threads to 1")
 
 

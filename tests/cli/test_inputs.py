@@ -133,8 +133,8 @@ def test_a_text_that_is_the_name_of_a_file_is_noted(command):
 @pytest.mark.parametrize("command", ["rank", "tokenize"])
 def test_a_word_of_a_text_that_is_the_name_of_a_file_or_folder_is_noted(command):
     for words, noted in (["a.txt", "was"], "a.txt"), (["The", "m"], "m"), (["The", "-"], ""):
-        kind = "folder" if noted == "m" else "file"
-        note = f"gpt-cli: note: {noted} is read as a text; --file {noted} reads the {kind}\n"
+        cure = "m/ is the folder" if noted == "m" else f"--file {noted} reads the file"
+        note = f"gpt-cli: note: {noted} is read as a text; {cure}\n"
         shown = run_here(command, *TEXTS[command], "-v", *words)[1]
         assert shown.count("is read as a text") == shown.count(note) == bool(noted)
         assert note not in run_here(command, *TEXTS[command], "-q", "-v", *words)[1]

@@ -409,6 +409,24 @@ def test_files_whose_names_are_not_unicode_can_be_resumed(output, here, pa):
         assert len(names(here / "out")) == 2
 
 
+@pytest.mark.parametrize("output", ["out.parquet", "file://{}/out.parquet"])
+def test_a_finished_table_is_resumed_only_by_the_same_job(output, here, pa):
+    write_jsonl(here / "in", [{"prompt": "Once"}])
+    write_jsonl(here / "other", [{"prompt": "The"}])
+    output = output.format(here)
+    run("batch", "in", "-o", output, "-q")
+    run("batch", "in", "-o", output, "-q", "--resume")
+    for flags in (["--seed", "2"], ["--model", "other"], ["--logprobs", "0"]):
+        said = refused("batch", "in", "-o", output, "--resume", *flags)
+        assert f"{flags[0]} of {output} was" in said
+    said = refused("batch", "other", "-o", output, "--resume")
+    assert f"{output} was made from another input, other is new: name another" in said
+    table = pa.parquet.read_table("out.parquet")
+    pa.parquet.write_table(table.replace_schema_metadata(), "out.parquet")
+    said = refused("batch", "in", "-o", output, "--resume")
+    assert f"{output} has no manifest, so it may be of another job or an old version: name" in said
+
+
 OTHER_FLAGS = {
     "max_tokens": ["-n", "5"],
     "temperature": ["--temperature", "0.5"],
@@ -428,6 +446,13 @@ OTHER_FLAGS = {
 def test_resume_refuses_other_flags_another_command_and_another_input(job):
     (job / "out" / "part-000000000005.jsonl").unlink()
     run("batch", "in", "-o", "lines", "-q", code=6)
+    run("batch", "in", "-o", "likely", "-q", "--logprobs", "0", code=6)
+    assert "--logprobs of likely was 0" in refused(
+        "batch", "in", "-o", "likely", "--resume", "--logprobs", "1"
+    )
+    run("score", "in", "-o", "scores", "-q", code=6)
+    said = refused("score", "in", "-o", "scores", "--tokens", "--resume")
+    assert "--tokens of scores was false, and is now true" in said
     before = snapshot(job)
     for name, flags in OTHER_FLAGS.items():
         line = refused("batch", "in", "-o", "out", "--resume", *flags)
@@ -440,7 +465,7 @@ def test_resume_refuses_other_flags_another_command_and_another_input(job):
     write_jsonl(job / "in" / "c", [{"prompt": "Once"}])
     for output in ("out", "lines"):
         line = refused("batch", "in", "-o", output, "--resume")
-        assert f"{output} was made from another input: name another" in line
+        assert f"{output} was made from another input, c is new: name another" in line
 
 
 @pytest.mark.parametrize("output", ["out", "out/", "file://{}/out.jsonl"])
@@ -450,8 +475,15 @@ def test_a_job_over_several_files_is_resumed_with_the_same_list_only(output, her
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Progress, "advance", interrupt)
         assert in_process.finished(*job, *names[:2]).returncode == 130
-    for other in ([names[0]], names, [names[0], names[2]]):
-        assert "was made from another input: name another" in refused(*job, *other)
+    missing = "" if output == "out" else ", b is missing"  # lines of one file may be of any
+    changes = [
+        (missing, names[:1]),
+        (", c is new", names),
+        (", c is new", names[::2]),
+        (", its files have another order", names[1::-1]),
+    ]
+    for change, others in changes:
+        assert f"was made from another input{change}: name another" in refused(*job, *others)
     run(*job, *names[:2])
     records = records_of(output.format(here))
     assert [(row["index"], row["file"], row["line"]) for row in records] == [

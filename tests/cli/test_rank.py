@@ -305,7 +305,7 @@ def test_invalid_choices_are_the_error_of_their_row():
         ({"prompt": "x", "choices": ["a", 1]}, NO_LIST),
         ({"prompt": "x", "choices": ["a", " a"]}, "duplicate choice 'a': remove it"),
         ({"prompt": "x", "choices": ["a", " "]}, "a choice is empty: remove it"),
-        ({"prompt": 3, "choices": ["a"]}, 'a row needs a string "prompt"'),
+        ({"prompt": 3, "choices": ["a"]}, 'a row needs a string "prompt", not 3'),
         ({"choices": ["a"]}, 'a row needs a string "prompt"'),
         ({"prompt": "x", "choices": ["a"]}, None),
     ]

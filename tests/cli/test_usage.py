@@ -76,7 +76,7 @@ SEE = "; see `gpt-cli generate --help`"
             ([command, "--resume"], "--resume needs a file of records: add --output OUT")
             for command in ("batch", "rank", "score")
         ),
-        (["serve", "--max-batch", "0", "-q"], "--batch-size must be 1 or more"),
+        (["serve", "--max-batch", "0", "-q"], "--batch-size must be from 1 to 10000"),
     ],
 )
 def test_an_error_has_the_flag_what_is_wrong_and_what_to_do(arguments, message):

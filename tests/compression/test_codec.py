@@ -251,7 +251,9 @@ def test_a_block_of_other_data_costs_no_other(small):
     first, *others = ArchiveReader(io.BytesIO(packed(codec, data, block=60))).segments()
     altered = [replace(first, check=first.check ^ 1), *others]
     file = b"".join([header, *(item.pack() for item in altered), last])
-    with pytest.raises(InputError, match="block 0 does not have its checksum: the file was alter"):
+    with pytest.raises(
+        InputError, match="segment 0 does not have its checksum: the file was alter"
+    ):
         unpacked(codec, file)
     rest = unpacked(codec, file, salvage=True)
     assert others
@@ -265,7 +267,7 @@ def test_codes_that_no_encoder_writes_and_ids_without_a_token_are_damage(small):
     (of_last_id,) = codec._codes([[size - 1] * 3], [b""], lambda _: None)
     for code in (of_last_id, b"\xff" * 12):
         file = [codec.header, Segment(0, 3, False, check(code), code), end(1, 8, crc32(code))]
-        with pytest.raises(InputError, match="block 0 does not have its checksum"):
+        with pytest.raises(InputError, match="segment 0 does not have its checksum"):
             unpacked(codec, b"".join(part.pack() for part in file))
 
 
@@ -291,7 +293,7 @@ def test_one_other_count_is_found_before_the_block_is_written(small, monkeypatch
 
     monkeypatch.setattr(codec._model.ops, "cumulative_counts", with_one_more, raising=False)
     monkeypatch.setattr(compress, "_SIDE_BY_SIDE", 1)
-    assert data.startswith(before_error(codec, file, "block 1 does not have its checksum"))
+    assert data.startswith(before_error(codec, file, "segment 1 does not have its checksum"))
     calls.clear()
     reader = ArchiveReader(io.BytesIO(file), salvage=True)
     rest = b"".join(codec.decompress(reader))

@@ -235,7 +235,7 @@ def test_what_is_hard_ends_in_time(flag, content, world):
     [
         fault_row(84, name, 2, make, says, do, intact=EMPTY)
         for name, make, says, do in (
-            ("a constraint that is nowhere", Path.exists, "no such file", "a text must"),
+            ("a constraint that is nowhere", Path.exists, "No such file", "a text must"),
             ("a folder for a constraint", Path.mkdir, "cannot read", "constraint"),
             ("an empty constraint", Path.touch, "is empty", "a text is needed"),
             ("a constraint that is no UTF-8", partial(Path.write_bytes, data=b"{\xff}"),

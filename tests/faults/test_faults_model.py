@@ -269,9 +269,10 @@ FAULTS = [
     fault(57, "a device in place of config.json", odd_file("config.json", link("/dev/zero")),
           "not a regular file", AGAIN),
     fault(57, "a link to itself in place of config.json",
-          odd_file("config.json", link("config.json")), "is missing", "get the model again"),
+          odd_file("config.json", link("config.json")), "is a link to itself or to nothing",
+          "get the model again"),
     *(fault(57, f"a {kind} in place of the weights", odd_file(WEIGHTS, make),
-            "no model.safetensors", "give the folder of a whole model")
+            "model.safetensors is not a regular file", AGAIN)
       for kind, make in (("pipe", pipe), ("device", link("/dev/zero")), ("folder", Path.mkdir),
                          ("link to itself", link(WEIGHTS)))),
     fault(57, "a pipe in place of the vocabulary", odd_file("vocab.json", pipe),

@@ -88,7 +88,7 @@ BAD_INPUT = [
         "write {{ or }}", stdin=b"x"),
     row(62, "a template without a field", rank("--template", "{{x}}"), "has no field",
         "write {line}", stdin=b"x"),
-    row(62, "a template that is nowhere", rank("--template", "nowhere"), "no such file",
+    row(62, "a template that is nowhere", rank("--template", "nowhere"), "No such file",
         "needs {line}", stdin=b"x"),
     row(62, "a field that lines have not", rank("--template", "{x}"), "has {x}",
         "give JSON Lines or Parquet", stdin=b"x"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -151,7 +152,10 @@ def test_an_existing_file_is_complete(name):
     fs, path = storage.filesystem(name)
     form = parquet if name.endswith(".parquet") else jsonl
     with fs.open(path, "wb") as stream:
-        form.write(records, {"index": "int64"} | ERROR, stream)
+        part, schema = BytesIO(), {"index": "int64"} | ERROR
+        form.write(records, schema, part)
+        part.seek(0)
+        form.join([part], schema, stream, json.dumps(JOB).encode())
     assert open_output(name, resume=True) == Resumed(rows=2, failed=1)
     assert refused(name) == f"{name} exists: name another output"
     fs.pipe_file(path, b"notes")

@@ -150,7 +150,8 @@ def test_the_records_of_a_custom_task_fit_in_a_table(here):
     assert run("out.parquet", resume=True, observer=calls) == jobs.Summary(4, 0)
     assert calls.received == [("note", "out.parquet is complete; its content was not checked")]
     Path("in").write_text("")
-    assert run("out.parquet", resume=True) == jobs.Summary(0, 0)
+    with pytest.raises(InputError, match="another input, in has changed"):
+        run("out.parquet", resume=True)
     calls = Calls()
     jobs.run(Upper(), "out.parquet", "again.parquet", observer=calls)
     note = "ignored columns: index, upper, file, line, error"

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from gpt_cli.errors import InputError, ResourceError
-from gpt_cli.ops import LayerNorm, Linear, bindings, get_ops
+from gpt_cli.ops import LayerNorm, Linear, bindings, check_available, get_ops
 from gpt_cli.ops.numpy_ops import ACTIVATIONS
 from support.native_arrays import activated, array
 
@@ -280,6 +280,8 @@ def test_an_invalid_choice_is_an_error(without_library, unset):
         message = f"GPT_CLI_OPS must be native or numpy for {dtype}, not 'abacus'"
         with pytest.raises(InputError, match=message):
             get_ops("cpu", dtype)
+    with pytest.raises(InputError, match="must be native or numpy, not 'abacus'"):
+        check_available("cpu", "auto")  # the type is that of a model that is not known yet
     unset.setenv("GPT_CLI_OPS", "native")
     with pytest.raises(InputError, match="GPT_CLI_OPS=native needs the compiled library"):
         get_ops("cpu", "float32")

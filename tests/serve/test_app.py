@@ -234,6 +234,11 @@ def test_a_bad_value_is_refused_with_its_field(field, value, server):
     ("body", "message"),
     [
         ({"temprature": 0.5}, "'temprature': there is no such field (did you mean temperature?)"),
+        (
+            {"repetition_penalty": 1.3},
+            "'repetition_penalty': this server does not have this field: use repeat_penalty",
+        ),
+        ({"user": 5}, "user must be a string, not 5"),
         ({"suffix": "the end"}, "'suffix': this server does not have this field: leave it out"),
         ({"stream": True, "best_of": 2}, "best_of: the best of several texts cannot be streamed"),
         ({"prompt": [5] * 512}, "prompt: it has 512 tokens; shorten it to at most 511"),

@@ -431,6 +431,22 @@ def test_the_keyboard_offers_next_tokens_at_the_end(look, server):
 
 
 @browser_only
+def test_the_list_of_tokens_can_be_closed(look, server):
+    tab = look()
+    tab.locator("#editor").fill("The old")
+    for place, close in (("#editor", "Escape"), (".bars button", "Escape"), ("#close", "Enter")):
+        tab.locator("#editor").press("Alt+Enter")
+        wait(tab.locator("#token h2"), "Next tokens")
+        tab.locator(place).first.press(close)
+        assert tab.locator("#token h2").count() == 0
+        assert tab.evaluate("document.activeElement.id") == "editor"
+    tab.locator("#editor").press("Alt+Enter")
+    wait(tab.locator("#token h2"), "Next tokens")
+    tab.locator("#close").click()
+    tab.locator("#settings summary").click()  # nothing covers it
+
+
+@browser_only
 @once
 def test_the_keyboard_reaches_alternatives(look, server):
     tab = look()
@@ -582,6 +598,21 @@ def test_a_key_is_asked_for_only_if_the_server_wants_one(look, server):
     wait(tab.locator("#model"), "· tiny")
     assert not tab.locator("#unlock").is_visible()
     write_and_continue(tab)
+
+
+@browser_only
+def test_a_text_that_is_done_first_is_the_news(look, server):
+    server.key = "secret"
+    tab = look(expected=["401"])
+    write_and_continue(tab, "Once", re.compile("This server is locked"), n=1, max_tokens=3)
+    held = []
+    tab.route("**/v1/models", lambda route: held.append(route))
+    tab.locator("#key").fill("secret")
+    tab.keyboard.press("Enter")
+    wait(status(tab), re.compile("Done"))
+    held[0].continue_()
+    wait(tab.locator("#model"), "· tiny")
+    assert status(tab).inner_text().startswith("Done")
 
 
 @browser_only

@@ -371,14 +371,16 @@ def test_a_prompt_that_is_not_wanted_any_more_is_not_computed_to_its_end(
     assert len(passes) == 6  # the one in which it was cancelled is the last
 
 
-def test_no_more_texts_wait_than_allowed(running):
+def test_no_more_texts_wait_than_allowed(running, monkeypatch):
     shared, first = busy(running, max_batch=1, max_queue=2)
     caller = Caller()
     tasks = [caller.task(Request([n], Options(max_tokens=1))) for n in range(4)]
     shared.submit(tasks[:1])
     shared.submit(tasks[1:3])  # a request is accepted as a whole
-    with pytest.raises(QueueFullError, match=r"the queue is full \(2 requests\)"):
-        shared.submit(tasks[3:])
+    for most, name in ((1, "1 request"), (2, "2 requests")):  # not the number that wait
+        monkeypatch.setattr(shared, "_max_queue", most)
+        with pytest.raises(QueueFullError, match=rf"the queue is full \({name}\)"):
+            shared.submit(tasks[3:])
     tasks[0].cancelled = tasks[1].cancelled = True
     shared.submit(tasks[3:])
     first.cancelled = True

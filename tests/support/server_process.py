@@ -23,8 +23,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 COMPLETIONS = "/v1/completions"
 READY = "gpt-cli: listening on "
-# After Ctrl-C while one request runs.
-WAITS = "gpt-cli: waiting for 1 request, up to 30 s; Ctrl+C again ends the server at once\n"
+# After a signal while one request runs.
+WAITS = (
+    "gpt-cli: draining: waiting for 1 request, up to 30 seconds; a second signal or Ctrl+C ends "
+    "the server at once\n"
+)
 
 
 class Answer(NamedTuple):
@@ -52,7 +55,8 @@ class Answer(NamedTuple):
         assert body.keys() == {"error"}
         assert [*body["error"]] == ["message", "type", "param", "code"]
         assert body["error"]["message"].isprintable()
-        kind = "server_error" if status >= 500 else "invalid_request_error"
+        overloaded = status == 429 or status >= 500
+        kind = "server_error" if overloaded else "invalid_request_error"
         assert body["error"]["type"] == kind
         return body["error"]
 

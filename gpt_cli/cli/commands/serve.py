@@ -25,7 +25,16 @@ def serve(*, settings: Settings, loading: flags.Generating) -> None:
         raise ResourceError(f"serve needs a web server ({error}): pip install {packages}") from None
 
     def show_wait(requests: int) -> None:
-        subject = f"{counted(requests, 'request')}, up to {settings.grace:g} s"
-        note(f"gpt-cli: waiting for {subject}; Ctrl+C again ends the server at once")
+        note(
+            f"gpt-cli: draining: waiting for {counted(requests, 'request')}, up to "
+            f"{settings.grace:g} seconds; a second signal or Ctrl+C ends the server at once"
+        )
 
-    run(loading.load, settings, lambda url: note(f"gpt-cli: listening on {url}"), show_wait)
+    def show_cut(requests: int) -> None:
+        ending = "was" if requests == 1 else "were"
+        note(f"gpt-cli: {counted(requests, 'request')} {ending} cut off")
+
+    def show_address(url: str) -> None:
+        note(f"gpt-cli: listening on {url}")
+
+    run(loading.load, settings, show_address, show_wait, show_cut)
