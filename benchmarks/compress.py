@@ -187,7 +187,7 @@ def measure_decompressing(engine: Engine, ids: list[int], rounds: int) -> None:
 
 def beginning(engine: Engine, ids: list[int], most: int) -> list[int]:
     """Return the first ids. The next one begins a word, so their text has the same ids."""
-    while not engine.tokenizer.token_bytes(ids[most]).startswith(b" "):
+    while not engine.tokenizer.token_name(ids[most]).startswith(" "):
         most -= 1
     return ids[:most]
 

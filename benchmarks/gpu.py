@@ -39,7 +39,7 @@ def gpt_cli_engine(folder: Path, dtype: str, device: str) -> tuple[Generate, Fig
     """Return gpt-cli, and the error of its logits."""
     import numpy as np
 
-    from gpt_cli.folder.tokenizer import Tokenizer
+    from gpt_cli.folder.tokenizer import read_tokenizer
     from gpt_cli.gpt2 import checkpoint
     from gpt_cli.gpt2.model import forward
     from gpt_cli.ops import get_ops
@@ -50,7 +50,7 @@ def gpt_cli_engine(folder: Path, dtype: str, device: str) -> tuple[Generate, Fig
     logits = ops.to_host(forward(model, ops.xp.asarray(ids)))
     exact = forward(checkpoint.load(folder, get_ops("cpu", "float32")), ids)
     error = float(abs(logits - exact).max() / abs(exact).max())
-    return greedy(model, Tokenizer.from_folder(folder)), {"error": error}
+    return greedy(model, read_tokenizer(folder)), {"error": error}
 
 
 def transformers_engine(

@@ -79,7 +79,7 @@ def gpt_cli_engine(folder: Path, threads: int, dtype: str) -> tuple[Generate, di
     prepare(threads)
     import numpy as np
 
-    from gpt_cli.folder.tokenizer import Tokenizer
+    from gpt_cli.folder.tokenizer import read_tokenizer
     from gpt_cli.generation.loaded import LoadedModel
     from gpt_cli.gpt2 import checkpoint
     from gpt_cli.gpt2.model import forward
@@ -87,7 +87,7 @@ def gpt_cli_engine(folder: Path, threads: int, dtype: str) -> tuple[Generate, di
     from gpt_cli.scoring import score
 
     model = checkpoint.load(folder, get_ops("cpu", dtype))
-    tokenizer = Tokenizer.from_folder(folder)
+    tokenizer = read_tokenizer(folder)
     rng = np.random.default_rng(0)
 
     def forward_seconds(tokens: int) -> float:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from gpt_cli.compression.archive import SEGMENT_TOKENS, ArchiveReader
 from gpt_cli.compression.codec import Codec
 from gpt_cli.errors import InputError, compute_valid, counted, single
+from gpt_cli.folder.tokenizer import check_bytes
 from gpt_cli.generation import matcher, sampling
 from gpt_cli.generation.generate import Completion, Run, complete
 from gpt_cli.generation.loaded import LoadedModel
@@ -42,8 +43,11 @@ class Engine:
     cannot be used, such as one longer than the context, or an empty one without a start token.
     """
 
-    def __init__(self, loaded: LoadedModel, name: str, load_seconds: float):
+    def __init__(
+        self, loaded: LoadedModel, name: str, load_seconds: float, adapter: str | None = None
+    ):
         self.loaded, self.name, self.load_seconds = loaded, name, load_seconds
+        self.adapter = adapter  # its name, if one is merged into the weights
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
 
     def __repr__(self) -> str:
@@ -55,7 +59,7 @@ class Engine:
     @checks_arguments()
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Return the ids of a text; names such as `<|endoftext|>` are text unless `special`."""
-        return self.tokenizer.encode(text, special=special)
+        return [*self.loaded.start, *self.tokenizer.encode(text, special=special)]
 
     @checks_arguments()
     def decode(self, ids: Sequence[int]) -> str:
@@ -83,7 +87,7 @@ class Engine:
         model = checkpoint.with_weights(self.model, arrays)
         speculator = self.loaded.speculator and Speculator(model)
         loaded = replace(self.loaded, model=model, speculator=speculator)
-        return Engine(loaded, self.name, self.load_seconds)
+        return Engine(loaded, self.name, self.load_seconds, self.adapter)
 
     @checks_arguments()
     def logits(self, ids: Sequence[Sequence[int]]) -> NDArray[np.float32]:
@@ -193,13 +197,16 @@ class Engine:
             texts: any number, of any length.
             stride: windows of a text longer than the context are `stride` tokens apart, by default
                 half of it.
-            bos: put the start token before texts, so that their first tokens are also scored.
+            bos: put the start token before texts, so that their first tokens are also scored. Some
+                tokenizers always do that.
             special: read names such as `<|endoftext|>` in texts as special tokens.
             ranks: also return the ranks of tokens.
             entropies: also return the entropies of the distributions of tokens.
             words: also return the words of texts with their surprisal: see `scoring.words`.
         """
-        start = [self.model.config.start_token("bos is set")] if bos else []
+        start = [self.model.config.start_token("bos is set")] if bos else self.loaded.start
+        if words:
+            check_bytes(self.tokenizer, "the surprisal of words")
         measures: dict[str, Measure] = {}
         if ranks:
             measures["ranks"] = sampling.ranks

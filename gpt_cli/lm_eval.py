@@ -87,7 +87,7 @@ class EngineLM(TemplateLM):
 
     def tok_encode(self, string: str, *args: Any, **kwargs: Any) -> list[int]:
         """Return the ids of a text; as in `hf`, <|endoftext|> is the special token."""
-        return self.engine.encode(string, special=True)
+        return self.engine.tokenizer.encode(string, special=True)
 
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False

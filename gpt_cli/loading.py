@@ -6,10 +6,11 @@ from pathlib import Path
 from gpt_cli import hub
 from gpt_cli.engine import Engine
 from gpt_cli.folder.tensors import unchanged
-from gpt_cli.folder.tokenizer import Tokenizer
+from gpt_cli.folder.tokenizer import read_tokenizer, with_special_tokens
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2 import checkpoint
+from gpt_cli.gpt2.adapter import merge
 from gpt_cli.gpt2.memory import weights_bytes
 from gpt_cli.ops import SHORT, check_available, get_ops, held_dtype
 from gpt_cli.options.arguments import checks_arguments
@@ -28,6 +29,8 @@ def load(
     quiet: bool = True,
     threads: int | None = None,
     speculate: bool = True,
+    adapter: str | None = None,
+    bos_token: str | int | None = None,
 ) -> Engine:
     """Load a model; a GPTCLIError says what to do.
 
@@ -44,27 +47,36 @@ def load(
             process may use. NumPy reads another number, OMP_NUM_THREADS.
         speculate: generate faster where that saves time, with equal results: see
             `generation.speculate`. It may take a quarter of the memory of float32 weights.
+        adapter: a folder or a Hub id with a LoRA adapter of PEFT, to be merged into the weights.
+        bos_token: the start token, a name or an id, of a model that has none or a wrong one.
     """
     name = str(name)
     check_available(device, dtype)  # before any download
-    folder = hub.resolve(name, revision=revision, offline=offline, quiet=quiet)
-    with unchanged(folder):
+    folder, *adapters = hub.resolve_all(
+        name, adapter, revision=revision, offline=offline, quiet=quiet
+    )
+    with unchanged(folder, *adapters):
         config, tensors = checkpoint.read(folder)
         stored = checkpoint.stored_dtype(tensors)
         ops = get_ops(device, held_dtype(stored, device) if dtype == "auto" else dtype, threads)
         if ops.name == "native" and ops.dtype in SHORT and ops.dtype != stored:
             cure = "on a CPU, choose auto, float32 or int8"
             raise OptionError("dtype", f"cannot be {dtype}: {name} is stored in {stored}; {cure}")
+        merged = merge(tensors, folder, *adapters) if adapters else tensors
+        # Matrices that an adapter changes are not in 16 bits.
+        widest = "float32" if adapters and ops.dtype in SHORT else ops.dtype
         check_room(
             f"the weights of {name} in {ops.dtype} take",
-            weights_bytes(config, ops.dtype),
+            weights_bytes(config, widest),
             ops.free_memory(),
             "choose a smaller model or dtype, or another device",
         )
         start = time.perf_counter()
-        tokenizer = Tokenizer.from_folder(folder)  # not beside the weights: both would take longer
-        model = checkpoint.assemble(config, ops, tensors)
+        tokenizer = read_tokenizer(folder)  # not beside the weights: both would take longer
+        config = with_special_tokens(config, tokenizer, folder, bos_token)
+        model = checkpoint.assemble(config, ops, merged)
     seconds = time.perf_counter() - start
     speculator = Speculator(model)
     loaded = LoadedModel(model, tokenizer, speculator if speculate and speculator.pays else None)
-    return Engine(loaded, name, seconds)
+    request = hub.conversion_of(folder)
+    return Engine(loaded, f"{name}@{request}" if request else name, seconds, adapter)

@@ -102,7 +102,9 @@ class Scorer(_TableActor):
     """
 
     _needed = ("text",)
-    _added = {name: kind for name, kind in SCORE.items() if name != "model"} | ERROR
+    _added = {
+        name: kind for name, kind in SCORE.items() if name not in ("model", "adapter")
+    } | ERROR
 
     def __init__(
         self, model: str, stride: int | None = None, load_options: Mapping[str, Any] | None = None

@@ -33,6 +33,7 @@ COMPLETION: Schema = {
     "finish_reason": "string",
     "seed": "uint64",
     "model": "string",
+    "adapter": "string",
     "usage": {"prompt_tokens": "int64", "completion_tokens": "int64"},
     "timing": {
         "load_s": "double",
@@ -44,6 +45,7 @@ COMPLETION: Schema = {
 }
 SCORE: Schema = {
     "model": "string",
+    "adapter": "string",
     "tokens": "int64",
     "tokens_scored": "int64",
     "total_logprob": "double",
@@ -59,6 +61,7 @@ CHOICE: Schema = {
     "tokens": "int64",
     "bytes": "int64",
     "model": "string",
+    "adapter": "string",
 }
 
 
@@ -93,6 +96,7 @@ def of_completion(engine: "Engine", completion: "Completion", *, logprobs: bool 
         completion.finish_reason,
         completion.seed,
         engine.name,
+        engine.adapter,
         _record(COMPLETION["usage"], completion.prompt_tokens, len(completion.ids)),
         timing(engine, completion),
     )
@@ -112,7 +116,7 @@ def of_score(engine: "Engine", score: "Score", *, logprobs: bool = False) -> Rec
     """
     perplexity = None if score.perplexity == math.inf else score.perplexity
     sums = score.tokens_scored, score.total_logprob, perplexity, score.bits_per_byte
-    record = _record(SCORE, engine.name, len(score.ids), *sums)
+    record = _record(SCORE, engine.name, engine.adapter, len(score.ids), *sums)
     if logprobs:
         pairs = zip(score.ids, score.token_logprobs, strict=True)
         record["logprobs"] = tokens = [of_token(engine, *pair) for pair in pairs]
@@ -131,7 +135,7 @@ def of_ranking(
     choices = []
     for rank, c in enumerate(ranked, 1):
         values = written[c.text], c.text, c.probability, c.logprob, len(c.ids), c.bytes
-        choices.append(_record(CHOICE, rank, *values, engine.name))
+        choices.append(_record(CHOICE, rank, *values, engine.name, engine.adapter))
     return choices
 
 
@@ -143,10 +147,12 @@ def of_error(error: InputError) -> Record:
 def of_token(engine: "Engine", id: int, logprob: float | None) -> Record:
     """Return the record of a token; U+FFFD stands for an incomplete character in its text.
 
-    A model may have more ids than its tokenizer; such an id has a name and no bytes.
+    A model may have more ids than its tokenizer; such an id has a name and no bytes. The tokens of
+    some tokenizers have no bytes, either.
     """
     try:
         data = engine.tokenizer.token_bytes(id)
+        name = engine.tokenizer.token_name(id) if data is None else data.decode(errors="replace")
     except InputError:
-        return _record(TOKEN, id, f"<{id}>", [], logprob)
-    return _record(TOKEN, id, data.decode(errors="replace"), list(data), logprob)
+        name, data = f"<{id}>", None
+    return _record(TOKEN, id, name, list(data or b""), logprob)

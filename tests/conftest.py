@@ -15,7 +15,7 @@ from hypothesis import settings
 
 import gpt_cli
 from gpt_cli.folder.config import GPT2Config
-from gpt_cli.folder.tokenizer import Tokenizer
+from gpt_cli.folder.tokenizer import Tokenizer, read_tokenizer
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.model import GPT2
 from gpt_cli.ops import Array, Ops, bindings, get_ops
@@ -206,7 +206,7 @@ def make_model(ops) -> Callable[..., GPT2]:
 @pytest.fixture(scope="session")
 def tokenizer(case_folder) -> Tokenizer:
     """Return the tokenizer of every checkpoint of `checkpoints`."""
-    return Tokenizer.from_folder(case_folder("hub"))
+    return read_tokenizer(case_folder("hub"))
 
 
 @pytest.fixture(scope="session")

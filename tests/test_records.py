@@ -25,7 +25,7 @@ class Tokens:
         return bytes([id])
 
 
-ENGINE = SimpleNamespace(name="m", load_seconds=1.23456, tokenizer=Tokens())
+ENGINE = SimpleNamespace(name="m", adapter="a", load_seconds=1.23456, tokenizer=Tokens())
 COMPLETION = Completion(
     3, 7, "a\xe9", [97, 195, 300], [-0.5, -1.0, -2.0], [[(97, -0.5), (98, -1.5)], [], []],
     [0.12345, 0.2, 0.32345], "length", drafted=4, accepted=3,
@@ -45,6 +45,7 @@ def test_the_record_of_a_completion():
         "finish_reason": "length",
         "seed": 7,
         "model": "m",
+        "adapter": "a",
         "usage": {"prompt_tokens": 3, "completion_tokens": 3},
         "timing": {
             "load_s": 1.2346,
@@ -72,6 +73,7 @@ def test_the_record_of_a_score():
     score = Score([97, 195], [None, -1.0], 2)
     record = {
         "model": "m",
+        "adapter": "a",
         "tokens": 2,
         "tokens_scored": 1,
         "total_logprob": -1.0,

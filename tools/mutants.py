@@ -32,7 +32,7 @@ for library in ("fsspec", "huggingface_hub", "hypothesis.extra.numpy", "numpy", 
 
 # The tests of each module, the fastest first: a mutant ends at the first that fails.
 ALONE = (
-    "scoring/score scoring/words gpt2/kv_cache folder/tokenizer folder/config "
+    "scoring/score scoring/words gpt2/kv_cache folder/config "
     "options/declare records generation/speculate compression/range_coder "
     "jobs/parts jobs/parquet jobs/outputs gpt2/model serve/scheduler"
 )
@@ -47,6 +47,11 @@ TESTS = {
         "jobs/test_tasks.py",
         "compression/test_codec.py",
     ],
+    "folder/byte_bpe": ["folder/test_tokenizer.py"],
+    **{
+        f"folder/{name}": ["folder/test_pipeline.py", "cli/test_families.py"]
+        for name in ("pipeline", "special_tokens", "tokenizer", "vocabularies")
+    },
     "hub/client": ["hub/test_client.py", "faults/test_faults_hub.py"],
     "serve/answer": ["serve/test_answer.py", "serve/test_app.py"],
     "generation/generate": ["test_engine.py", "generation/test_generate.py"],

@@ -60,6 +60,7 @@ class Benchmark:
     """The measured figures, and what was measured. Positions in the text count from 1."""
 
     model: str
+    adapter: str | None
     parameters: int
     weights_bytes: int
     dtype: str  # of the weights
@@ -156,6 +157,7 @@ def _summary(
 
     return Benchmark(
         model=engine.name,
+        adapter=engine.adapter,
         parameters=count_parameters(config),
         weights_bytes=weights_bytes(config, ops.dtype),
         dtype=ops.dtype,

@@ -25,10 +25,11 @@ from gpt_cli.compression.codec import Codec
 from gpt_cli.engine import Engine
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError, counted
 from gpt_cli.folder.config import is_matrix
-from gpt_cli.folder.tokenizer import Tokenizer
+from gpt_cli.folder.tokenizer import read_tokenizer, with_special_tokens
 from gpt_cli.generation.generate import Completion
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.gpt2 import checkpoint
+from gpt_cli.gpt2.adapter import merge
 from gpt_cli.gpt2.digests import TEXT, logits_digest
 from gpt_cli.gpt2.source import MODEL, is_edited
 from gpt_cli.gpt2.weights import named_weights
@@ -70,17 +71,20 @@ def known() -> dict[str, Any]:
     return json.loads(files("gpt_cli.checks").joinpath("known.json").read_bytes())
 
 
-def verify(name: str, folder: Path) -> Iterator[Check]:
+def verify(name: str, folder: Path, adapter: Path | None = None) -> Iterator[Check]:
     """Yield the results of checking the model in `folder`, which the user calls `name`.
 
-    Raise GPTCLIError if it cannot be loaded.
+    With an adapter, which changes the texts, nothing is known about it. Raise GPTCLIError if it
+    cannot be loaded.
     """
-    facts = _facts(name, folder)
+    facts = {} if adapter else _facts(name, folder)
     yield _check_source()
     yield _check_files(folder, facts.get("sha256", {}))
-    tokenizer = Tokenizer.from_folder(folder)
-    config, tensors = checkpoint.read(folder)
-    dtype = "int8" if checkpoint.stored_dtype(tensors) == "int8" else "float32"
+    tokenizer = read_tokenizer(folder)
+    config, stored = checkpoint.read(folder)
+    config = with_special_tokens(config, tokenizer, folder)
+    dtype = "int8" if checkpoint.stored_dtype(stored) == "int8" else "float32"
+    tensors = merge(stored, folder, adapter) if adapter else stored
 
     def load(ops: Ops) -> Engine:
         model = checkpoint.assemble(config, ops, tensors)

@@ -105,13 +105,24 @@ class Model(Declared):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return keywords of `gpt_cli.load`, or of `gpt_cli.hub.resolve`."""
+        """Return keywords of `gpt_cli.load`, or of `gpt_cli.hub.resolve_all`."""
         others = ("model", "verbose", "threads")
         return {name: value for name, value in vars(self).items() if name not in others}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Loading(Model):
+class Adapted(Model):
+    """The model of a command that reads its weights."""
+
+    adapter: str | None = option(
+        None,
+        "Merge a LoRA adapter into the weights: a folder of PEFT, or OWNER/NAME on the Hub.",
+        metavar="ADAPTER",
+    )
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Loading(Adapted):
     """The model of a command that computes with it."""
 
     device: str = option(
@@ -130,6 +141,12 @@ class Loading(Model):
         f"Number of threads, up to {MOST_THREADS}; one per core if not set.",
         declare.THREADS,
         envvar="GPT_CLI_THREADS",
+    )
+
+    bos_token: str | None = option(
+        None,
+        "Start token of a model that has none or a wrong one, such as [CLS].",
+        metavar="TEXT|ID",
     )
 
     def load(self) -> "gpt_cli.Engine":

@@ -24,7 +24,7 @@ from gpt_cli.compression import archive
 from gpt_cli.compression.archive import ArchiveReader, Header, Readable, Segment
 from gpt_cli.compression.range_coder import Decoder, Encoder
 from gpt_cli.errors import InputError, ResourceError
-from gpt_cli.folder.tokenizer import Tokenizer
+from gpt_cli.folder.tokenizer import Tokenizer, check_bytes
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.gpt2.digests import logits_digest, weights_digest
 from gpt_cli.gpt2.kv_cache import KVCache
@@ -57,6 +57,7 @@ class Codec:
                 f"compress and decompress must compute the same bits, and {model.ops.name} does "
                 "not give them: use the compiled library on a CPU (see `gpt-cli doctor`)"
             )
+        check_bytes(tokenizer, "compression", every=True)
         self._start = model.config.start_token("compressed texts begin with one")
         self._model, self._tokenizer = model, tokenizer
         self._stride = max(1, model.config.n_positions // 2)
@@ -90,7 +91,7 @@ class Codec:
         index = size = crc = 0
         segments = self._segments(file, block)
         while texts := list(islice(segments, max(1, _TOGETHER // block))):
-            parts = [b"".join(map(self._tokenizer.token_bytes, ids)) for ids in texts]
+            parts = list(map(self._bytes, texts))
             codes = self._codes(texts, parts, advance)
             for ids, data, code in zip(texts, parts, codes, strict=True):
                 stored = len(code) >= len(data)
@@ -118,7 +119,7 @@ class Codec:
     def _cut(self, ids: Sequence[int], first: int, last: int) -> int:
         """Return where to end a segment: if possible, after a line, where a text may well begin."""
         ends = range(last, first, -1)
-        lines = (n for n in ends if self._tokenizer.token_bytes(ids[n - 1]).endswith(b"\n"))
+        lines = (n for n in ends if self._bytes(ids[n - 1 : n]).endswith(b"\n"))
         return max(lines, key=lambda end: self._first_logits[ids[end]], default=last)
 
     def _encode(self, data: bytes) -> list[int]:
@@ -131,6 +132,9 @@ class Codec:
             "the tokenizer has tokens for this data that the model does not have: "
             "use the tokenizer of the model"
         )
+
+    def _bytes(self, ids: Sequence[int]) -> bytes:
+        return b"".join(self._tokenizer.token_bytes(id) or b"" for id in ids)
 
     def _codes(
         self, texts: Sequence[list[int]], parts: Sequence[bytes], advance: CountTokens
@@ -225,7 +229,7 @@ class Codec:
         for n, text in texts.items():
             if not text.damaged:
                 with suppress(InputError):  # an id without a token
-                    data[n] = b"".join(map(self._tokenizer.token_bytes, text.ids[1:]))
+                    data[n] = self._bytes(text.ids[1:])
         return data
 
     def _decode(self, texts: Sequence["_Text"], advance: CountTokens) -> None:

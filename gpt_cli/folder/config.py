@@ -88,7 +88,9 @@ class GPT2Config(Declared):
     def start_token(self, reason: str) -> int:
         """Return the token that begins a text; without one, raise InputError with a reason."""
         if self.bos_token_id is None or self.bos_token_id >= self.vocab_size:
-            raise InputError(f"{reason}, and this model has no start token (bos_token_id)")
+            raise InputError(
+                f"{reason}, and this model has no start token (bos_token_id): name one as bos_token"
+            )
         return self.bos_token_id
 
     @classmethod

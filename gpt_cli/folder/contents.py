@@ -7,29 +7,67 @@ from pathlib import Path
 from gpt_cli.errors import MALFORMED, CheckpointError, ModelNotFoundError
 from gpt_cli.system.files import read_json
 
-CONFIG = "config.json"
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"  # names the files of a model in shards
-_SHARD = re.compile(r"\w[\w.-]*\.safetensors", re.ASCII)  # a plain name, never a path
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
+CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
+# The files of a tokenizer's vocabulary; of those that a folder has, the first ones count.
+_BYTE_BPE = ("vocab.json", "merges.txt")
+VOCABULARIES = (
+    *(("tokenizer.json",), _BYTE_BPE, ("vocab.txt",)),
+    *(("spiece.model",), ("sentencepiece.bpe.model",)),
+)
+TOKENIZER = (
+    *(name for names in VOCABULARIES for name in names),
+    *("added_tokens.json", "tokenizer_config.json", "special_tokens_map.json"),
+)
+# Files of weights, the preferred ones first; an index names the files of a model in shards.
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+_INDEX = ".index.json"  # after the name of the file that is in shards
+_SHARD = r"\w[\w.-]*"  # a plain name, never a path
+_OTHERS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
 
 
-def model_files(names: Collection[str], repo: str, get_index: Callable[[], Path]) -> list[str]:
+def select_weights(
+    names: Collection[str], folder: str, get_index: Callable[[str], Path]
+) -> list[str]:
+    """Return the file of the weights, or an index and then the shards that it names.
+
+    CheckpointError if `names` has weights only in another format.
+    """
+    for name in _WEIGHTS:
+        if name in names:
+            return [name]
+        if name + _INDEX in names:
+            return [name + _INDEX, *_read_index(get_index(name + _INDEX), Path(name).suffix)]
+    if others := [name for name in names if name.endswith(_OTHERS)]:
+        raise CheckpointError(
+            f"{folder} has its weights only in {min(others)}, which is not supported: use a model "
+            f"that has {' or '.join(_WEIGHTS)}"
+        )
+    return [_WEIGHTS[0]]  # which is missing
+
+
+def has_safetensors(names: Collection[str]) -> bool:
+    """Return whether `names` has weights that need no conversion."""
+    return any(name in names for name in (_WEIGHTS[0], _WEIGHTS[0] + _INDEX))
+
+
+def model_files(names: Collection[str], repo: str, get_index: Callable[[str], Path]) -> list[str]:
     """Select the files of the model from `names`.
 
     config.json is last: in the cache, its presence means that the download is complete.
     """
-    weights = [WEIGHTS]
-    if WEIGHTS not in names and INDEX in names:
-        weights = [INDEX, *read_index(get_index())]
-    elif WEIGHTS not in names and (pickles := [n for n in names if n.endswith(_PICKLES)]):
-        raise CheckpointError(
-            f"{repo} has its weights only in {pickles[0]}, a format that can run code: "
-            "use a model that has safetensors"
-        )
-    needed = [*weights, *other_files(names), CONFIG]
+    needed = [*select_weights(names, repo, get_index), *other_files(names), CONFIG]
     if missing := [name for name in needed if name not in names]:
         raise ModelNotFoundError(f"{repo} has no {', '.join(missing)}: use a complete GPT-2")
+    return needed
+
+
+def adapter_files(names: Collection[str], repo: str, *_: object) -> list[str]:
+    """Select the files of a LoRA adapter from `names`: weights, then configuration."""
+    weights = next((name for name in _ADAPTER_WEIGHTS if name in names), _ADAPTER_WEIGHTS[0])
+    needed = [weights, ADAPTER_CONFIG]
+    if missing := [name for name in needed if name not in names]:
+        raise CheckpointError(f"{repo} has no {' and no '.join(missing)}: give an adapter of PEFT")
     return needed
 
 
@@ -40,24 +78,25 @@ def other_files(names: Collection[str]) -> list[str]:
 
 def tokenizer_files(names: Collection[str]) -> list[str]:
     """Select the files of the tokenizer from `names`."""
-    files = ["vocab.json", "merges.txt"]
-    if "tokenizer.json" in names and not all(name in names for name in files):
-        files = ["tokenizer.json"]
-    return files + [name for name in names if name == "added_tokens.json"]
+    files = [name for name in TOKENIZER if name in names]
+    if not any(all(name in names for name in vocabulary) for vocabulary in VOCABULARIES):
+        files += [name for name in _BYTE_BPE if name not in names]  # which are missing
+    return files
 
 
-def read_index(path: Path) -> list[str]:
+def _read_index(path: Path, ending: str) -> list[str]:
     """Return the names of the shards that an index lists; they are files beside it."""
+    shard = re.compile(_SHARD + re.escape(ending), re.ASCII)
     try:
         names = sorted(set(read_json(path)["weight_map"].values()))
-        unsafe = next((name for name in names if not _SHARD.fullmatch(name)), None)
+        unsafe = next((name for name in names if not shard.fullmatch(name)), None)
         if not names:
             raise ValueError("it lists no files")
     except MALFORMED as error:
         raise CheckpointError(f"{path} is damaged ({error!r:.80}): get another copy") from None
     if unsafe is not None:
         raise CheckpointError(
-            f"{path} names {unsafe!r:.80}, not a safetensors file beside it: do not trust this "
+            f"{path} names {unsafe!r:.80}, not a {ending[1:]} file beside it: do not trust this "
             "model, get another copy"
         )
     return names

@@ -1,199 +1,217 @@
-"""Convert text to ids and back with tiktoken, from the tokenizer files in the model's folder.
+"""Tokenizers: what the program needs of one, and which one a model's folder describes."""
 
-The files are parsed here. tiktoken's loader would need another host, or a cache in a temporary
-folder, which can be stale and which other users can write.
-"""
-
-import codecs
+import json
 import re
-from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import tiktoken
-
-from gpt_cli.errors import MALFORMED, CheckpointError, InputError
+from gpt_cli.errors import MALFORMED, CheckpointError, InputError, import_extra
+from gpt_cli.folder.byte_bpe import ByteBPE
+from gpt_cli.folder.config import GPT2Config
+from gpt_cli.folder.contents import VOCABULARIES
+from gpt_cli.folder.special_tokens import SpecialIds, TokenizerSettings
+from gpt_cli.options.declare import OptionError
 from gpt_cli.system.files import read_json, read_small
 
-# GPT-2's split into words, in tiktoken's possessive form (r50k). The published form gives the same
-# tokens, but overflows the stack of the regex engine on a million spaces.
-PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-
-_SAME = "get the vocabulary and the merges of the same model"
-_AGAIN = "get it again"
-
-# Undecodable bytes, as Python's surrogateescape represents them, or any other text.
-_STRETCHES = re.compile("([\udc80-\udcff]+)|[^\udc80-\udcff]+")
+_SINGLE, _BYTE_BPE = VOCABULARIES[:2]
+# Options of a BPE that GPT-2's does not have.
+_UNUSUAL = ("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
+_PUNCTUATION = re.compile(rb'[\s"\[\],{}\\]+')  # of JSON, between the merges of a list
+_TAIL = 500  # bytes of tokenizer.json that have its last merge
 
 
-def _byte_alphabet() -> dict[int, int]:
-    """Map the characters that the vocabulary's files use for bytes back to the bytes.
+class Stream(Protocol):
+    """Decodes ids one by one. The joined texts are what the ids add to the decoded prompt."""
 
-    A visible Latin-1 character represents the byte of its number. The other 68 bytes, in order,
-    are written as the characters from U+0100.
-    """
-    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    hidden = [byte for byte in range(256) if byte not in visible]
-    return {byte: byte for byte in visible} | {0x100 + i: byte for i, byte in enumerate(hidden)}
+    def push(self, id: int) -> str:
+        """Add a token; return the text that it makes certain, or ""."""
+
+    def flush(self) -> str:
+        """End the stream; return the text that was held back, such as U+FFFD, or ""."""
 
 
-class Tokenizer:
-    """Byte-level BPE: `decode` is the inverse of `encode` for every text."""
+class Tokenizer(Protocol):
+    """Converts text to ids and back."""
 
-    def __init__(
-        self,
-        vocab: dict[str, int],  # tokens, in the files' printable alphabet, and their ids
-        merged: Sequence[str],  # the tokens that the merges produce, in order of priority
-        added: dict[str, int],  # tokens outside the BPE, such as `<|endoftext|>`
-        source: str = "tokenizer",  # the files, as errors name them
-    ):
-        """Raise CheckpointError if the parts do not match."""
-
-        def mismatch(problem: str, cure: str = _SAME) -> CheckpointError:
-            return CheckpointError(f"{source}: {problem}: {cure}")
-
-        alphabet = _byte_alphabet()
-        bpe = [*map(chr, alphabet), *merged]
-        try:
-            ranks = {token.translate(alphabet).encode("latin-1"): vocab[token] for token in bpe}
-        except (KeyError, UnicodeEncodeError) as error:
-            problem = f"a token of the merges is not in the vocabulary ({error!r:.80})"
-            raise mismatch(problem) from None
-        # tiktoken uses one number as a token's id and its priority.
-        ids = list(ranks.values())[len(alphabet) :]
-        if len(ids) != len(merged) or ids != sorted(ids):
-            raise mismatch("the ids are not in the order of the merges, or one repeats")
-        in_bpe = set(ranks.values())
-        special = {token: id for token, id in vocab.items() if id not in in_bpe}
-        if lost := [name for name in special if name not in added and _is_merge(name, vocab)]:
-            raise mismatch(f"no merge makes the token {lost[0]!r:.40}")
-        # Transformers also lists added tokens that the BPE has; they need no entry.
-        added = {token: id for token, id in added.items() if ranks.get(token.encode()) != id}
-        self.special = special | added
-        if "" in self.special:  # tiktoken would find it endlessly
-            raise mismatch("a token is empty", _AGAIN)
-        self._byte_ids = [ranks[bytes([byte])] for byte in range(256)]
-        ids = [*ranks.values(), *self.special.values()]
-        if len(set(ids)) != len(ids):
-            raise mismatch("two tokens have the same id", _AGAIN)
-        self._ids = array("q", ids)  # 8 bytes for an id; a set would take 60
-        self._encoding = tiktoken.Encoding(
-            source, pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=self.special
-        )
-
-    @classmethod
-    def from_folder(cls, folder: Path) -> "Tokenizer":
-        """Read `vocab.json` and `merges.txt`, or else `tokenizer.json`; raise CheckpointError."""
-        vocab, merges = folder / "vocab.json", folder / "merges.txt"
-        single, added = folder / "tokenizer.json", folder / "added_tokens.json"
-        source = str(single)
-        try:
-            if vocab.is_file() and merges.is_file():
-                source = f"{vocab} and {merges.name}"
-                # A line is `left right`, and the files' alphabet has no white space.
-                merged = read_small(merges).decode().replace(" ", "").split()
-                if merged and merged[0].startswith("#version"):
-                    del merged[0]
-                more = read_json(added) if added.is_file() else {}
-                return cls(read_json(vocab), merged, more, source)
-            if single.is_file():
-                return cls._from_tokenizer_json(read_json(single), source)
-        except (OSError, *MALFORMED) as error:
-            raise CheckpointError(f"{source}: damaged ({error!r:.120}): {_AGAIN}") from None
-        raise CheckpointError(
-            f"{folder} has no tokenizer: add the model's vocab.json and merges.txt, or its "
-            "tokenizer.json"
-        )
-
-    @classmethod
-    def _from_tokenizer_json(cls, raw: dict[str, Any], source: str) -> "Tokenizer":
-        split, problem = raw.get("pre_tokenizer") or {}, None
-        if raw["model"]["type"] != "BPE" or split.get("type") != "ByteLevel":
-            problem = "it is not a byte-level BPE tokenizer"
-        elif split.get("add_prefix_space") or not split.get("use_regex", True):
-            problem = "it does not split text into words like GPT-2"
-        elif raw.get("normalizer"):
-            problem = "it normalizes the text, unlike GPT-2"
-        if problem:
-            raise CheckpointError(f"{source}: {problem}: use a model with GPT-2's tokenizer")
-        merged = [
-            "".join(merge.split(" ") if isinstance(merge, str) else merge)
-            for merge in raw["model"]["merges"]
-        ]
-        added = {token["content"]: token["id"] for token in raw.get("added_tokens", [])}
-        return cls(raw["model"]["vocab"], merged, added, source)
+    special: dict[str, int]  # the names of special tokens, and their ids
+    special_ids: SpecialIds
+    has_bytes: bool  # whether tokens have bytes, which are what they add to a text
+    has_all_bytes: bool  # whether any bytes have tokens
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Return the ids of `text`; names such as `<|endoftext|>` are text unless `special`.
 
         Raise InputError if the text has a lone surrogate, which is not a character.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InputError(
-                f"the text is not valid Unicode at character {error.start}: give it in UTF-8"
-            ) from None
-        if special:
-            return self._encoding.encode(text, allowed_special="all")
-        return self._encoding.encode_ordinary(text)
 
     def encode_bytes(self, data: bytes, *, special: bool = False) -> list[int]:
-        """Return ids whose joined bytes are `data`, which may be any bytes.
-
-        Valid UTF-8 is encoded by `encode`. Every other byte becomes the token of this single byte.
-        """
-        ids: list[int] = []
-        for stretch in _STRETCHES.finditer(data.decode(errors="surrogateescape")):
-            if bad := stretch[1]:
-                ids += (self._byte_ids[byte] for byte in bad.encode(errors="surrogateescape"))
-            else:
-                ids += self.encode(stretch[0], special=special)
-        return ids
+        """Return ids whose joined bytes are `data`, which may be any bytes."""
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`; undecodable bytes become U+FFFD."""
-        return b"".join(map(self.token_bytes, ids)).decode(errors="replace")
 
-    def token_bytes(self, id: int) -> bytes:
-        """Return the bytes of a token, which may be only a part of a character."""
-        try:
-            return self._encoding.decode_single_token_bytes(id)
-        except (KeyError, OverflowError):
-            raise InputError(
-                f"{id} is not a token id of this model: give ids from `gpt-cli tokenize`"
-            ) from None
+    def pieces(self, ids: Iterable[int], prompt: Sequence[int] = ()) -> Iterator[bytes]:
+        """Yield what each token adds to the text of a prompt and the tokens before it."""
+
+    def stream(self, prompt: Sequence[int] = ()) -> Stream:
+        """Return a decoder of the ids that follow a prompt."""
+
+    def token_bytes(self, id: int) -> bytes | None:
+        """Return the bytes of a token, perhaps a part of a character; None if it has none.
+
+        Raise InputError if there is no such token.
+        """
+
+    def token_name(self, id: int) -> str:
+        """Return a token as text, or as the vocabulary writes it if tokens have no bytes."""
+
+    def token_id(self, name: str) -> int | None:
+        """Return the id of a special token or of a text that is one token, else None."""
 
     def missing_ids(self, vocab_size: int) -> list[int]:
         """Return the ids below `vocab_size` that have no token, such as padding rows of wte."""
-        return sorted({*range(vocab_size)}.difference(self._ids))
 
 
-def _is_merge(token: str, vocab: dict[str, int]) -> bool:
-    """Return whether a token looks like a merge of two others, and not like a special token.
+def check_bytes(tokenizer: Tokenizer, purpose: str, *, every: bool = False) -> None:
+    """Raise InputError if tokens have no bytes, or with `every`, if some bytes have no token."""
+    if not (tokenizer.has_all_bytes if every else tokenizer.has_bytes):
+        what = "tokens for all bytes" if every else "the bytes of each token"
+        raise InputError(
+            f"{purpose} needs {what}, which the tokenizer of this model does not have: use a model "
+            "with a byte-level tokenizer, such as gpt2"
+        )
 
-    Names in brackets are special: `<|endoftext|>`, `<pad>`, `[SEP]`.
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """Return the tokenizer of a model's folder; raise CheckpointError if there is none.
+
+    ResourceError if it is not of GPT-2's own kind, and the package tokenizers is missing.
     """
-    if (token[:1], token[-1:]) in (("<", ">"), ("[", "]")):
-        return False
-    return any(token[:cut] in vocab and token[cut:] in vocab for cut in range(1, len(token)))
+    settings = TokenizerSettings.from_folder(folder)
+    names = {name for files in VOCABULARIES for name in files if (folder / name).is_file()}
+    files = next((files for files in VOCABULARIES if names.issuperset(files)), None)
+    if files is None:
+        raise CheckpointError(
+            f"{folder} has no tokenizer: add the model's vocab.json and merges.txt, or its "
+            "tokenizer.json, vocab.txt or spiece.model"
+        )
+    source = str(folder / files[0])
+    try:
+        description = None
+        if files == _SINGLE:
+            description = _description(folder, names, settings)
+            files = _SINGLE if "vocab" in description["model"] else _BYTE_BPE
+        source = " and ".join([str(folder / files[0]), *files[1:]])
+        tokenizer = _of_files(folder, files, settings, description, source)
+        tokenizer.special_ids = settings.special_ids(tokenizer.token_id, description)
+    except (OSError, *MALFORMED) as error:
+        raise CheckpointError(f"{source}: damaged ({error!r:.120}): get it again") from None
+    return tokenizer
 
 
-class StreamDecoder:
-    """Decode a stream of ids: a character is returned as soon as it is complete.
+def _description(folder: Path, names: set[str], settings: TokenizerSettings) -> dict[str, Any]:
+    """Return a tokenizer.json, without its vocabulary if vocab.json and merges.txt have the same.
 
-    The joined pieces equal `Tokenizer.decode` of all ids.
+    They are faster to parse. Other files may be of another tokenizer: its last merge shows it.
     """
+    path = folder / "tokenizer.json"
+    if names.issuperset(_BYTE_BPE):
+        data, merges = read_small(path), read_small(folder / "merges.txt")
+        last = _PUNCTUATION.sub(b"", merges.rstrip().rpartition(b"\n")[2])
+        if last and _PUNCTUATION.sub(b"", data[-_TAIL:]).endswith(last):
+            head = data.partition(b'"vocab"')[0].rstrip().removesuffix(b",")
+            with suppress(ValueError):
+                rules = settings.applied(json.loads(head + b"}}"))
+                if "pre_tokenizer" in rules and _is_gpt2s(rules):
+                    return rules
+    whole = settings.applied(read_json(path))
+    if "vocab" not in whole["model"]:
+        raise ValueError("it has no vocabulary")
+    return whole
 
-    def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
-    def push(self, id: int) -> str:
-        """Add a token; return the characters that it completes, or ""."""
-        return self._decoder.decode(self._tokenizer.token_bytes(id))
+def _is_gpt2s(description: dict[str, Any]) -> bool:
+    """Return whether a tokenizer.json describes a tokenizer of GPT-2's own kind."""
+    model, split = description["model"], description.get("pre_tokenizer") or {}
+    return (
+        model.get("type", "BPE") == "BPE"
+        and not any(model.get(part) for part in _UNUSUAL)
+        and not description.get("normalizer")
+        and split.get("type") == "ByteLevel"
+        and split.get("use_regex", True)
+        and not split.get("add_prefix_space")
+        and (description.get("decoder") or split)["type"] == "ByteLevel"
+    )
 
-    def flush(self) -> str:
-        """End the stream; return U+FFFD if the last character is incomplete, else ""."""
-        return self._decoder.decode(b"", final=True)
+
+def _of_files(
+    folder: Path,
+    files: tuple[str, ...],
+    settings: TokenizerSettings,
+    description: dict[str, Any] | None,
+    source: str,
+) -> Tokenizer:
+    if description is None:
+        added = folder / "added_tokens.json"
+        more = read_json(added) if added.is_file() else {}
+    else:
+        more = {token["content"]: token["id"] for token in description.get("added_tokens") or []}
+    if files == _SINGLE and description and _is_gpt2s(description):
+        model = description["model"]
+        merged = [  # as "left right" or ["left", "right"]
+            "".join(merge.split(" ") if isinstance(merge, str) else merge)
+            for merge in model["merges"]
+        ]
+        return ByteBPE(model["vocab"], merged, more, source)
+    if files == _BYTE_BPE and not settings.adds_space:
+        # A line is `left right`, and the files' alphabet has no white space.
+        lines = read_small(folder / "merges.txt").decode()
+        merged = lines.replace(" ", "").split()
+        if merged and merged[0].startswith("#version"):
+            del merged[0]
+        return ByteBPE(read_json(folder / "vocab.json"), merged, more, source)
+
+    import_extra(f"{source} needs the package tokenizers", "tokenizers", "tokenizers")
+    from tokenizers import Tokenizer as Library
+
+    from gpt_cli.folder import pipeline, vocabularies  # the library takes 25 ms
+
+    def build() -> Library:
+        if files == _SINGLE:
+            return Library.from_str(json.dumps(description))
+        return vocabularies.build(folder, files[0], settings, more)
+
+    return pipeline.Pipeline(build, settings.special, source)
+
+
+def with_special_tokens(
+    config: GPT2Config, tokenizer: Tokenizer, folder: Path, bos_token: str | int | None = None
+) -> GPT2Config:
+    """Return a configuration with the special tokens of the tokenizer, which win over config.json.
+
+    An end token in generation_config.json wins over the tokenizer's, unless it comes from
+    config.json. Raise OptionError if `bos_token`, a name or an id, is not a token of the model.
+    """
+    ids, size = tokenizer.special_ids, config.vocab_size
+    declared = config.bos_token_id
+    starts = [ids.bos, declared if declared in tokenizer.special.values() else None, ids.usual_bos]
+    start = next((id for id in starts if id is not None and id < size), declared)
+    if bos_token is not None:
+        start = _id_of(str(bos_token), tokenizer, size)
+    path = folder / "generation_config.json"
+    generation = read_json(path) if path.is_file() else {}
+    chosen = generation.get("eos_token_id") is not None and not generation.get("_from_model_config")
+    if ids.eos is None or ids.eos >= size or chosen:
+        return replace(config, bos_token_id=start)
+    return replace(config, bos_token_id=start, eos_token_id=(ids.eos,))
+
+
+def _id_of(name: str, tokenizer: Tokenizer, size: int) -> int:
+    id = int(name) if name.isdecimal() and len(name) < 10 else tokenizer.token_id(name)
+    if id is None or id >= size:
+        cure = "give a special token such as [CLS] or <s>, or an id"
+        raise OptionError("bos_token", f"{name!r:.40} is not a token of this model: {cure}")
+    return id

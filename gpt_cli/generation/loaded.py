@@ -30,13 +30,19 @@ class LoadedModel:
         """The beginnings of earlier texts."""
         return PrefixCache(self.model, self.kept_bytes)
 
+    @property
+    def start(self) -> list[int]:
+        """Return the start token if the tokenizer puts it before every text, else []."""
+        start = self.config.bos_token_id
+        return [start] if self.tokenizer.special_ids.begins_texts and start is not None else []
+
     def text_ids(self, text: str, *, special: bool = False) -> list[int]:
         """Return the ids of a text; names such as `<|endoftext|>` are text unless `special`."""
         return self.config.check_ids(self.tokenizer.encode(text, special=special))
 
     def prompt_ids(self, prompt: str, *, special: bool = False) -> list[int]:
-        """Return the ids of a prompt, or the start token if it is empty."""
-        ids = self.text_ids(prompt, special=special)
+        """Return the ids of a prompt after `start`, or the start token if both are empty."""
+        ids = [*self.start, *self.text_ids(prompt, special=special)]
         return ids or [self.config.start_token("the prompt is empty")]
 
     def fitting_ids(self, prompt: str, *, special: bool) -> list[int]:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli.folder.config import GPT2Config
-from gpt_cli.folder.tokenizer import Tokenizer
+from gpt_cli.folder.tokenizer import Tokenizer, check_bytes
 from gpt_cli.options.constraint import CACHED, Constraint, import_llguidance, with_stack
 from gpt_cli.options.declare import OptionError
 
@@ -109,7 +109,8 @@ def _guide(tokenizer: Tokenizer, config: GPT2Config) -> "LLTokenizer":
         return guides[config]
     llguidance, size = import_llguidance(), config.vocab_size
     missing = {*tokenizer.missing_ids(size)}
-    tokens = [b"" if id in missing else tokenizer.token_bytes(id) for id in range(size)]
+    check_bytes(tokenizer, "a constraint")
+    tokens = [b"" if id in missing else tokenizer.token_bytes(id) or b"" for id in range(size)]
     ends = [id for id in config.eos_token_id if id < size]
     if not ends:  # one that the model cannot choose
         ends = [size]

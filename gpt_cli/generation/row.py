@@ -6,7 +6,6 @@ from itertools import chain
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from gpt_cli.errors import ContextError, InputError, counted
-from gpt_cli.folder.tokenizer import StreamDecoder
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.matcher import End, Matcher, check
 from gpt_cli.generation.sampling import sample, uniforms
@@ -105,7 +104,7 @@ class BatchRow:
         self.ngrams: dict[tuple[int, ...], int] = {}  # in `ids`, by `drafts`: where each ends
         self.indexed = 0  # number of ids whose n-grams are known
         self._config = loaded.config
-        self._decoder = StreamDecoder(loaded.tokenizer)
+        self._decoder = loaded.tokenizer.stream(request.prompt)
         self._stops = StopStrings(options.stop, include=options.include_stop)
         self.matcher: Matcher | None = None
         if options.constraint:

@@ -1,10 +1,11 @@
-"""From safetensors to GPT2. All quirks of the published checkpoints are handled here.
+"""From files of weights to GPT2. All quirks of the published checkpoints are handled here.
 
 Matrices may be in int8, as `quantize` writes them and `ops.int8` defines them: `NAME.weight` as I8,
 and the scales of its groups as F32, `NAME.weight_scale`: (groups, n_out), or (n_out, groups) for
 wte and lm_head.
 """
 
+import logging
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,8 @@ import numpy as np
 
 from gpt_cli.errors import CheckpointError, InputError, did_you_mean
 from gpt_cli.folder.config import SCALE, GPT2Config, expected_shapes, is_matrix, is_transposed
-from gpt_cli.folder.tensors import DTYPES, Tensor, read_header, weight_files
+from gpt_cli.folder.tensors import DTYPES, Tensor
+from gpt_cli.folder.weight_files import read_tensors, weight_files
 from gpt_cli.gpt2.model import GPT2, MLP, Attention, Block
 from gpt_cli.gpt2.weights import untied_weights
 from gpt_cli.ops import LayerNorm, Linear, Ops, Rows
@@ -27,9 +29,12 @@ from gpt_cli.system.machine import cores
 _MASK_BUFFER = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
 _LAYER = re.compile(r"h\.\d+\.mlp\.c_proj\.bias")  # one of each layer
 _PREFIX = "transformer."  # of the names in files written by save_pretrained
+_TRANSFORMER = ("wte.", "wpe.", "h.", "ln_f.", "lm_head.")
 _READERS = 4  # threads at most: copying from the page cache takes most of the time
 _COMPARED = 1024  # rows at a time
 _MATCHING = "get the weights and the config.json of the same GPT-2"
+
+_log = logging.getLogger(__name__)
 
 
 def load(folder: Path, ops: Ops) -> GPT2:
@@ -41,12 +46,19 @@ def load(folder: Path, ops: Ops) -> GPT2:
 def read(folder: Path) -> tuple[GPT2Config, dict[str, Tensor | Int8Rows]]:
     """Return a checkpoint's configuration and its tensors, without reading the tensors' data.
 
+    Tensors beside the transformer, such as the heads of classifiers, are left out, with a note.
     CheckpointError if a file, a tensor or a field is missing, damaged or not GPT-2's.
     """
     config = GPT2Config.from_folder(folder)
     tensors = find_tensors(folder)
+    others = sorted(name for name in tensors if not name.startswith((_PREFIX, *_TRANSFORMER)))
+    for name in others:
+        del tensors[name]
     for problem in _problems(tensors, config):
         raise CheckpointError(f"{folder}: {problem}")
+    if others:
+        names = ", ".join(f"{name!r:.80}" for name in others[:3])
+        _log.warning("%s: ignoring tensors beside the transformer, such as %s", folder, names)
     return config, tensors
 
 
@@ -54,10 +66,11 @@ def find_tensors(folder: Path) -> dict[str, Tensor | Int8Rows]:
     """Return the tensors of a folder by the names in GPT-2, without reading their data."""
     tensors: dict[str, Tensor] = {}
     for path in weight_files(folder):
-        for name, tensor in read_header(path):
-            name = name.removeprefix(_PREFIX)
-            if _MASK_BUFFER.fullmatch(name):
+        for name, tensor in read_tensors(path):
+            short = name.removeprefix(_PREFIX)
+            if _MASK_BUFFER.fullmatch(short):
                 continue
+            name = short if short.startswith(_TRANSFORMER) else name
             if name in tensors:
                 raise CheckpointError(
                     f"{path}: duplicate tensor {name}: get a file that was written correctly"
@@ -168,6 +181,8 @@ def build(config: GPT2Config, ops: Ops, weights: Mapping[str, Any]) -> GPT2:
 
 def _placed(ops: Ops, name: str, tensor: Rows) -> Any:
     """Return a tensor on the device of `ops`, in the layout of its operations."""
+    if isinstance(tensor, Tensor) and tensor.strides:  # rows of it would be read from everywhere
+        tensor = tensor[:]
     if is_matrix(name, tensor.shape):
         return ops.place_matrix(tensor, transposed=is_transposed(name))
     return ops.xp.asarray(tensor[:])
@@ -202,6 +217,8 @@ def without_tied_head(tensors: Mapping[str, Rows], config: GPT2Config) -> dict[s
     wte, head = tensors["wte.weight"], tensors.get("lm_head.weight")
     if head is None or not config.tie_word_embeddings:
         return dict(tensors)
+    if isinstance(head, Tensor) and head == wte:  # two names of one place in a file of PyTorch
+        return {name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
     parts = [slice(start, start + _COMPARED) for start in range(0, wte.shape[0], _COMPARED)]
     if any(not np.array_equal(wte[part], head[part]) for part in parts):
         return dict(tensors)

@@ -56,9 +56,14 @@ def weights_digest(model: GPT2, tokenizer: Tokenizer, dtype: str | None = None) 
     size = model.config.vocab_size
     missing = set(tokenizer.missing_ids(size))
     for token_id in range(size):
-        token = b"" if token_id in missing else tokenizer.token_bytes(token_id)
+        token = b"" if token_id in missing else _bytes(tokenizer, token_id)
         digest.update(b"%d %d " % (token_id, len(token)) + token)
     return digest.hexdigest()
+
+
+def _bytes(tokenizer: Tokenizer, id: int) -> bytes:
+    data = tokenizer.token_bytes(id)
+    return tokenizer.token_name(id).encode() if data is None else data
 
 
 def _converted(format: str, dtype: str, panel: Array) -> Array:

@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from gpt_cli.hub import client, local
 from gpt_cli.hub.client import problem as problem
 from gpt_cli.hub.client import switched_off as switched_off
 from gpt_cli.hub.local import BUNDLED, SHORT_NAMES, checked_revision, hub_id
+from gpt_cli.hub.local import conversion_of as conversion_of
 from gpt_cli.options.declare import OptionError
 from gpt_cli.system.atomic import new_folder
 
@@ -46,18 +48,72 @@ def resolve(
     return find(name, revision) or download(name, revision=revision, offline=offline, quiet=quiet)
 
 
-def read_config(name: str, *, revision: str | None = None, offline: bool = False) -> GPT2Config:
-    """Return the configuration of a model; fetch only config.json if the model is not local."""
-    with _folder_of(lambda names: [contents.CONFIG], name, revision, offline) as folder:
-        return GPT2Config.from_folder(folder)
+@dataclass(frozen=True)
+class Description:
+    """What is known of a model without its weights."""
+
+    config: GPT2Config
+    folder: Path | None  # None if the model is not on this machine
+    weights: str | None  # the name of their file, or of the index of their shards
+    request: str | None  # the pull request on the Hub that they are taken from
+
+
+def describe(name: str, *, revision: str | None = None, offline: bool = False) -> Description:
+    """Describe a model; fetch only small files if it is not local. Errors are those of a download.
+
+    A folder may have no weights.
+    """
+    if folder := find(name, revision):
+        names = {path.name for path in folder.iterdir()}
+        weights = contents.select_weights(names, str(folder), folder.joinpath)[0]
+        config, present = GPT2Config.from_folder(folder), weights if weights in names else None
+        return Description(config, folder, present, local.conversion_of(folder))
+    repo, revision = _on_hub(name, revision, offline)
+    with tempfile.TemporaryDirectory() as scratch:
+        snapshot = client.find_snapshot(repo, revision, Path(scratch))
+        weights, *_ = contents.model_files(snapshot.files, repo, snapshot.fetch)
+        config = GPT2Config.from_folder(snapshot.fetch(contents.CONFIG).parent)
+    return Description(config, None, weights, snapshot.request)
+
+
+def resolve_all(
+    name: str,
+    adapter: str | None = None,
+    *,
+    revision: str | None = None,
+    offline: bool = False,
+    quiet: bool = False,
+) -> list[Path]:
+    """Return the folder of a model, then that of its adapter, if there is one."""
+    folder = resolve(name, revision=revision, offline=offline, quiet=quiet)
+    if adapter is None:
+        return [folder]
+    return [folder, resolve_adapter(adapter, offline=offline, quiet=quiet)]
+
+
+def resolve_adapter(name: str, *, offline: bool = False, quiet: bool = False) -> Path:
+    """Return the folder of an adapter; download it from the main branch if it is not local."""
+    if os.path.isdir(name):  # noqa: PTH112 (never raises)
+        return Path(name)
+    try:
+        if os.path.isfile(name):  # noqa: PTH113 (never raises)
+            raise ModelNotFoundError
+        cached = local.cached_snapshot(hub_id(name), "main", contents.adapter_files)
+    except ModelNotFoundError:
+        cure = "give the folder of an adapter, or OWNER/NAME on the Hub"
+        raise ModelNotFoundError(f"no adapter {name!r:.80}: {cure}") from None
+    return cached or download(name, offline=offline, quiet=quiet, select=contents.adapter_files)
 
 
 def read_tokenizer(name: str, *, revision: str | None = None, offline: bool = False) -> "Tokenizer":
     """Return the tokenizer of a model; fetch only its files if the model is not local."""
-    from gpt_cli.folder.tokenizer import Tokenizer  # imports tiktoken
+    from gpt_cli.folder.tokenizer import read_tokenizer  # imports tiktoken
 
-    with _folder_of(contents.tokenizer_files, name, revision, offline) as folder:
-        return Tokenizer.from_folder(folder)
+    def choose(names: Collection[str]) -> list[str]:  # config.json may name the kind
+        return [*contents.tokenizer_files(names), *({contents.CONFIG} & {*names})]
+
+    with _folder_of(choose, name, revision, offline) as folder:
+        return read_tokenizer(folder)
 
 
 @contextmanager
@@ -73,7 +129,7 @@ def _folder_of(
         return
     repo, revision = _on_hub(name, revision, offline)
     with tempfile.TemporaryDirectory() as scratch:
-        snapshot = client.Snapshot(repo, revision, Path(scratch))
+        snapshot = client.find_snapshot(repo, revision, Path(scratch))
         for file in choose(snapshot.files):
             snapshot.fetch(file)
         yield Path(scratch)
@@ -86,13 +142,15 @@ def download(
     to: Path | None = None,
     offline: bool = False,
     quiet: bool = False,
+    select: local.Select = contents.model_files,
 ) -> Path:
     """Fetch the current files of a model, check their hashes, and return their folder.
 
-    They go to the Hub's cache, or to `to`: a plain folder that appears only when complete.
+    They are those that `select` chooses. They go to the Hub's cache, or to `to`: a plain folder
+    that appears only when complete.
 
     Raise InputError if the model is local or `to` is not a new or empty folder, ModelNotFoundError
-    if the Hub does not provide the model, CheckpointError if the Hub has no safetensors of it or a
+    if the Hub does not provide the model, CheckpointError if its weights have another format or a
     file arrived damaged, and ResourceError if the disk is full or not writable.
     """
     if name in BUNDLED or is_folder(name):
@@ -101,9 +159,9 @@ def download(
     repo, revision = _on_hub(name, revision, offline)
     try:
         if to is None:
-            return client.fetch_model(repo, revision, None, quiet)
+            return client.fetch_model(repo, revision, None, quiet, select)
         with new_folder(to) as folder:
-            client.fetch_model(repo, revision, folder, quiet)
+            client.fetch_model(repo, revision, folder, quiet, select)
             shutil.rmtree(folder / ".cache")  # notes of the client
         return to.resolve()
     except OSError as error:
@@ -117,7 +175,7 @@ def is_folder(name: str) -> bool:
     return name not in (*BUNDLED, *SHORT_NAMES) and os.path.isdir(name)  # noqa: PTH112 (never raises)
 
 
-def _on_hub(name: str, revision: str | None, offline: bool) -> tuple[str, str]:
+def _on_hub(name: str, revision: str | None, offline: bool) -> tuple[str, str | None]:
     """Return the Hub id and the revision of a model; raise an error if the Hub is switched off."""
     repo = hub_id(name)
     if offline or switched_off():

@@ -8,14 +8,14 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpt_cli.errors import CheckpointError, InputError, ModelNotFoundError, ResourceError, counted
-from gpt_cli.folder.contents import INDEX, model_files
-from gpt_cli.hub.local import cache_folder, nearest, repo_folder
+from gpt_cli.folder.contents import has_safetensors, model_files
+from gpt_cli.hub.local import Select, cache_folder, conversion_mark, nearest, repo_folder
 from gpt_cli.system.files import file_hash
 from gpt_cli.system.machine import format_size, within
 
@@ -30,6 +30,7 @@ _PAUSES = (1.0, 2.0)  # seconds before the first request is repeated to an overl
 _OVERLOADED = (429, 500, 502, 503, 504)
 _HEAD_ANSWER = 10.0  # seconds for a later HEAD; the client would wait for 6 times 60
 _LONGEST_WAIT = 20  # seconds of Retry-After; the client would wait silently for any time
+_BOT = "SFconvertbot"  # opens requests with the same weights as safetensors
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 _log = logging.getLogger(__name__)
@@ -41,13 +42,17 @@ WAY_OUT = "or use a local model (`gpt-cli models` lists them), such as `tiny`"
 class Snapshot:
     """A model on the Hub at one commit, to be fetched into the folder `to` or into the cache."""
 
-    def __init__(self, repo: str, revision: str, to: Path | None, *, bars: bool = False):
+    bars = False  # whether to show the progress of downloads
+    request: str | None = None  # the pull request, if it was taken in place of `main`
+
+    def __init__(self, repo: str, revision: str | None, to: Path | None):
+        revision = revision or "main"
         with _client(partial(_explain, repo, revision)):
             from huggingface_hub import HfApi
 
             self.api = HfApi(endpoint=_endpoint())
             info = _ask(self.api, repo, revision)
-        self.repo, self.commit, self.to, self.bars = repo, str(info.sha), to, bars
+        self.repo, self.revision, self.commit, self.to = repo, revision, str(info.sha), to
         self.files = {file.rfilename: file for file in info.siblings or ()}
 
     def fetch(self, name: str, revision: str | None = None) -> Path:
@@ -73,6 +78,28 @@ class Snapshot:
             )
         return path
 
+    def conversion(self) -> str | None:
+        """Return the open pull request that adds safetensors to this commit; None if unknown.
+
+        It must be by the Hub's conversion bot, as in transformers: anybody can open a request.
+        """
+        with suppress(ModelNotFoundError), _client(partial(_explain, self.repo, self.commit)):
+            requests = self.api.get_repo_discussions(
+                self.repo,
+                author=_BOT,
+                discussion_type="pull_request",
+                discussion_status="open",
+            )
+            for request in requests:  # a mirror may ignore the filters
+                is_open = request.is_pull_request and request.status == "open"
+                if request.author != _BOT or not is_open:
+                    continue
+                reference = f"refs/pr/{request.num}"
+                commits = self.api.list_repo_commits(self.repo, revision=reference)
+                if [commit.commit_id for commit in commits[1:2]] == [self.commit]:
+                    return reference
+        return None
+
     def _expected_hash(self, name: str) -> str | None:
         """Return the sha256 or git hash of a file, or None if the server has neither."""
         if listed := _hash_of(self.files[name]):
@@ -91,17 +118,46 @@ def _hash_of(file: "RepoSibling") -> str | None:
     return file.lfs.sha256 if file.lfs else file.blob_id
 
 
-def fetch_model(repo: str, revision: str, to: Path | None, quiet: bool) -> Path:
-    """Fetch the files of a model into the folder `to`, or into the cache."""
+def find_snapshot(repo: str, revision: str | None, to: Path | None = None) -> Snapshot:
+    """Return the revision of a model that is taken, by default `main` or its conversion.
+
+    Args:
+        repo: the Hub id.
+        revision: a name; then no conversion is looked for.
+        to: the folder to fetch into; None for the cache.
+    """
+    snapshot = Snapshot(repo, revision, to)
+    asks = revision is None and not has_safetensors(snapshot.files)
+    if asks and (request := snapshot.conversion()):
+        snapshot = Snapshot(repo, request, to)
+        snapshot.request = request
+    return snapshot
+
+
+def fetch_model(
+    repo: str, revision: str | None, to: Path | None, quiet: bool, select: Select
+) -> Path:
+    """Fetch the files that `select` chooses into the folder `to`, or into the cache.
+
+    Of a model, they are from `find_snapshot`.
+    """
     quiet = quiet or sys.stderr is None
-    bars = not quiet and sys.stderr.isatty()
-    snapshot = Snapshot(repo, revision, to, bars=bars)
-    *others, config = model_files(snapshot.files, repo, lambda: snapshot.fetch(INDEX))
+    is_model = select is model_files
+    snapshot = (find_snapshot if is_model else Snapshot)(repo, revision, to)
+    snapshot.bars = not quiet and sys.stderr.isatty()
+    *others, config = select(snapshot.files, repo, snapshot.fetch)
     files = [snapshot.files[name] for name in (*others, config)]
-    _check_space(repo, files, to, say=not quiet and not bars)
+    if is_model and not quiet and (snapshot.request or not has_safetensors(snapshot.files)):
+        taken = snapshot.request or others[0]
+        _log.warning("%s has no safetensors: taking %s", repo, taken)  # shown by default
+    _check_space(repo, files, to, say=not quiet and not snapshot.bars)
     for name in others:
         snapshot.fetch(name)
-    return snapshot.fetch(config, None if to else revision).parent
+    if snapshot.request and not to:
+        mark = conversion_mark(repo, snapshot.request)
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.write_text(snapshot.commit)
+    return snapshot.fetch(config, None if to else snapshot.revision).parent
 
 
 def switched_off() -> bool:

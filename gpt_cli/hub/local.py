@@ -2,12 +2,14 @@
 
 import os
 import re
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from gpt_cli.errors import CheckpointError, ModelNotFoundError, did_you_mean
-from gpt_cli.folder.contents import CONFIG, INDEX, model_files
+from gpt_cli.folder.contents import ADAPTER_CONFIG, CONFIG, model_files
 from gpt_cli.options.declare import OptionError
 from gpt_cli.system.files import read_json
 
@@ -20,7 +22,11 @@ SHORT_NAMES = {
     "gpt2-xl": "openai-community/gpt2-xl",
 }
 
+# Selects files from the names in a folder or a repository; the last one marks a complete download.
+Select: TypeAlias = Callable[[Collection[str], str, Callable[[str], Path]], list[str]]
+
 _HUB_ID = re.compile(r"([a-zA-Z0-9][\w.-]*/)?[a-zA-Z0-9_]([\w.-]*\w)?", re.ASCII)
+_CONVERTED = "refs/gpt-cli-converted"  # in the cache of a model: our notes on conversions
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -97,7 +103,11 @@ def nearest(name: str) -> str:
 
 
 def check_folder(folder: Path) -> Path:
-    """Return the folder of a model; refuse one whose subfolders are models, as in training."""
+    """Return the folder of a model; refuse an adapter, and a folder whose subfolders are models."""
+    if not (folder / CONFIG).exists() and (folder / ADAPTER_CONFIG).exists():
+        raise ModelNotFoundError(
+            f"{folder} is an adapter: load its model, with this folder as the option adapter"
+        )
     if not (folder / CONFIG).exists() and (inside := [*folder.glob(f"*/{CONFIG}")]):
         models = sorted(path.parent for path in inside)
         newest = max(models, key=lambda path: [*map(int, re.findall(r"\d+", path.name))])
@@ -105,27 +115,50 @@ def check_folder(folder: Path) -> Path:
     return folder
 
 
-def checked_revision(revision: str | None) -> str:
-    """Return the revision, by default `main`, which is safe as the name of a file in `refs`."""
+def checked_revision(revision: str | None) -> str | None:
+    """Return the revision, if there is one, which is safe as the name of a file in `refs`."""
     if revision is None:
-        return "main"
+        return None
     if not revision.isprintable() or not revision.strip("/") or ".." in revision:
         complaint = f"{revision!r:.80} is not valid: give a branch, a tag or a commit"
         raise OptionError("revision", complaint)
     return revision.strip("/")
 
 
-def cached_snapshot(repo: str, revision: str) -> Path | None:
-    """Return the folder of a revision in the Hub's cache if the model is complete, else None."""
+def cached_snapshot(repo: str, revision: str | None, select: Select = model_files) -> Path | None:
+    """Return the folder of a revision in the Hub's cache if its files are complete, else None.
+
+    By default it is that of `main`, or else of a conversion of it.
+    """
     # Other tools may have cached a model under its short name.
     for name in (repo, *(short for short, full in SHORT_NAMES.items() if full == repo)):
-        folder, commit = repo_folder(name), revision
-        if not _COMMIT.fullmatch(revision):
-            with suppress(OSError, ValueError):
-                commit = (folder / "refs" / revision).read_text().strip()
-        if _COMMIT.fullmatch(commit) and _is_complete(folder / "snapshots" / commit):
-            return folder / "snapshots" / commit
+        folder = repo_folder(name)
+        marks = [folder / "refs" / (revision or "main")]
+        if revision is None:
+            marks += sorted((folder / _CONVERTED).glob("*"), reverse=True)
+        for commit in (revision or "", *map(_commit, marks)):
+            if _COMMIT.fullmatch(commit) and _is_complete(folder / "snapshots" / commit, select):
+                return folder / "snapshots" / commit
     return None
+
+
+def conversion_mark(repo: str, reference: str) -> Path:
+    """Return the file in the cache that holds the commit of a conversion, `refs/pr/N`."""
+    return repo_folder(repo) / _CONVERTED / Path(reference).name
+
+
+def conversion_of(folder: Path) -> str | None:
+    """Return the pull request, `refs/pr/N`, that a snapshot in the cache was taken from, if any."""
+    marks = (folder.parents[1] / _CONVERTED).glob("*") if len(folder.parents) > 1 else ()
+    numbers = (mark.name for mark in marks if _commit(mark) == folder.name)
+    return next((f"refs/pr/{number}" for number in numbers), None)
+
+
+def _commit(mark: Path) -> str:
+    """Return the commit that a file of the cache holds, or ""."""
+    with suppress(OSError, ValueError):
+        return mark.read_text().strip()
+    return ""
 
 
 def repo_folder(repo: str) -> Path:
@@ -133,10 +166,10 @@ def repo_folder(repo: str) -> Path:
     return cache_folder() / f"models--{repo.replace('/', '--')}"
 
 
-def _is_complete(folder: Path) -> bool:
+def _is_complete(folder: Path, select: Select = model_files) -> bool:
     try:
         names = {path.name for path in folder.iterdir() if path.is_file()}  # no dangling links
-        return bool(model_files(names, str(folder), lambda: folder / INDEX))
+        return bool(select(names, str(folder), folder.joinpath))
     except (OSError, CheckpointError, ModelNotFoundError):
         return False
 

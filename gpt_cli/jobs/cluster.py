@@ -93,7 +93,7 @@ class _Worker(_BundleActor):
 
     task: Task
     reader: _PieceReader
-    name: str  # of the model, as a user wrote it
+    names: tuple[str, str | None]  # of the model and its adapter, as a user wrote them
     model: str
     loading: Mapping[str, Any]
 
@@ -101,7 +101,7 @@ class _Worker(_BundleActor):
     def _engine(self) -> Engine:
         """The model, loaded for the first bundle: Ray would return only the text of an error."""
         engine = load(self.model, **self.loading)
-        engine.name = self.name
+        engine.name, engine.adapter = self.names
         return engine
 
     def content(self, bundle: list[Any]) -> Iterator[Record]:
@@ -127,7 +127,9 @@ def compute(
     if not bundles:
         return
     reader = source.reader, start, Path.cwd()
-    path = str(Path(model).absolute()) if hub.is_folder(model) else model
+    names = model, loading.get("adapter")
+    path, adapter = map(_absolute, names)
+    loading = {**loading, "adapter": adapter}
     if loading.get("device", "auto") == "auto" and not cluster.gpus_per_worker:
         loading = {**loading, "device": "cpu"}  # Ray has assigned no GPU
     with _connected(cluster) as alone:
@@ -146,7 +148,7 @@ def compute(
             )
         data = data.map_batches(
             _Worker,
-            fn_constructor_args=(task, _PieceReader(*reader), model, path, loading),
+            fn_constructor_args=(task, _PieceReader(*reader), names, path, loading),
             num_cpus=threads,
             num_gpus=cluster.gpus_per_worker or None,
             compute=actors(size=min(workers, len(bundles))),
@@ -155,6 +157,11 @@ def compute(
         # With prefetching, a bundle would wait for the next one, which may take an hour.
         for table in data.iter_batches(prefetch_batches=0, batch_size=None, batch_format="pyarrow"):
             yield from _unpacked(table)
+
+
+def _absolute(name: str | None) -> str | None:
+    """Return the name of a model or an adapter, or the absolute path of its folder."""
+    return str(Path(name).absolute()) if name and hub.is_folder(name) else name
 
 
 def _packed(content: list[Any] | GPTCLIError) -> "pyarrow.Table":

@@ -110,8 +110,11 @@ class _Job:
             "input": None if self.source.streams else self.source.contents,
             "model": self.model,
             "revision": self.loading.get("revision"),
+            "adapter": self.loading.get("adapter"),
             "dtype": self.loading.get("dtype", "auto"),
         }
+        if (bos_token := self.loading.get("bos_token")) is not None:  # absent in older manifests
+            job["bos_token"] = bos_token
         return job | self.task.settings | job  # a setting must not replace an entry of the job
 
     def run(self, sink: Sink) -> Summary:

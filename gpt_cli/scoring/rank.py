@@ -81,7 +81,7 @@ def _ranked(
     """Return the choices with their probabilities, from the log-likelihoods of their tokens."""
     ids = question.choices
     totals = [math.fsum(row) for row in logprobs]
-    sizes = [sum(len(tokenizer.token_bytes(id)) for id in row) for row in ids]
+    sizes = [sum(map(len, tokenizer.pieces(row, question.prompt))) for row in ids]
     lengths = {"total": [1 for _ in ids], "token": [len(row) for row in ids], "byte": sizes}[by]
     means = [total / length for total, length in zip(totals, lengths, strict=True)]
     best = max(means)

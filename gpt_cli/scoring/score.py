@@ -101,9 +101,10 @@ def score(
     columns = measure_texts(loaded, texts, list(measures.values()), stride)
     scores = []
     for ids, values in zip(texts, columns, strict=True):
-        size = sum(len(loaded.tokenizer.token_bytes(id)) for id in ids[max(1, len(start)) :])
+        ids = ids[len(start) :]
+        pieces = islice(loaded.tokenizer.pieces(ids), 0 if start else 1, None)
         fields = zip(measures, (column[len(start) :] for column in values), strict=True)
-        scores.append(Score(ids[len(start) :], bytes_scored=size, **dict(fields)))
+        scores.append(Score(ids, bytes_scored=sum(map(len, pieces)), **dict(fields)))
     return scores
 
 

@@ -55,7 +55,7 @@ def initial_tokens(tokenizer: Tokenizer, config: GPT2Config) -> NDArray[np.bool_
     size = config.vocab_size
     initial = np.zeros(size, bool)
     for id in set(range(size)) - set(tokenizer.missing_ids(size)):
-        initial[id] = tokenizer.token_bytes(id)[:1].isspace()
+        initial[id] = (tokenizer.token_bytes(id) or b"")[:1].isspace()
     initial[[id for id in config.eos_token_id if id < size]] = True
     return initial
 
@@ -89,7 +89,7 @@ def find_words(
     does not count its end, because what follows the text is not known. So the surprisals sum to the
     negative log-likelihood of the text, if all tokens are scored and there is a word.
     """
-    pieces = [tokenizer.token_bytes(id) for id in ids]
+    pieces = list(tokenizer.pieces(ids))
     starts = list(accumulate(map(len, pieces), initial=0))  # of the tokens, in bytes
     text = b"".join(pieces)
     spans = [match.span() for match in re.finditer(rb"\S+", text)]

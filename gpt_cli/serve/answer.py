@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from gpt_cli.engine import Engine
 from gpt_cli.errors import GPTCLIError, InputError
-from gpt_cli.folder.tokenizer import StreamDecoder, Tokenizer
+from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.generation.decode import Step, TopLogprobs
 from gpt_cli.generation.row import Request
 from gpt_cli.serve.metrics import Metrics
@@ -191,7 +191,8 @@ class _Choice:
         self._request, self._prompt, self._index = request, prompt, index
         self._fields = request.fields
         self._text = prompt.text if self._fields.echo else ""  # the new part
-        self._logprobs = _Logprobs(tokenizer)
+        before = [] if request.score is not None else prompt.ids
+        self._logprobs = _Logprobs(tokenizer, before)
         self.tokens, self._logprob = 0, 0.0  # of the generated text
         to_come = self._fields.max_tokens or request.score is not None
         self.finish_reason = None if to_come else "length"  # OpenAI's name
@@ -212,10 +213,10 @@ class _Choice:
         self.is_new = True
         if isinstance(event, PromptScore):
             logprobs, tops = [None, *event.logprobs], [[], *event.top_logprobs]
-            for entry in zip(self._prompt.ids, logprobs, tops, strict=True):
+            for index, entry in enumerate(zip(self._prompt.ids, logprobs, tops, strict=True)):
                 self._logprobs.add(*entry)
-            if not self._prompt.text:  # the start token stands for an empty prompt
-                self._logprobs.offset = 0
+                if index == 0 and self._prompt.begins:
+                    self._logprobs.restart(self._prompt.ids[: 0 if self._prompt.text else 1])
             self.finish_reason = None if self._fields.max_tokens else "length"
             return
         self.tokens += 1
@@ -242,10 +243,15 @@ class _Choice:
 class _Logprobs:
     """Tokens with their log-probabilities, as OpenAI writes them."""
 
-    def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer, self._decoder = tokenizer, StreamDecoder(tokenizer)
-        self.offset = 0  # of the next token in the text, in characters
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int]):
+        self._tokenizer = tokenizer
+        self.restart(before)
         self._entries: list[tuple[str, float | None, dict[str, float] | None, int]] = []
+
+    def restart(self, before: Sequence[int]) -> None:
+        """Begin the text after these ids."""
+        self._decoder = self._tokenizer.stream(before)
+        self.offset = 0  # of the next token in the text, in characters
 
     def add(self, id: int, logprob: float | None, top: TopLogprobs) -> None:
         """Add a token; the likeliest tokens at its position always include the token itself."""
@@ -255,7 +261,7 @@ class _Logprobs:
         start = self.offset
         self.offset += len(self._decoder.push(id))
         if not name.startswith("bytes:"):  # an incomplete character before it is now U+FFFD
-            start = self.offset - len(name)
+            start = max(start, self.offset - len(name))
         self._entries.append((name, logprob, likeliest, start))
 
     def new_entries(self) -> Json:
@@ -268,6 +274,8 @@ def token_name(tokenizer: Tokenizer, id: int) -> str:
     r"""Return a token as text, or as `bytes:\xf0\x9f` if it is not whole characters."""
     try:
         piece = tokenizer.token_bytes(id)
+        if piece is None:
+            return tokenizer.token_name(id)
     except InputError:  # the model has more ids than its tokenizer
         return f"<{id}>"
     try:

@@ -49,6 +49,7 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
     get, post = partial(Route, methods=["GET"]), partial(Route, methods=["POST"])
     model = {"id": names[0], "object": "model", "created": int(time.time())}
     model |= {"owned_by": "gpt-cli", "max_model_len": engine.model.config.n_positions}
+    model |= {"adapter": engine.adapter}
     routes = [
         get("/", _page()),
         get("/health", handlers.health),

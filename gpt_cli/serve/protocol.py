@@ -70,6 +70,7 @@ class Prompt:
 
     ids: list[int]
     text: str
+    begins: bool  # whether the first id is a start token that the text does not have
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def tokenize(engine: Engine, body: Json) -> Json:
     if not isinstance(text, str):
         raise RequestError("prompt must be a text", "prompt")
     with _about("prompt"):
-        ids = engine.encode(text, special=True)
+        ids = engine.tokenizer.encode(text, special=True)
     return {"tokens": ids, "count": len(ids), "max_model_len": engine.model.config.n_positions}
 
 
@@ -223,8 +224,8 @@ def _prompt(engine: Engine, prompt: str | list[int], fields: Fields) -> Prompt:
         if len(ids) > most:
             raise InputError(f"it has {counted(len(ids), 'token')}; shorten it to at most {most:,}")
         if isinstance(prompt, str):
-            return Prompt(ids, prompt)
-        return Prompt(ids, engine.decode(prompt) if fields.echo else "")
+            return Prompt(ids, prompt, not prompt or bool(engine.loaded.start))
+        return Prompt(ids, engine.decode(prompt) if fields.echo else "", not prompt)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from gpt_cli.checks import verify
 from gpt_cli.engine import Engine
-from gpt_cli.folder.tokenizer import Tokenizer
+from gpt_cli.folder.tokenizer import read_tokenizer
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.hub import local
@@ -44,7 +44,7 @@ def result(name, folder=TINY, model="tiny"):
 
 @cache
 def limits_of_tiny(dtype, compute=verify._limits):
-    model, tokenizer = checkpoint.load(TINY, NumPyOps()), Tokenizer.from_folder(TINY)
+    model, tokenizer = checkpoint.load(TINY, NumPyOps()), read_tokenizer(TINY)
     reference = Engine(LoadedModel(model, tokenizer), "tiny", 0.0)
     return compute(reference, verify._logprobs(reference), dtype)
 

@@ -77,6 +77,7 @@ def test_json_has_the_same_text_with_its_model_seed_and_finish_reason(story):
         "finish_reason": "length",
         "seed": 1,
         "model": "tiny",
+        "adapter": None,
     }
 
 
@@ -200,6 +201,7 @@ def test_every_flag_arrives_where_it_has_its_effect(
         "--repeat-penalty 1.9 --presence-penalty 0.1 --frequency-penalty 0.2 --logit-bias 7=-3 "
         "--logit-bias 9=1 --include-stop --stop a --stop b --seed 11 --no-cache "
         "--device cpu --dtype float16 --revision v1 --offline --overflow shift --ignore-eos "
+        "--adapter some/adapter --bos-token [CLS] "
         f"--special -q --no-speculate {more} text"
     )
     assert app.run([command, *flags.split()]) == 130
@@ -208,9 +210,11 @@ def test_every_flag_arrives_where_it_has_its_effect(
         "device": "cpu",
         "dtype": "float16",
         "revision": "v1",
+        "adapter": "some/adapter",
         "offline": True,
         "quiet": True,
         "speculate": False,
+        "bos_token": "[CLS]",
     }
     assert (recorder.prompts, recorder.batch_size) == (prompts, batch_size)
     assert recorder.options == Options(

@@ -50,7 +50,8 @@ def jsonl(*rows):
 
 # --- records -------------------------------------------------------------------------------------
 
-KEYS = {"index", "prompt", "text", "finish_reason", "seed", "model", "usage", "timing"}
+KEYS = {"index", "prompt", "text", "finish_reason", "seed", "model", "adapter"}
+KEYS |= {"usage", "timing"}
 
 
 def test_each_line_has_a_record_with_its_settings():

@@ -40,6 +40,7 @@ def benchmark():
     """120 tokens after 32: 2 ms each with the cache; without it, 1 ms more every 5 tokens."""
     return Benchmark(
         model="made up",
+        adapter=None,
         parameters=1_234_567,
         weights_bytes=4_938_268,
         dtype="float7",
@@ -328,6 +329,7 @@ def seen(monkeypatch, benchmark):
 def test_every_flag_has_its_effect(seen, capfd, thread_variables):
     flags = (
         "-m some/model -p 3 -n 5 -b 7 -r 9 --no-cache --device cpu --dtype float16 --revision v1 "
+        "--adapter some/adapter "
         "--offline --threads 3 -q"
     )
     assert app.run(["bench", *flags.split()]) == 0
@@ -337,8 +339,10 @@ def test_every_flag_has_its_effect(seen, capfd, thread_variables):
         "device": "cpu",
         "dtype": "float16",
         "revision": "v1",
+        "adapter": "some/adapter",
         "offline": True,
         "quiet": True,
+        "bos_token": None,
     }
     assert os.environ["GPT_CLI_THREADS"] == "3"
     head = "made up: 1,234,567 parameters in float7, computed by by hand"

@@ -315,7 +315,7 @@ def test_score_has_a_record_for_each_row(here):
     assert finished.returncode == 6
     first, short, bad = map(json.loads, finished.stdout.splitlines())
     assert set(first) == {
-        *("index", "id", "text", "model", "tokens", "tokens_scored"),
+        *("index", "id", "text", "model", "adapter", "tokens", "tokens_scored"),
         *("total_logprob", "perplexity", "bits_per_byte"),
     }
     assert (first["id"], first["text"]) == ("a", "Once upon a time")
@@ -438,6 +438,7 @@ OTHER_FLAGS = {
     "overflow": ["--overflow", "shift"],
     "dtype": ["--dtype", "int8"],
     "revision": ["--revision", "v1"],
+    "adapter": ["--adapter", "other"],
     "model": ["-m", "other"],
 }
 

@@ -49,14 +49,15 @@ def test_a_terminal_sees_bars_and_a_quiet_one_does_not(hub):
         (["acme/none"], "", 3, "no folder and no model on the Hub is named acme/none"),
         ([REPO, "--revision", "v9"], "", 3, "acme/gpt has no revision v9"),
         ([REPO], "403-gated", 3, "acme/gpt is gated: accept its terms"),
-        (["acme/pickle"], "", 4, "use a model that has safetensors"),
+        (["acme/tf"], "", 4, "use a model that has model.safetensors or pytorch_model.bin"),
         (["tiny"], "", 2, "tiny is bundled"),
         (["."], "", 2, ". is a folder"),
         ([REPO, "--to", "."], "", 2, "is not an empty folder"),
     ],
 )
 def test_each_failure_is_one_line_and_an_exit_code(hub, arguments, fault, code, says):
-    hub.add("acme/pickle", model_files(**{"model.safetensors": None}))
+    others = {"model.safetensors": None, "pytorch_model.bin": None, "tf_model.h5": b"others"}
+    hub.add("acme/tf", model_files(**others))
     if fault:
         hub.fail(fault)
     assert says in refusal("download", *arguments, code=code)
@@ -89,9 +90,9 @@ def test_models_are_lines_with_tabs_or_of_json_in_a_pipe(hub):
     out, errors = run_here("models")
     assert errors == ""
     rows = [line.split("\t") for line in out.decode().splitlines()]
-    assert [REPO, "cached", "4049", folder] in rows
+    assert [REPO, "cached", "4063", folder] in rows
     assert all(len(row) == 4 for row in rows)
-    record = {"name": REPO, "origin": "cached", "size": 4049, "folder": folder}
+    record = {"name": REPO, "origin": "cached", "size": 4063, "folder": folder}
     assert record in records_here("models", "--json")
     assert hub.requests == []
 
@@ -129,6 +130,24 @@ def test_info_of_a_local_model_needs_no_network(hub, case_folder):
     assert hub.requests == []
 
 
+def test_info_says_which_weights_are_taken_before_and_after_a_download(hub, case_folder):
+    saved = {path.name: path.read_bytes() for path in case_folder("saved").iterdir()}
+    others = {name: data for name, data in saved.items() if name != "model.safetensors"}
+    hub.add("acme/old", others | {"pytorch_model.bin": b""})
+    (facts,) = records_here("info", "acme/old", "--json")
+    assert (facts["weights"], facts["request"]) == ("pytorch_model.bin", None)
+    hub.add_pull("acme/old", 22, saved)
+    taken = "model.safetensors", "refs/pr/22"
+    (facts,) = records_here("info", "acme/old", "--json")
+    assert (facts["folder"], facts["weights"], facts["request"]) == (None, *taken)
+    command = "generate", "-m", "acme/old", "-n", 1, "-q", "--json", "the"
+    assert records_here(*command)[0]["model"] == "acme/old@refs/pr/22"
+    (facts,) = records_here("info", "acme/old", "--json", "--offline")
+    assert (facts["weights"], facts["request"]) == taken
+    hub.add("acme/flax", others | {"flax_model.msgpack": b""})
+    assert "weights only in flax_model.msgpack" in refusal("info", "acme/flax", code=4)
+
+
 def test_info_of_damaged_weights_is_exit_code_4(tmp_path):
     weights = CASES["saved"].write(tmp_path) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
@@ -139,12 +158,13 @@ def test_info_of_damaged_weights_is_exit_code_4(tmp_path):
 
 
 def test_tokens_need_no_weights_and_leave_nothing_in_the_cache(hub, cache):
+    (hub.root / REPO / "tokenizer.json").unlink()
     write_tokenizer(hub.root / REPO)
     out, told = run_here("tokenize", "-v", "-m", REPO, "the the")
     assert out == b"83 257 262\n"
     assert "`gpt-cli download acme/gpt` keeps the model" in told
     assert run_here("detokenize", "-m", REPO, "-q", "83 257 262") == (b"the the", "")
-    assert sorted(hub.fetched()) == ["merges.txt", "merges.txt", "vocab.json", "vocab.json"]
+    assert sorted(hub.fetched()) == [*2 * ["config.json"], *2 * ["merges.txt"], *2 * ["vocab.json"]]
     assert not list(cache.glob("models--*"))
     run_here("download", REPO, "-q")
     assert run_here("tokenize", "-v", "-m", REPO, "the the") == (b"83 257 262\n", "")

@@ -51,6 +51,7 @@ def test_each_choice_has_the_likelihood_of_its_tokens_after_the_prompt(likelihoo
     assert {record["text"] for record in records} == {f" {choice}" for choice in CHOICES}
     for record in records:
         keys = ["rank", "choice", "text", "probability", "logprob", "tokens", "bytes", "model"]
+        keys.append("adapter")
         assert list(record) == keys
         assert record["text"] == f" {record['choice']}"
         logprobs = likelihood(prompt, record["text"])

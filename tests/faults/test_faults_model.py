@@ -17,6 +17,13 @@ from support.processes import posix
 from support.world import fault_row
 
 FOLDER = "the model's folder"
+# A tokenizer.json with a table of characters that is damaged.
+PANIC = json.dumps(
+    {
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": "YWJj"},
+        "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"},
+    }
+)
 Damage = Callable[[Path], object]
 
 
@@ -89,8 +96,9 @@ AGAIN = "get it again"
 MATCHING = "get the weights and the config.json of the same GPT-2"
 MEND = "correct the file or get it again"
 SAFETENSORS = "get the model as safetensors"
+RENAME = "name it pytorch_model.bin"
 SAME = "of the same model"
-ONE = b'"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'  # a tensor, in a header
+ONE = b'"h.9.x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'  # a tensor, in a header
 HUGE = 2**63
 
 
@@ -133,16 +141,17 @@ FAULTS = [
           "a Git LFS pointer", "run `git lfs pull`"),
     fault(5, "a web page", write(WEIGHTS, "\n<!DOCTYPE html><html>404</html>"), "a web page",
           AGAIN),
-    fault(6, "only a pickle", only_a_pickle, "no model.safetensors", SAFETENSORS),
+    fault(6, "only a pickle", only_a_pickle, "names os.system, which is never called",
+          SAFETENSORS),
     fault(6, "a pickle under the name of the weights", write(WEIGHTS, b"\x80\x04\x95}\x94."),
-          "a pickle file, which can run code", SAFETENSORS),
+          "a file of PyTorch", RENAME),
     fault(6, "a PyTorch archive under that name", write(WEIGHTS, b"PK\x03\x04\x14\0\0"),
-          "a PyTorch archive", SAFETENSORS),
+          "a file of PyTorch", RENAME),
     *(fault(7, f"a header that claims {length} bytes", header(b"{}", bytes(16), length),
             "is not safetensors", AGAIN)
       for length in (0, 1, 3, 17, 18, 19, 10_000_001, 2**31, 2**32 + 2, HUGE - 1, HUGE, 2**64 - 1)),
     fault(8, "a tensor named twice", header(b"{" + ONE + b"," + ONE + b"}", bytes(4)),
-          "duplicate tensor x", "get a file that was written correctly"),
+          "duplicate tensor h.9.x", "get a file that was written correctly"),
     fault(8, "a field named twice",
           header(b'{"x":{"dtype":"F32","dtype":"F16","shape":[1],"data_offsets":[0,4]}}', bytes(4)),
           "duplicate field", AGAIN),
@@ -230,6 +239,12 @@ FAULTS = [
           edit("vocab.json", lambda raw: raw.replace(b": 5,", b": true,")), "", AGAIN),
     fault(21, "two tokens of one id", edit("vocab.json", lambda raw: raw.replace(b": 5,", b": 6,")),
           "", AGAIN),
+    fault(21, "settings of the tokenizer that are a list", write("tokenizer_config.json", "[]"),
+          "tokenizer_config.json is not a JSON object", AGAIN),
+    fault(21, "a tokenizer.json without a vocabulary", write("tokenizer.json", '{"model": {}}'),
+          "tokenizer.json: damaged", AGAIN),
+    fault(21, "a tokenizer.json that makes its library panic", write("tokenizer.json", PANIC),
+          "tokenizer.json: damaged (PanicException(", AGAIN),
     # other files
     fault(54, "a header that is a list", header(b"[]"), "is not safetensors", AGAIN),
     fault(54, "a header that is no JSON", header(b"{nothing"), "", AGAIN),
@@ -245,9 +260,10 @@ FAULTS = [
     fault(55, "a header of 400,000 tensors", header(json.dumps({
           str(i): {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(400_000)
           }).encode()), "header claims", AGAIN),
-    fault(56, "a name that drives a terminal", tensor("\x1b]0;pwned\x07\x1b[2J\x9b", (1,)),
+    fault(56, "a name that drives a terminal", tensor("h.\x1b]0;pwned\x07\x1b[2J\x9b", (1,)),
           "\N{SYMBOL FOR ESCAPE}]0;pwned", MATCHING),
-    fault(56, "a name of 100,000 letters", tensor("x" * 100_000, (1,)), "such as xxx", "x"),
+    fault(56, "a name of 100,000 letters", tensor("h." + "x" * 100_000, (1,)),
+          "such as h.xxx", "x"),
     fault(57, "a pipe in place of config.json", odd_file("config.json", pipe),
           "not a regular file", AGAIN),
     fault(57, "a device in place of config.json", odd_file("config.json", link("/dev/zero")),
@@ -266,7 +282,10 @@ FAULTS = [
 
 
 OF_WEIGHTS = (1, 2, 3, 5, 7, 9, 54)  # of the file of the weights, not of its tensors
-PROCESSES = {"weights cut short", "a weight that is nan", "no config.json", "no vocabulary"}
+PROCESSES = {
+    *("weights cut short", "a weight that is nan", "no config.json", "no vocabulary"),
+    "a tokenizer.json that makes its library panic",  # which it writes past sys.stderr
+}
 
 
 @posix

@@ -14,7 +14,7 @@ pytestmark = posix
 
 TINY = ("-m", "tiny")
 # The only files of a model's folder that are opened.
-READ = {"config.json", "model.safetensors", "vocab.json", "merges.txt"}
+READ = {"config.json", "model.safetensors", "vocab.json", "merges.txt", "tokenizer_config.json"}
 
 # Python runs this when it starts. It records what an attacker would have to do.
 WATCH = """

@@ -6,10 +6,14 @@ The bytes must give a result, which the target checks, or an error message for a
 import atexit
 import json
 import math
+import pickle
 import re
 import shutil
+import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from io import BytesIO
 from itertools import takewhile, zip_longest
@@ -23,14 +27,16 @@ import numpy as np
 from gpt_cli.compression import archive
 from gpt_cli.compression.archive import ArchiveReader
 from gpt_cli.compression.codec import Codec
-from gpt_cli.errors import CheckpointError, InputError
-from gpt_cli.folder import tensors
+from gpt_cli.errors import CheckpointError, InputError, ResourceError
+from gpt_cli.folder import weight_files
+from gpt_cli.folder.byte_bpe import ByteBPE, ByteStream
 from gpt_cli.folder.config import ACTIVATIONS, GPT2Config, expected_shapes
 from gpt_cli.folder.tensors import Tensor
-from gpt_cli.folder.tokenizer import StreamDecoder, Tokenizer
+from gpt_cli.folder.tokenizer import Tokenizer, read_tokenizer
 from gpt_cli.generation.matcher import Matcher
 from gpt_cli.generation.row import StopStrings
 from gpt_cli.gpt2 import checkpoint
+from gpt_cli.gpt2.adapter import merge
 from gpt_cli.gpt2.memory import count_parameters, weights_bytes
 from gpt_cli.jobs import Generation
 from gpt_cli.jobs.rows import Source
@@ -38,6 +44,8 @@ from gpt_cli.ops import get_ops
 from gpt_cli.ops.int8 import Int8Rows
 from gpt_cli.options.request import CONSTRAINTS, Options
 from gpt_cli.records import json_line, of_error
+from support.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTERS
+from support.checkpoints import CASES
 
 FOLDER = Path(tempfile.mkdtemp(prefix="gpt-cli-fuzz-"))
 atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
@@ -105,6 +113,62 @@ def check_numbers(tensor: Tensor, data: bytes) -> None:
         assert not halves[:, 0].any()
 
 
+# --- PyTorch -------------------------------------------------------------------------------------
+
+TORCH = fresh("torch") / "pytorch_model.bin"
+STORAGES = {"0": bytes(range(48)), "1": bytes(8)}
+HEX = b"hex:"  # before the inputs that are kept, so that no file is a pickle
+MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
+FORBIDDEN = ("exec", "os.system", "os.posix_spawn", "subprocess.Popen", "pickle.find_class")
+for codec in ("cp437", "raw-unicode-escape", "latin-1", "ascii"):  # imported on first use
+    "".encode(codec)
+reading = []  # while it is not empty, FORBIDDEN must not happen
+
+
+def watch(event: str, arguments: object) -> None:
+    assert not (reading and event in FORBIDDEN), event
+
+
+sys.addaudithook(watch)
+
+
+def torch_files(data: bytes) -> Iterator[bytes]:
+    """Yield files with this pickle of a state dict, or the bytes themselves if they are a zip."""
+    if data.startswith(b"PK"):
+        yield data
+        return
+    file = BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("archive/data.pkl", data)
+        for key, storage in STORAGES.items():
+            archive.writestr(f"archive/data/{key}", storage)
+    yield file.getvalue()
+    lead = [pickle.dumps(value, 2) for value in (MAGIC, PROTOCOL, {})]
+    end = [len(data).to_bytes(8, "little") + data for data in STORAGES.values()]
+    yield b"".join([*lead, data, pickle.dumps(list(STORAGES), 2), *end])
+
+
+def torch(data: bytes) -> None:
+    """The bytes are the pickle in `pytorch_model.bin`, or that file; after HEX in hexadecimal."""
+    if data.startswith(HEX):
+        data = bytes.fromhex(data[len(HEX) :].decode())
+    for file in torch_files(data):
+        TORCH.write_bytes(file)
+        reading.append(True)
+        try:
+            tensors = weight_files.read_tensors(TORCH)
+        except CheckpointError as error:
+            assert str(error)
+            continue
+        finally:
+            reading.pop()
+        for _, tensor in tensors:
+            assert 0 <= tensor.offset <= len(file)
+            assert min(tensor.shape, default=0) >= 0
+            if tensor.dtype in ("F32", "F16", "BF16", "I8") and 0 < math.prod(tensor.shape) < 10**6:
+                assert tensor.shape == () or tensor[:].shape == tensor.shape
+
+
 SHARDS = fresh("shards")
 for file in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "other.bin"):
     (SHARDS / file).touch()
@@ -116,7 +180,7 @@ def shards(data: bytes) -> None:
     """The bytes are `model.safetensors.index.json`, beside two shards and other files."""
     (SHARDS / "model.safetensors.index.json").write_bytes(data)
     try:
-        paths = tensors.weight_files(SHARDS)
+        paths = weight_files.weight_files(SHARDS)
     except CheckpointError as error:
         assert str(error)
         return
@@ -166,10 +230,42 @@ def config(data: bytes) -> None:
         assert parameters < weights_bytes(config, dtype) <= 4 * parameters
 
 
+# --- adapters ------------------------------------------------------------------------------------
+
+ADAPTER = ADAPTERS["patterns"].write(fresh("adapter"))
+ADAPTER_FILE = (ADAPTER / ADAPTER_WEIGHTS).read_bytes()
+
+
+@cache
+def adapted_model() -> tuple[Path, dict[str, Tensor]]:
+    """Return the folder and the tensors of a small model."""
+    folder = CASES["saved"].write(fresh("model"))
+    return folder, checkpoint.find_tensors(folder)
+
+
+def adapter(data: bytes) -> None:
+    """The bytes are `adapter_config.json`, and after a zero byte `adapter_model.safetensors`."""
+    first, *weights = data.split(b"\0", 1)
+    (ADAPTER / ADAPTER_CONFIG).write_bytes(first)
+    (ADAPTER / ADAPTER_WEIGHTS).write_bytes(*weights or [ADAPTER_FILE])
+    folder, tensors = adapted_model()
+    try:
+        merged = merge(tensors, folder, ADAPTER)
+    except CheckpointError as error:
+        assert str(error)
+        return
+    assert merged.keys() - {"lm_head.weight"} == tensors.keys()
+    for name, tensor in tensors.items():
+        assert merged[name].shape == tensor.shape == merged[name][:].shape
+
+
 # --- tokenizer -----------------------------------------------------------------------------------
 
 TOKENIZER = fresh("tokenizer")
-TOKENIZER_FILES = ("vocab.json", "merges.txt", "added_tokens.json", "tokenizer.json")
+TOKENIZER_FILES = (
+    *("vocab.json", "merges.txt", "added_tokens.json", "tokenizer.json"),
+    *("tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "spiece.model"),
+)
 TEXTS = ("", " the  then\n\n", "H\u00e9, \U0001f600\u200d <|endoftext|>'s", "\0\x85\u3000\ufffd")
 
 
@@ -189,16 +285,19 @@ def tokenizer(data: bytes) -> None:
 
     A byte 1 stands for the tokens of single bytes, with the ids 0 to 255, so that inputs are short.
     """
-    parts = data.split(b"\0")
-    for name, part in zip_longest(TOKENIZER_FILES, parts[: len(TOKENIZER_FILES)], fillvalue=b""):
+    parts = data.split(b"\0", len(TOKENIZER_FILES) - 1)
+    for name, part in zip_longest(TOKENIZER_FILES, parts, fillvalue=b""):
         if part:
             (TOKENIZER / name).write_bytes(part.replace(b"\1", BYTE_TOKENS))
         else:
             (TOKENIZER / name).unlink(missing_ok=True)
     try:
-        tokenizer = Tokenizer.from_folder(TOKENIZER)
-    except CheckpointError as error:
+        tokenizer = read_tokenizer(TOKENIZER)
+    except (CheckpointError, ResourceError) as error:
         assert str(error)
+        return
+    if not isinstance(tokenizer, ByteBPE):
+        other_tokenizer(tokenizer, data)
         return
     for text in (*TEXTS, *tokenizer.special):
         for special in (False, True):
@@ -206,6 +305,18 @@ def tokenizer(data: bytes) -> None:
     ids = tokenizer.encode_bytes(data)
     assert b"".join(map(tokenizer.token_bytes, ids)) == data
     assert not set(ids) & set(tokenizer.missing_ids(300))
+
+
+def other_tokenizer(tokenizer: Tokenizer, data: bytes) -> None:
+    """A text is what its ids add to the decoded prompt; the library may refuse a text."""
+    with suppress(CheckpointError):
+        ids = tokenizer.encode(TEXTS[1] + data.decode(errors="replace"))
+        stream = tokenizer.stream(ids[:3])
+        text = "".join(map(stream.push, ids[3:])) + stream.flush()
+        whole, before = tokenizer.decode(ids), tokenizer.decode(ids[:3])
+        assert not whole.startswith(before) or before + text == whole
+        if tokenizer.has_all_bytes:
+            assert b"".join(map(tokenizer.token_bytes, tokenizer.encode_bytes(data))) == data
 
 
 # --- rows of a batch -----------------------------------------------------------------------------
@@ -270,7 +381,7 @@ TOKENS |= {token: id for id, token in enumerate((*PAIRS, "<|endoftext|>"), 256)}
 (SMALL / "vocab.json").write_text(json.dumps(TOKENS), encoding="utf-8")
 (SMALL / "merges.txt").write_text("\n".join(map(" ".join, PAIRS)), encoding="utf-8")
 SIZES = {"n_positions": 64, "n_embd": 16, "n_head": 2, "n_layer": 1}
-SMALL_TOKENIZER = Tokenizer.from_folder(SMALL)
+SMALL_TOKENIZER = read_tokenizer(SMALL)
 SMALL_CONFIG = GPT2Config.from_dict(
     SIZES | {"vocab_size": len(TOKENS), "eos_token_id": len(TOKENS) - 1}
 )
@@ -419,7 +530,7 @@ def decoder(data: bytes) -> None:
         tokens.append(rest[: length & 3])
         rest = rest[length & 3 :]
     tokens.append(rest)
-    decoder = StreamDecoder(SimpleNamespace(token_bytes=tokens.__getitem__))
+    decoder = ByteStream(SimpleNamespace(token_bytes=tokens.__getitem__))
     data, text = b"", ""
     for id, token in enumerate(tokens):
         data += token
@@ -439,8 +550,10 @@ def certain(data: bytes) -> str:
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "safetensors": safetensors,
+    "torch": torch,
     "shards": shards,
     "config": config,
+    "adapter": adapter,
     "tokenizer": tokenizer,
     "rows": rows,
     "constraints": constraints,

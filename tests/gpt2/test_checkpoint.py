@@ -16,9 +16,11 @@ import gpt_cli
 from gpt_cli.errors import CheckpointError
 from gpt_cli.folder import config
 from gpt_cli.folder.config import GPT2Config, expected_shapes
-from gpt_cli.folder.tensors import read_header, unchanged
+from gpt_cli.folder.tensors import DTYPES, Tensor, unchanged
+from gpt_cli.folder.weight_files import read_tensors
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.memory import cache_bytes, count_parameters, weights_bytes
+from gpt_cli.gpt2.weights import Weights
 from gpt_cli.ops.numpy_ops import NumPyOps
 from support.checkpoints import (
     CONFIG,
@@ -29,6 +31,7 @@ from support.checkpoints import (
     stored_tensors,
     write_checkpoint,
 )
+from support.torch_files import pickled, views_of, write_torch, zip_bytes
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARDS = [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
@@ -114,7 +117,7 @@ def test_loading_parses_the_configuration_and_the_header_once(case_folder, monke
         return lambda path: parsed.update([path.name]) or read(path)
 
     monkeypatch.setattr(config, "read_json", counting(config.read_json))
-    monkeypatch.setattr(checkpoint, "read_header", counting(checkpoint.read_header))
+    monkeypatch.setattr(checkpoint, "read_tensors", counting(checkpoint.read_tensors))
     gpt_cli.load(str(case_folder("saved")))
     assert parsed.pop("generation_config.json", 1) == 1
     assert parsed == {"config.json": 1, "model.safetensors": 1}
@@ -124,7 +127,7 @@ def test_bfloat16_keeps_infinities_and_the_sign_of_zero(tmp_path):
     special = np.array([np.inf, -np.inf, -0.0, 2.0**-130], np.float32)
     path = tmp_path / "x.safetensors"
     path.write_bytes(safetensors_bytes({"x": store(special, "BF16")}, odd=True))
-    ((_, tensor),) = read_header(path)
+    ((_, tensor),) = read_tensors(path)
     assert tensor[:].tobytes() == special.tobytes()
 
 
@@ -338,6 +341,55 @@ def test_an_index_that_names_anything_but_files_beside_it_is_refused(sharded, pa
 def test_a_damaged_index_is_refused_by_its_name(sharded, content):
     (sharded / INDEX).write_bytes(content)
     assert refusal(sharded).startswith(str(sharded / INDEX))
+
+
+# --- files of PyTorch, and heads beside the transformer -------------------------------------------
+
+
+@pytest.mark.parametrize("older", [False, True])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_files_of_pytorch_have_the_same_tensors(tmp_path, older, shards):
+    tensors = stored_tensors(UNTIED, layout="saved")
+    write_torch(write_checkpoint(tmp_path, UNTIED), tensors, older=older, shards=shards)
+    weights = make_weights(UNTIED)
+    read = checkpoint.find_tensors(tmp_path)
+    assert read.keys() == weights.keys()
+    assert all(np.array_equal(tensor[:], weights[name]) for name, tensor in read.items())
+
+
+def test_a_head_at_the_place_of_wte_is_tied_without_a_look(tmp_path, monkeypatch):
+    tensors = stored_tensors(CONFIG, head="wte")
+    tensors["lm_head.weight"] = tensors["wte.weight"]
+    write_torch(write_checkpoint(tmp_path, CONFIG), tensors)
+    parsed, stored = checkpoint.read(tmp_path)
+    monkeypatch.setattr(Tensor, "__getitem__", None)
+    assert "lm_head.weight" not in checkpoint.without_tied_head(stored, parsed)
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_turned_matrices_are_copied(tmp_path, dtype, native):
+    name, weights = "h.1.attn.c_proj.weight", make_weights(CONFIG)
+    views, storages = views_of(stored_tensors(CONFIG, dtype=dtype))
+    view = views[name]
+    storages[view.storage.key] = store(weights[name].T, dtype).data
+    views[name] = view._replace(strides=view.strides[::-1])
+    (write_checkpoint(tmp_path, CONFIG) / FILE).unlink()
+    (tmp_path / "pytorch_model.bin").write_bytes(zip_bytes(pickled(views), storages))
+    for ops in (NumPyOps(), native(DTYPES[dtype])):
+        array = Weights(checkpoint.load(tmp_path, ops))[name]
+        assert np.array_equal(array, narrowed(weights[name], dtype))
+
+
+@pytest.mark.parametrize("name", ["score.weight", "v_head.summary.bias", "optimizer.state.0"])
+def test_tensors_beside_the_transformer_are_ignored_with_one_note(folder, name, caplog):
+    tensors = stored_tensors(CONFIG, layout="saved") | {name: Stored("I64", (2,), bytes(16))}
+    store_tensors(folder, tensors)
+    load(folder)
+    assert caplog.messages == [
+        f"{folder}: ignoring tensors beside the transformer, such as {name!r}"
+    ]
+    store_tensors(folder, tensors | {f"transformer.{name}": tensors[name]})
+    assert f"tensors that GPT-2 does not have, such as transformer.{name}" in refusal(folder)
 
 
 # --- config.json and the weights together --------------------------------------------------------

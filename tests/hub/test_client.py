@@ -10,6 +10,7 @@ import pytest
 
 from gpt_cli import hub as product
 from gpt_cli.errors import CheckpointError, InputError, ModelNotFoundError, ResourceError
+from gpt_cli.folder.contents import VOCABULARIES
 from gpt_cli.hub import client, local
 from gpt_cli.options.declare import OptionError
 from support.checkpoints import write_tokenizer
@@ -22,6 +23,7 @@ PUBLISHED = [
     "generation_config.json",
     "merges.txt",
     "model.safetensors",
+    "tokenizer.json",
     "vocab.json",
 ]
 SHARDED = {
@@ -225,6 +227,7 @@ def test_a_revision_is_found_by_its_name_and_by_its_commit(hub, cache):
         model_files(**{"vocab.json": None, "merges.txt": None}),
         model_files(**{"tokenizer.json": None}),
         model_files(**SHARDED),
+        model_files(**{"model.safetensors": None}),
         dict.fromkeys(("config.json", "model.safetensors", "tokenizer.json"), b"{}"),
     ],
 )
@@ -238,7 +241,7 @@ def test_every_whole_snapshot_is_used(hub, cache, files):
     "changes",
     [
         {"config.json": None},
-        {"model.safetensors": None},
+        {"model.safetensors": None, "pytorch_model.bin": None},
         {"merges.txt": None, "tokenizer.json": None},
         SHARDED | {"model-00002-of-00002.safetensors": None},
         SHARDED | {"model.safetensors.index.json": b'{"weight_map": {"a": "../../x.safetensors"}}'},
@@ -362,15 +365,68 @@ def test_a_damaged_index_is_refused(hub, index, says):
     assert f"/model.safetensors.index.json {says}" in message
 
 
-def test_a_pickle_is_never_fetched_but_a_tokenizer_json_is_if_it_must(hub):
+def test_weights_of_pytorch_are_fetched_if_there_are_no_others_but_not_every_format(hub):
     hub.add("acme/old", model_files(**{"model.safetensors": None}))
-    message = raised(CheckpointError, product.resolve, "acme/old")
-    assert "pytorch_model.bin" in message
-    assert "use a model that has safetensors" in message
-    assert hub.fetched() == []
-    hub.add("acme/new", model_files(**{"merges.txt": None}))
-    assert "tokenizer.json" in names(product.resolve("acme/new"))
-    assert "vocab.json" not in hub.fetched()
+    assert "pytorch_model.bin" in names(product.resolve("acme/old"))
+    other = {"model.safetensors": None, "pytorch_model.bin": None, "tf_model.h5": b"others"}
+    hub.add("acme/tf", model_files(**other))
+    message = raised(CheckpointError, product.resolve, "acme/tf")
+    assert "has its weights only in tf_model.h5, which is not supported" in message
+    assert "tf_model.h5" not in hub.fetched()
+
+
+OLD, PICKLED = "acme/old", {"model.safetensors": None}
+
+
+def test_the_conversion_of_the_bot_is_taken_and_found_again_without_the_hub(hub, caplog):
+    hub.add(OLD, model_files(**PICKLED))
+    hub.add_pull(OLD, 3, model_files(size=1000), author="somebody")  # the same title
+    hub.add_pull(OLD, 7, model_files(size=2000), status="closed")
+    hub.add_pull(OLD, 8, model_files(size=3000), parent="a" * 40)  # of an older commit
+    hub.add_pull(OLD, 22, model_files(size=5000))
+    folder = product.resolve(OLD)
+    assert (folder / "model.safetensors").stat().st_size == 5000
+    assert caplog.messages[0] == f"{OLD} has no safetensors: taking refs/pr/22"
+    hub.requests.clear()
+    assert product.resolve(OLD, offline=True) == folder
+    assert product.resolve(OLD, revision="refs/pr/22", offline=True) == folder
+    assert product.conversion_of(folder) == "refs/pr/22"
+    assert hub.requests == []
+    raised(ModelNotFoundError, product.resolve, OLD, revision="main", offline=True)
+
+
+@pytest.mark.parametrize("case", ["by name", "no request", "cannot be listed", "to a folder"])
+def test_weights_of_pytorch_are_taken_without_a_conversion(hub, tmp_path, case, caplog):
+    hub.add(OLD, model_files(**PICKLED))
+    if case in ("by name", "cannot be listed"):
+        hub.add_pull(OLD, 22, model_files())
+    if case == "cannot be listed":
+        hub.fail("404", on="/discussions")
+    to = tmp_path / "to" if case == "to a folder" else None
+    folder = product.download(OLD, revision="main" if case == "by name" else None, to=to)
+    assert (folder / "pytorch_model.bin").is_file()
+    assert product.conversion_of(folder) is None
+    assert caplog.messages[0] == f"{OLD} has no safetensors: taking pytorch_model.bin"
+    asked = any("/discussions" in request.path for request in hub.requests)
+    assert asked == (case != "by name")
+
+
+def test_safetensors_and_quiet_downloads_need_no_note(hub, caplog):
+    hub.add_pull(REPO, 22, model_files(size=5000))
+    assert (product.resolve(REPO) / "model.safetensors").stat().st_size == 4000
+    assert not any("/discussions" in request.path for request in hub.requests)
+    hub.add(OLD, model_files(**PICKLED))
+    caplog.clear()
+    product.resolve(OLD, quiet=True)
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("name", [*VOCABULARIES[0], *VOCABULARIES[2], *VOCABULARIES[3]])
+def test_a_model_has_the_files_of_some_tokenizer(hub, name):
+    files = dict.fromkeys((*VOCABULARIES[1], "tokenizer.json")) | {name: b"{}"}
+    settings = {"tokenizer_config.json": b"{}", "special_tokens_map.json": b"{}"}
+    hub.add("acme/new", model_files(**files | settings))
+    assert {name, *settings} <= {*names(product.resolve("acme/new"))}
 
 
 @pytest.mark.parametrize(
@@ -396,22 +452,24 @@ def test_a_file_that_the_repository_lacks_is_named(hub, changes, missing):
 def tokenizer_files(tmp_path):
     """A repository's tokenizer files that can be read, which those of `model_files` cannot."""
     write_tokenizer(tmp_path)
-    return {name: (tmp_path / name).read_bytes() for name in ("vocab.json", "merges.txt")}
+    return {name: (tmp_path / name).read_bytes() for name in VOCABULARIES[1]}
 
 
 def test_the_tokenizer_is_fetched_past_the_cache_without_the_weights(hub, cache, tokenizer_files):
+    (hub.root / REPO / "tokenizer.json").unlink()
     hub.add(REPO, tokenizer_files)
     assert product.read_tokenizer(REPO, revision="v1").encode("the") == [83, 257]
-    assert sorted(hub.fetched()) == ["merges.txt", "vocab.json"]
+    assert sorted(hub.fetched()) == ["config.json", "merges.txt", "vocab.json"]
     assert not list(cache.glob("models--*"))
     hub.requests.clear()
     hub.add(REPO, {"added_tokens.json": b'{"<pad>": 300}'})
     assert product.read_tokenizer(REPO).special["<pad>"] == 300
-    assert sorted(hub.fetched()) == ["added_tokens.json", "merges.txt", "vocab.json"]
+    fetched = ["added_tokens.json", "config.json", "merges.txt", "vocab.json"]
+    assert sorted(hub.fetched()) == fetched
 
 
 def test_the_tokenizer_of_a_model_that_is_here_is_read_from_it(hub, cache, tokenizer_files):
-    put_in_cache(cache, REPO, model_files(**tokenizer_files))
+    put_in_cache(cache, REPO, model_files(**tokenizer_files, **{"tokenizer.json": None}))
     assert product.read_tokenizer(REPO).encode("the") == [83, 257]
     assert product.read_tokenizer("tiny").decode([0]) == "!"
     assert hub.requests == []
@@ -631,6 +689,6 @@ def test_the_list_has_every_whole_gpt2(hub, cache, tmp_path, monkeypatch):
 
     bundled, acme, gpt2 = local.list_models()
     assert bundled == local.LocalModel("tiny", tmp_path / "weights" / "tiny", "bundled")
-    assert (acme, acme.size) == (local.LocalModel(REPO, folder, "cached"), 4049)
+    assert (acme, acme.size) == (local.LocalModel(REPO, folder, "cached"), 4063)
     assert (gpt2.name, gpt2.folder.name) == ("gpt2", "b" * 40)
     assert hub.requests == []

@@ -78,8 +78,8 @@ def test_records_of_tables_are_tables():
         sink = open_output("new/", "in.parquet", form="auto")
         assert (sink._ending, sink._schema["id"]) == (".parquet", kind)
     assert list(sink._schema) == [
-        *("index", "id", "text", "model", "tokens", "tokens_scored", "total_logprob"),
-        *("perplexity", "bits_per_byte", "file", "line", "error"),
+        *("index", "id", "text", "model", "adapter", "tokens", "tokens_scored"),
+        *("total_logprob", "perplexity", "bits_per_byte", "file", "line", "error"),
     ]
     assert open_output("new/*.jsonl", "in.parquet", form="auto")._ending == ".jsonl"
 

@@ -378,7 +378,7 @@ def test_the_manifest_has_all_that_records_depend_on(here):
 
     job = {"task": "shout", "format": "lines", "input": [], "model": "m"}
     job["input"] = [["in", 25, zlib.crc32(Path("in").read_bytes())]]
-    job |= {"revision": None, "dtype": "auto", "mark": ["!", 1]}
+    job |= {"revision": None, "adapter": None, "dtype": "auto", "mark": ["!", 1]}
     for output, file in (("out", ".out.job.json"), ("folder/", "folder/_job.json")):
         run(output, Shout(), model="m")
         actual = json.loads(Path(file).read_text())
@@ -386,7 +386,7 @@ def test_the_manifest_has_all_that_records_depend_on(here):
         known = job if "folder" in file else job.keys() - {"format", "input"}
         assert actual == {name: job[name] for name in known}
         assert Path(file).read_text().startswith('{\n "task": "shout",\n ')
-        for options in ({"revision": "v2"}, {"dtype": "int8"}):
+        for options in ({"revision": "v2"}, {"adapter": "a"}, {"dtype": "int8"}):
             (name,) = options
             with pytest.raises(InputError, match=f"^{name} of {output.strip('/')} was "):
                 run(output, Shout(), resume=True, **{"model": "m"} | options)

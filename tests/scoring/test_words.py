@@ -22,13 +22,16 @@ class Pieces:
     """A tokenizer with these tokens."""
 
     def __init__(self, *pieces):
-        self.pieces = pieces
+        self.tokens = pieces
 
     def token_bytes(self, id):
-        return self.pieces[id]
+        return self.tokens[id]
+
+    def pieces(self, ids):
+        return map(self.token_bytes, ids)
 
     def missing_ids(self, vocab_size):
-        return list(range(len(self.pieces), vocab_size))
+        return list(range(len(self.tokens), vocab_size))
 
 
 def words_of(model, tokenizer, rows, start=(END_ID,)):

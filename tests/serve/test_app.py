@@ -424,7 +424,7 @@ def test_the_models(server):
     assert models == {"object": "list", "data": [model]}
     assert model["id"] == "tiny"
     assert (model["object"], model["owned_by"]) == ("model", "gpt-cli")
-    assert model["max_model_len"] == 512
+    assert (model["max_model_len"], model["adapter"]) == (512, None)
     assert isinstance(model["created"], int)
     assert server.ask("/v1/models/tiny").json() == model
     assert "gpt-4" in server.ask("/v1/models/gpt-4").error(404)["message"]

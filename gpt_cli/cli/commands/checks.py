@@ -63,7 +63,7 @@ def bench(
 def verify(
     name: str | None = flags.MODEL_NAME,
     *,
-    model: flags.Model,
+    model: flags.Adapted,
     threads: int | None = flags.THREAD_COUNT,
     as_json: bool = flags.JSON,
 ) -> None:
@@ -80,17 +80,17 @@ def verify(
     from gpt_cli import hub
     from gpt_cli.checks.verify import cure, verify
 
-    folder = hub.resolve(model.model, **model.options)
+    folder, *adapters = hub.resolve_all(model.model, **model.options)
     checks = []
-    for check in verify(model.model, folder):
+    for check in verify(model.model, folder, *adapters):
         checks.append(check)
         if not as_json:
             write(hanging(f"{_WORDS[check.passed]:11}  {check.name:25}  ", check.detail))
     failed = [check.name for check in checks if check.passed is False]
     run = sum(check.passed is not None for check in checks)
     if as_json:
-        result = {"model": model.model, "folder": str(folder), "passed": not failed}
-        write_json(result | {"checks": [asdict(check) for check in checks]})
+        result = {"model": model.model, "adapter": model.adapter, "folder": str(folder)}
+        write_json(result | {"passed": not failed, "checks": [asdict(check) for check in checks]})
     if failed:
         raise CheckpointError(
             f"{model.model} failed {len(failed)} of {counted(run, 'check')} "

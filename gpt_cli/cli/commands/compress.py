@@ -46,7 +46,7 @@ def compress(
     dtype: str = option(
         "auto", "Weights in float32 or int8; auto: as stored. decompress uses the same."
     ),
-    model: flags.Model,
+    model: flags.Adapted,
     threads: int | None = flags.THREAD_COUNT,
 ) -> None:
     """Compress files with a model; several become one, as with cat.
@@ -74,13 +74,14 @@ def decompress(
     *,
     output: str | None = _OUTPUT,
     salvage: bool = option(False, "Write what is undamaged; the exit code is 6 if data is lost."),
-    model: flags.Model,
+    model: flags.Adapted,
     threads: int | None = flags.THREAD_COUNT,
 ) -> None:
     """Restore a file that `compress` has written.
 
-    It needs the same model. The file of another model, or of a machine that computes other bits, is
-    refused before anything is written, and each segment is checked before it is written.
+    It needs the same model and adapter. The file of another model, or of a machine that computes
+    other bits, is refused before anything is written, and each segment is checked before it is
+    written.
 
     Examples:
         echo 'The fox ran.' | gpt-cli compress -m tiny | gpt-cli decompress -m tiny
@@ -99,7 +100,7 @@ def decompress(
         raise RowsError(f"{storage.label(file)}: {'; '.join(reader.lost)}; all else is written")
 
 
-def _codec(model: flags.Model, dtype: str) -> "Codec":
+def _codec(model: flags.Adapted, dtype: str) -> "Codec":
     import gpt_cli
     from gpt_cli.compression.codec import Codec
 

@@ -159,8 +159,9 @@ def _statistics(
 def _facts(engine: "gpt_cli.Engine", completion: "gpt_cli.Completion") -> str:
     times, drafted = records.timing(engine, completion), completion.drafted
     first, rate = times["ttft_s"], times["decode_tok_s"]
+    merged = "" if engine.adapter is None else f" with {engine.adapter}"
     facts = [
-        f"{engine.name} in {engine.model.ops.dtype}: loaded in {times['load_s']:.2f} s",
+        f"{engine.name}{merged} in {engine.model.ops.dtype}: loaded in {times['load_s']:.2f} s",
         counted(completion.prompt_tokens, "prompt token"),
         "no token yet" if first is None else f"first token after {first:.3f} s",
         counted(len(completion.ids), "token") + (f" at {rate:.1f} a second" if rate else ""),

@@ -13,7 +13,7 @@ from gpt_cli.options.declare import option
 from gpt_cli.system.machine import format_size
 
 if TYPE_CHECKING:
-    from gpt_cli.folder.config import GPT2Config
+    from gpt_cli.hub import Description
 
 
 def _complete_download() -> list[str]:
@@ -54,7 +54,7 @@ def quantize(
     name: str | None = flags.MODEL_NAME,
     *,
     output: Path = option(..., "The new folder.", aliases=("-o",), metavar="FOLDER"),
-    model: flags.Model,
+    model: flags.Adapted,
 ) -> None:
     """Write a model with int8 weights.
 
@@ -63,12 +63,14 @@ def quantize(
     Examples:
         gpt-cli quantize tiny -o tiny-int8
         gpt-cli quantize gpt2 -o gpt2-int8
+        gpt-cli quantize gpt2 --adapter my-lora -o merged-int8
     """
     from gpt_cli import hub
     from gpt_cli.gpt2.quantize import write as write_int8
 
     model = model.named(name)
-    write_int8(hub.resolve(model.model, **model.options), output)
+    folder, *adapters = hub.resolve_all(model.model, **model.options)
+    write_int8(folder, output, *adapters)
     write(f"{output}\n")
 
 
@@ -98,9 +100,9 @@ def models(as_json: bool = flags.JSON, verbose: bool = flags.VERBOSE) -> None:
 
 
 def info(
-    name: str | None = flags.MODEL_NAME, *, model: flags.Model, as_json: bool = flags.JSON
+    name: str | None = flags.MODEL_NAME, *, model: flags.Adapted, as_json: bool = flags.JSON
 ) -> None:
-    """Show the configuration of a model and the memory it needs.
+    """Show the configuration of a model, the file of its weights and the memory it needs.
 
     Examples:
         gpt-cli info tiny
@@ -110,11 +112,11 @@ def info(
     from gpt_cli.gpt2.memory import cache_bytes, count_parameters, weights_bytes
 
     model = model.named(name)
-    config = hub.read_config(model.model, revision=model.revision, offline=model.offline)
-    folder = hub.find(model.model, model.revision)
-    dtype = _held_dtype(config, folder)
-    facts = {"name": model.model, "folder": str(folder) if folder else None} | asdict(config)
-    facts["dtype"] = dtype
+    about = hub.describe(model.model, revision=model.revision, offline=model.offline)
+    config, folder, dtype = about.config, about.folder, _held_dtype(about, model)
+    facts = {"name": model.model, "folder": str(folder) if folder else None}
+    facts |= {"weights": about.weights, "request": about.request, "adapter": model.adapter}
+    facts |= asdict(config) | {"dtype": dtype}
     itemsize = 2 if config.dtype == "int8" else 4  # on a CPU
     sizes = {
         "parameters": count_parameters(config),
@@ -133,11 +135,16 @@ def info(
     write("".join(f"{key:32} {value}\n" for key, value in shown.items() if value is not None))
 
 
-def _held_dtype(config: "GPT2Config", folder: Path | None) -> str:
-    """Return the dtype of the weights in memory, on a CPU."""
-    if not folder or not any(folder.glob("*.safetensors*")):  # only the configuration is here
-        return config.dtype
+def _held_dtype(about: "Description", model: flags.Adapted) -> str:
+    """Return the type in which the weights of a model with its adapter are held in memory."""
+    if not (about.folder and about.weights):  # only the configuration is here
+        return about.config.dtype
+    from gpt_cli import hub
     from gpt_cli.gpt2 import checkpoint
+    from gpt_cli.gpt2.adapter import merge
     from gpt_cli.ops import held_dtype
 
-    return held_dtype(checkpoint.stored_dtype(checkpoint.read(folder)[1]), "cpu")
+    tensors = checkpoint.read(about.folder)[1]
+    if model.adapter is not None:
+        merge(tensors, *hub.resolve_all(model.model, **model.options))  # it must fit
+    return held_dtype(checkpoint.stored_dtype(tensors), "cpu")

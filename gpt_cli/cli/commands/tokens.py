@@ -47,7 +47,7 @@ def tokenize(
     texts = _texts(words, file, quiet=model.quiet)
     tokenizer = _read_tokenizer(model)
     for origin, data in texts:
-        ids = tokenizer.encode_bytes(data, special=special)
+        ids = _ids(tokenizer, data, special=special)
         if not count:
             _write_tokens(tokenizer, ids, len(data), origin, as_json=as_json)
         elif as_json:
@@ -100,8 +100,8 @@ def detokenize(
     words = b" ".join(_read(ids, file, quiet=model.quiet))
     tokenizer = _read_tokenizer(model)
     data = bytearray()  # bytes.join would take 80 bytes of memory per token
-    for id in _parse_ids(words):
-        data += tokenizer.token_bytes(id)
+    for piece in tokenizer.pieces(_parse_ids(words)):
+        data += piece
     write(bytes(data))
     if on_terminal(sys.stdout):
         write("\n")
@@ -136,14 +136,23 @@ def _parse_ids(words: bytes) -> Iterator[int]:
         yield int(word)
 
 
-def _records(tokenizer: "Tokenizer", ids: Iterable[int]) -> Iterator[Record]:
+def _ids(tokenizer: "Tokenizer", data: bytes, *, special: bool) -> list[int]:
+    """Return the ids of data, which are those of its text if it is valid UTF-8."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return tokenizer.encode_bytes(data, special=special)
+    return [*tokenizer.special_ids.start, *tokenizer.encode(text, special=special)]
+
+
+def _records(tokenizer: "Tokenizer", ids: Sequence[int]) -> Iterator[Record]:
     """Yield the records of tokens, with their positions in the input in bytes."""
     start = 0
-    for id in ids:
+    for id, piece in zip(ids, tokenizer.pieces(ids), strict=True):
         data = tokenizer.token_bytes(id)
-        end = start + len(data)
-        text = data.decode(errors="replace")
-        yield {"id": id, "token": text, "bytes": list(data), "start": start, "end": end}
+        name = tokenizer.token_name(id) if data is None else data.decode(errors="replace")
+        end = start + len(piece)
+        yield {"id": id, "token": name, "bytes": list(data or b""), "start": start, "end": end}
         start = end
 
 

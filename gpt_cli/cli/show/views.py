@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -21,6 +21,7 @@ class View:
 
     kind: ClassVar[str]  # the name of the view
     model: str
+    adapter: str | None = field(default=None, kw_only=True)  # in its weights
 
     def record(self) -> Record:
         """Return the view as an object; its values are those of JSON, or arrays."""
@@ -90,7 +91,8 @@ def attention(
     heads = _indices("head", head, config.n_head)
     trace = engine.trace(prompt, special=special)
     weights = trace.attention[np.ix_(layers, heads)]
-    return AttentionView(engine.name, _tokens(engine, trace.ids), layers, heads, weights)
+    tokens = _tokens(engine, trace.ids)
+    return AttentionView(engine.name, tokens, layers, heads, weights, adapter=engine.adapter)
 
 
 def pooled(weights: NDArray[np.float32], most: int) -> tuple[NDArray[np.float32], int]:
@@ -142,7 +144,8 @@ def lens(engine: Engine, prompt: str, top: int, *, special: bool) -> LensView:
         for layer in zip(*(array.tolist() for array in trace.lens(top)), strict=True)
     ]
     layers = ["embedding", *(f"h.{layer}" for layer in range(len(predictions) - 1))]
-    return LensView(engine.name, _tokens(engine, trace.ids), layers, predictions)
+    tokens = _tokens(engine, trace.ids)
+    return LensView(engine.name, tokens, layers, predictions, adapter=engine.adapter)
 
 
 def surprise(
@@ -151,7 +154,8 @@ def surprise(
     """Compute the probabilities of the tokens of a text, which may exceed the context."""
     score = engine.score(text, special=special, bos=bos)
     record = records.of_score(engine, score, logprobs=True)
-    return SurpriseView(engine.name, record["logprobs"], record["perplexity"])
+    sums = record["logprobs"], record["perplexity"]
+    return SurpriseView(engine.name, *sums, adapter=engine.adapter)
 
 
 def tree(engine: Engine, prompt: str, top: int, *, special: bool) -> TreeView:
@@ -164,7 +168,8 @@ def tree(engine: Engine, prompt: str, top: int, *, special: bool) -> TreeView:
             "branches": [*map(branch, node.children)],
         }
 
-    return TreeView(engine.name, prompt, [*map(branch, engine.tree(prompt, top, special=special))])
+    branches = [*map(branch, engine.tree(prompt, top, special=special))]
+    return TreeView(engine.name, prompt, branches, adapter=engine.adapter)
 
 
 def _tokens(engine: Engine, ids: list[int]) -> list[Record]:

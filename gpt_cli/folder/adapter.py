@@ -1,0 +1,107 @@
+"""LoraConfig: the fields of an adapter's `adapter_config.json`, as PEFT saves it."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from gpt_cli.errors import CheckpointError
+from gpt_cli.options.declare import (
+    NUMBER,
+    WHOLE,
+    Declared,
+    Kind,
+    OptionError,
+    Range,
+    between,
+    option,
+)
+from gpt_cli.system.files import read_json
+
+# Fields that change nothing after the training. Any other field that is set is refused. What the
+# targets were is what the file of weights holds.
+_OF_TRAINING = (
+    *("peft_type", "bias", "init_lora_weights", "fan_in_fan_out", "peft_version", "task_type"),
+    *("base_model_name_or_path", "revision", "auto_mapping", "inference_mode", "lora_dropout"),
+    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "eva_config"),
+    *("megatron_core", "qalora_group_size"),  # defaults of features that are off
+)
+# The supported values of fields that are always set. Other initializers change the model, too.
+_INITIALIZERS = (None, True, False, "gaussian", "orthogonal", "eva")
+_ALLOWED = {"bias": (None, "none"), "init_lora_weights": _INITIALIZERS}
+_MERGE = "merge it into its model with PEFT (merge_and_unload), and load that"
+
+_RANKS, _ALPHAS = between(1, 2**20), between(-(2**20), 2**20)
+# Limits with which patterns and names are matched in seconds, whoever wrote them.
+_MOST = 500
+_NAMES = Range(lambda names: len(names) <= _MOST, f"up to {_MOST} names")
+_PATTERN = re.compile(r"[\w.^$|\\()\[\]*+-]{1,100}", re.ASCII)
+_COSTLY = re.compile(r"\)[*+]|\[\[|--|\|\||([*+(].*){3}")
+
+
+def _compile(key: str) -> re.Pattern[str]:
+    """Return the pattern of a key, which describes modules by the ends of their names."""
+    try:
+        if not _PATTERN.fullmatch(key) or _COSTLY.search(key):
+            raise ValueError
+        return re.compile(rf"(.*\.)?({key})$")  # as in PEFT
+    except re.error:
+        raise ValueError from None
+
+
+def _patterns(number: Kind, range: Range) -> Any:
+    """Return the declaration of an option with a number for each of some patterns."""
+
+    def convert(values: Any) -> dict[re.Pattern[str], Any]:
+        return {_compile(key): number.convert(value) for key, value in dict(values).items()}
+
+    def fit(values: dict[re.Pattern[str], Any]) -> bool:
+        return len(values) <= _MOST and all(map(range.contains, values.values()))
+
+    kind = Kind("numbers by the names of modules, or by simple patterns of them", str, convert)
+    return option((), range=Range(fit, f"up to {_MOST} numbers {range.name}"), kind=kind)
+
+
+@dataclass(frozen=True)
+class LoraConfig(Declared):
+    """The fields of `adapter_config.json` that affect the merged weights."""
+
+    r: int = option(8, range=_RANKS)
+    lora_alpha: float = option(8, range=_ALPHAS)
+    use_rslora: bool = option(False)
+    rank_pattern: Mapping[re.Pattern[str], int] = _patterns(WHOLE, _RANKS)
+    alpha_pattern: Mapping[re.Pattern[str], float] = _patterns(NUMBER, _ALPHAS)
+    modules_to_save: Sequence[str] = option((), range=_NAMES)
+    base_model_name_or_path: str = option("")
+
+    @classmethod
+    def from_file(cls, path: Path) -> "LoraConfig":
+        """Read a configuration; CheckpointError if a field is wrong or asks for more than LoRA."""
+        raw = read_json(path)
+        names = [field.name for field in fields(cls)]
+        if (kind := raw.get("peft_type")) != "LORA":
+            raise CheckpointError(f"{path}: peft_type is {kind!r:.40}, not LORA: {_MERGE}")
+        refused = [name for name in raw if raw[name] and name not in (*names, *_OF_TRAINING)]
+        refused += [name for name, values in _ALLOWED.items() if raw.get(name) not in values]
+        if refused:
+            shown = f"{refused[0]:.40} is {raw[refused[0]]!r:.40}"
+            raise CheckpointError(f"{path}: {shown}, which is not supported: {_MERGE}")
+        try:
+            return cls(**{name: raw[name] for name in names if raw.get(name) is not None})
+        except OptionError as error:
+            raise CheckpointError(f"{path}: {error}: correct the file or get it again") from None
+
+    def rank_and_scale(self, module: str) -> tuple[int, float]:
+        """Return the rank of the change of a module's matrix, and the factor of the change."""
+
+        def of(patterns: Mapping[re.Pattern[str], Any], default: Any) -> Any:
+            return next((n for pattern, n in patterns.items() if pattern.match(module)), default)
+
+        rank, alpha = of(self.rank_pattern, self.r), of(self.alpha_pattern, self.lora_alpha)
+        return rank, alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+    def saves(self, name: str) -> bool:
+        """Return whether a tensor is in one of the modules to save."""
+        return any(f".{module}." in f".{name}" for module in self.modules_to_save)

@@ -1,0 +1,88 @@
+"""The files of a model's weights, safetensors or PyTorch's, and the tensors in them."""
+
+import json
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from zipfile import BadZipFile
+
+from safetensors import SafetensorError, safe_open
+
+from gpt_cli.errors import MALFORMED, CheckpointError
+from gpt_cli.folder.contents import select_weights
+from gpt_cli.folder.tensors import Tensor
+from gpt_cli.folder.torch_file import NotWeightsError, read_torch
+from gpt_cli.system.files import version
+
+# The first bytes of files that often stand in for weights.
+_IMPOSTORS = {
+    b"version https://git-lfs": "a Git LFS pointer, not the weights; run `git lfs pull`",
+    b"<": "a web page, not the weights; get it again",
+}
+_TORCH = "a file of PyTorch; name it pytorch_model.bin"
+_OF_TORCH = {b"\x80": _TORCH, b"PK": _TORCH}
+_LARGEST_HEADER = 10_000_000  # bytes; gpt2-xl has 60,000, and they take 20 times that in memory
+# Of the library, of zipfile, and of parsing a damaged file.
+_DAMAGED = (SafetensorError, BadZipFile, struct.error, RuntimeError, EOFError, OSError, *MALFORMED)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the one file of the weights in a folder, or the shards that its index names."""
+    present = {path.name for path in folder.iterdir() if path.is_file()}
+    first, *shards = select_weights(present, str(folder), folder.joinpath)
+    if first not in present:
+        if os.path.lexists(folder / first):
+            problem = "is not a regular file, or a link to one: get it again"
+            raise CheckpointError(f"{folder / first} {problem}")
+        raise CheckpointError(f"{folder} has no {first}: give the folder of a whole model")
+    if missing := [name for name in shards if name not in present]:
+        named = f"{folder / first} names it: get it too"
+        raise CheckpointError(f"{missing[0]:.200} is missing, but {named}")
+    return [folder / name for name in shards or [first]]
+
+
+def read_tensors(path: Path) -> list[tuple[str, Tensor]]:
+    """Return the names and tensors of a complete, valid file of weights, without their data."""
+    is_torch, start = path.suffix == ".bin", b""
+    try:
+        return list((read_torch if is_torch else _read_safetensors)(path))
+    except _DAMAGED as error:
+        with suppress(OSError), path.open("rb") as file:
+            start = file.read(64).lstrip()
+        impostors = _IMPOSTORS if is_torch else _IMPOSTORS | _OF_TORCH
+        kinds = [kind for magic, kind in impostors.items() if start.startswith(magic)]
+        reason = str(error).removeprefix("Error while deserializing header: ")
+        if not isinstance(error, NotWeightsError):
+            reason += "; it is damaged or incomplete, get it again"
+        kind = "a file of PyTorch's weights" if is_torch else "safetensors"
+        raise CheckpointError(f"{path} is not {kind}: {[*kinds, reason][0]}") from None
+
+
+def _read_safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield the names and tensors of a safetensors file.
+
+    The library validates the lengths, the offsets and the shapes. Its reader would map the file.
+    """
+    with path.open("rb") as file:
+        lead = file.read(8)
+        if not lead:
+            raise ValueError("it is empty")
+        length = int.from_bytes(lead, "little")
+        if length > _LARGEST_HEADER:
+            raise ValueError(f"its header claims {length} bytes")
+        header = file.read(length)
+        if not header.startswith(b"{"):  # the library accepts spaces
+            raise ValueError("its header does not begin with a brace")
+        read = version(file.fileno())
+    with safe_open(path, framework="np"):
+        pass
+    for name, fields in json.loads(header, object_pairs_hook=list):  # keeps duplicates
+        if name == "__metadata__":
+            continue
+        entry = dict(fields)
+        dtype, offset = entry["dtype"], 8 + length + entry["data_offsets"][0]
+        if not isinstance(dtype, str):  # the library also accepts other JSON forms of an enum
+            raise TypeError(f"{dtype!r:.40} is not a dtype")
+        yield name, Tensor(path, read, offset, dtype, tuple(entry["shape"]))
