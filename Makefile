@@ -19,11 +19,11 @@ demo: $(VENV)/.demo  ## stream a story from the bundled model
 	$(COMPUTED_BY)
 	$(BIN)/gpt-cli generate --model tiny --echo --max-tokens 500 "Once upon a time"
 
-# Threads of two processes on two cores would wait for one another.
+# Threads of several processes on two cores would wait for one another. (A third process computes while others wait.)
 test: export OPENBLAS_NUM_THREADS = 1
 test: $(VENV)/.dev  ## run the tests: no network, no GPU, no PyTorch
 	$(COMPUTED_BY)
-	$(BIN)/python -m pytest --numprocesses 2
+	$(BIN)/python -m pytest --numprocesses 3
 
 faults: $(VENV)/.dev  ## every fault, with a table of the results, and all other slow tests
 	$(BIN)/python -m pytest tests/faults tests -m "(fault or slow) and not gpu" --hypothesis-profile thorough --numprocesses 2 --table tests/faults/RESULTS.md

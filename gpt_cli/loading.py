@@ -1,6 +1,7 @@
 """Load a model: from a name to an engine."""
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from gpt_cli import hub
@@ -10,9 +11,8 @@ from gpt_cli.folder.tokenizer import read_tokenizer, with_special_tokens
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2 import checkpoint
-from gpt_cli.gpt2.adapter import merge
 from gpt_cli.gpt2.memory import weights_bytes
-from gpt_cli.ops import SHORT, check_available, get_ops, held_dtype
+from gpt_cli.ops import SHORT, Rows, check_available, get_ops, held_dtype
 from gpt_cli.options.arguments import checks_arguments
 from gpt_cli.options.declare import OptionError
 from gpt_cli.system.machine import check_room
@@ -62,7 +62,11 @@ def load(
         if ops.name == "native" and ops.dtype in SHORT and ops.dtype != stored:
             cure = "on a CPU, choose auto, float32 or int8"
             raise OptionError("dtype", f"cannot be {dtype}: {name} is stored in {stored}; {cure}")
-        merged = merge(tensors, folder, *adapters) if adapters else tensors
+        merged: Mapping[str, Rows] = tensors
+        if adapters:
+            from gpt_cli.gpt2.adapter import merge  # most models need none
+
+            merged = merge(tensors, folder, *adapters)
         # Matrices that an adapter changes are not in 16 bits.
         widest = "float32" if adapters and ops.dtype in SHORT else ops.dtype
         check_room(

@@ -36,6 +36,10 @@ _FILES = (
 )
 
 
+class NotWeightsError(ValueError):
+    """A file has more than weights; the message says what to do."""
+
+
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return an uninitialized array that starts on a cache line, for fast vector loads."""
     size = math.prod(shape) * dtype.itemsize

@@ -16,7 +16,7 @@ from io import BytesIO, FileIO
 from pathlib import Path
 from typing import Any
 
-from gpt_cli.folder.tensors import Tensor
+from gpt_cli.folder.tensors import NotWeightsError, Tensor
 from gpt_cli.system.files import version
 
 _LARGEST = 2_000_000  # bytes of a pickle or a directory; those of gpt2-xl have 150,000
@@ -44,10 +44,6 @@ _FUNCTIONS = (
     "torch._utils._rebuild_tensor_v2",
     "torch._utils._rebuild_parameter",
 )
-
-
-class NotWeightsError(ValueError):
-    """The file has more than weights; the message says what to do."""
 
 
 # --- the pickle ----------------------------------------------------------------------------------
@@ -242,7 +238,10 @@ def read_torch(path: Path) -> Iterator[tuple[str, Tensor]]:
     """
     with _File(path) as file:
         read, is_zip = version(file.fileno()), file.read(4) == b"PK\3\4"
-        views, offsets = (_read_zip if is_zip else _read_older)(file)
+        try:
+            views, offsets = (_read_zip if is_zip else _read_older)(file)
+        except zipfile.BadZipFile as error:
+            raise ValueError(error) from None
     for name, view in views.items():
         storage = view.storage
         offset = offsets[storage.key] + view.offset * storage.itemsize

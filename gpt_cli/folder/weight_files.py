@@ -6,14 +6,12 @@ import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from zipfile import BadZipFile
 
 from safetensors import SafetensorError, safe_open
 
 from gpt_cli.errors import MALFORMED, CheckpointError
 from gpt_cli.folder.contents import select_weights
-from gpt_cli.folder.tensors import Tensor
-from gpt_cli.folder.torch_file import NotWeightsError, read_torch
+from gpt_cli.folder.tensors import NotWeightsError, Tensor
 from gpt_cli.system.files import version
 
 # The first bytes of files that often stand in for weights.
@@ -24,8 +22,8 @@ _IMPOSTORS = {
 _TORCH = "a file of PyTorch; name it pytorch_model.bin"
 _OF_TORCH = {b"\x80": _TORCH, b"PK": _TORCH}
 _LARGEST_HEADER = 10_000_000  # bytes; gpt2-xl has 60,000, and they take 20 times that in memory
-# Of the library, of zipfile, and of parsing a damaged file.
-_DAMAGED = (SafetensorError, BadZipFile, struct.error, RuntimeError, EOFError, OSError, *MALFORMED)
+# Of the library, and of parsing a damaged file.
+_DAMAGED = (SafetensorError, struct.error, RuntimeError, EOFError, OSError, *MALFORMED)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -47,7 +45,7 @@ def read_tensors(path: Path) -> list[tuple[str, Tensor]]:
     """Return the names and tensors of a complete, valid file of weights, without their data."""
     is_torch, start = path.suffix == ".bin", b""
     try:
-        return list((read_torch if is_torch else _read_safetensors)(path))
+        return list((_read_torch if is_torch else _read_safetensors)(path))
     except _DAMAGED as error:
         with suppress(OSError), path.open("rb") as file:
             start = file.read(64).lstrip()
@@ -58,6 +56,12 @@ def read_tensors(path: Path) -> list[tuple[str, Tensor]]:
             reason += "; it is damaged or incomplete, get it again"
         kind = "a file of PyTorch's weights" if is_torch else "safetensors"
         raise CheckpointError(f"{path} is not {kind}: {[*kinds, reason][0]}") from None
+
+
+def _read_torch(path: Path) -> Iterator[tuple[str, Tensor]]:
+    from gpt_cli.folder.torch_file import read_torch  # few models need its imports
+
+    return read_torch(path)
 
 
 def _read_safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:
