@@ -19,7 +19,7 @@ demo: $(VENV)/.demo  ## stream a story from the bundled model
 	$(COMPUTED_BY)
 	$(BIN)/gpt-cli generate --model tiny --echo --max-tokens 500 "Once upon a time"
 
-# Threads of several processes on two cores would wait for one another. (A third process computes while others wait.)
+# Threads of several processes on two cores would wait for one another. Three are fastest, since many tests wait.
 test: export OPENBLAS_NUM_THREADS = 1
 test: $(VENV)/.dev  ## run the tests: no network, no GPU, no PyTorch
 	$(COMPUTED_BY)

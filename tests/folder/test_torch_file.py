@@ -7,6 +7,7 @@ from io import BytesIO
 import numpy as np
 import pytest
 
+import gpt_cli.folder.torch_file  # noqa: F401 (before imports are watched)
 from gpt_cli.errors import CheckpointError
 from gpt_cli.folder.weight_files import read_tensors, weight_files
 from support.checkpoints import store

@@ -24,6 +24,7 @@ from zlib import crc32
 
 import numpy as np
 
+import gpt_cli.folder.torch_file  # noqa: F401 (before imports are watched)
 from gpt_cli.compression import archive
 from gpt_cli.compression.archive import ArchiveReader
 from gpt_cli.compression.codec import Codec
