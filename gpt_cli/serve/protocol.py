@@ -210,6 +210,8 @@ def _options(engine: Engine, values: Json, fields: Fields) -> Options:
         raise RequestError(f"{name} {complaint}", name) from None
     except ResourceError as error:  # llguidance is not installed
         raise RequestError(str(error), field, status=501) from None
+    except InputError as error:  # the tokenizer has no bytes
+        raise RequestError(str(error), field) from None
     with _about("logit_bias"):
         engine.model.config.check_ids([id for id, _ in options.logit_bias])
     return options

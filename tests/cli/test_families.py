@@ -112,6 +112,12 @@ def test_the_server_has_the_same_texts_and_offsets(family, engine, folder):
     with serving(model=folder) as server:
         (plain,) = server.ask(COMPLETIONS, body).json()["choices"]
         (echoed,) = server.ask(COMPLETIONS, body | {"echo": True}).json()["choices"]
+        if family in WITHOUT_BYTES:
+            answer = server.ask(COMPLETIONS, body | {"structured_outputs": {"regex": "a+"}})
+            assert (answer.status, answer.json()["error"]["param"]) == (
+                400,
+                "structured_outputs.regex",
+            )
     assert plain["text"] == done.text
     assert echoed["text"] == PROMPT + done.text
     for choice in (plain, echoed):

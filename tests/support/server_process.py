@@ -25,7 +25,7 @@ COMPLETIONS = "/v1/completions"
 READY = "gpt-cli: listening on "
 # After a signal while one request runs.
 WAITS = (
-    "gpt-cli: draining: waiting for 1 request, up to 30 seconds; a second signal or Ctrl+C ends "
+    "gpt-cli: draining: waiting for 1 request, up to 30 s; a second signal or Ctrl+C ends "
     "the server at once\n"
 )
 

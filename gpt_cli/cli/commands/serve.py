@@ -27,7 +27,7 @@ def serve(*, settings: Settings, loading: flags.Generating) -> None:
     def show_wait(requests: int) -> None:
         note(
             f"gpt-cli: draining: waiting for {counted(requests, 'request')}, up to "
-            f"{settings.grace:g} seconds; a second signal or Ctrl+C ends the server at once"
+            f"{settings.grace:g} s; a second signal or Ctrl+C ends the server at once"
         )
 
     def show_cut(requests: int) -> None:
