@@ -1,4 +1,4 @@
-"""What is wrong with a command line, in the words of all other errors."""
+"""Errors about the command line itself, such as an unknown option, in the form of all errors."""
 
 import re
 from collections.abc import Mapping, Sequence

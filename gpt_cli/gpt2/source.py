@@ -1,4 +1,4 @@
-"""Whether model.py is the file that the compiled library was written beside."""
+"""Detect an edit of model.py, whose layers the compiled library also computes."""
 
 import hashlib
 import logging

@@ -50,7 +50,7 @@ def resolve(
 
 @dataclass(frozen=True)
 class Description:
-    """What is known of a model without its weights."""
+    """A model's configuration and the name of its weights, known without reading them."""
 
     config: GPT2Config
     folder: Path | None  # None if the model is not on this machine

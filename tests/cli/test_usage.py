@@ -1,4 +1,4 @@
-"""What the command line refuses, in one dialect: the flag, what is wrong, and what to do."""
+"""Errors of the command line name the flag, what is wrong, and what to do."""
 
 import pytest
 
