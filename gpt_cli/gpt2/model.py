@@ -101,9 +101,9 @@ def attend(
         return ops.attend(q, keys, values, scale, visible)
     shape = *q.shape[:3], int(visible.max())  # (B, H, T, S)
     scores, pattern = ops.xp.empty(shape, "f4"), ops.xp.empty(shape, "f4")
-    z = ops.attend(q, keys, values, scale, visible, (scores, pattern))
-    hook("attn.hook_attn_scores", scores)
-    hook("attn.hook_pattern", pattern)
+    z = ops.attend_in_steps(q, keys, values, scale, visible, (scores, pattern))
+    scores = hook("attn.hook_attn_scores", scores)
+    pattern = hook("attn.hook_pattern", pattern)
     return z
 
 
