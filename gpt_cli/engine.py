@@ -20,11 +20,13 @@ from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
 from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2 import checkpoint
-from gpt_cli.gpt2.model import forward
+from gpt_cli.gpt2.edits import Edit, editor
+from gpt_cli.gpt2.hooks import Hook
+from gpt_cli.gpt2.model import hidden_states, unembed
 from gpt_cli.gpt2.prefill import next_logits
 from gpt_cli.gpt2.weights import Weights
 from gpt_cli.options.arguments import check_type, checks_arguments
-from gpt_cli.options.declare import AT_LEAST_1, check
+from gpt_cli.options.declare import AT_LEAST_1, OptionError, check
 from gpt_cli.options.request import OptionFields, Options
 from gpt_cli.scoring.rank import Choice, Question, RankBy, rank
 from gpt_cli.scoring.score import Score, ScoreOptions, score
@@ -90,6 +92,22 @@ class Engine:
         return Engine(loaded, self.name, self.load_seconds, self.adapter)
 
     @checks_arguments()
+    def with_edits(self, edits: Sequence[str]) -> "Engine":
+        """Return an engine that changes values of the forward pass: see `gpt2.edits`.
+
+        The edits apply to all texts, after those of this engine. InputError if one does not fit
+        the model, or a file of one cannot be read.
+        """
+        parsed = (Edit.parse(text, self.model.config) for text in edits)
+        loaded = replace(self.loaded, edits=(*self.loaded.edits, *parsed))
+        return Engine(loaded, self.name, self.load_seconds, self.adapter)
+
+    def _editor(self, lengths: Sequence[int]) -> Hook:
+        """Return the editor of texts of these lengths."""
+        bounds = [self.loaded.bound_edits((), length, length) for length in lengths]
+        return editor(bounds, self.model.ops.xp)
+
+    @checks_arguments()
     def logits(self, ids: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """Return the logits of the next token at all positions.
 
@@ -103,12 +121,16 @@ class Engine:
         if len({len(row) for row in ids}) != 1 or not 1 <= len(ids[0]) <= config.n_positions:
             raise InputError(f"all rows must have the same length, from 1 to {config.n_positions}")
         rows = np.array([config.check_ids(row) for row in ids])
-        return ops.to_host(forward(self.model, ops.xp.asarray(rows)))
+        hook = self._editor(list(map(len, ids)))
+        return ops.to_host(
+            unembed(self.model, hidden_states(self.model, ops.xp.asarray(rows), hook=hook))
+        )
 
     @checks_arguments()
     def trace(self, text: str, *, special: bool = False) -> Trace:
         """Return the residual stream, the attention and the lens of a text."""
-        return trace(self.model, self.loaded.fitting_ids(text, special=special))
+        ids = self.loaded.fitting_ids(text, special=special)
+        return trace(self.model, ids, self._editor([len(ids)]))
 
     @checks_arguments()
     def run(self, prompts: Sequence[str], options: Options) -> Run:
@@ -240,6 +262,8 @@ class Engine:
 
     @cached_property
     def _codec(self) -> Codec:
+        if self.loaded.edits:
+            raise OptionError("edits", "cannot change how data is compressed")
         return Codec(self.model, self.tokenizer)
 
     @checks_arguments()
@@ -280,7 +304,8 @@ class Engine:
         """Return the ids of the likeliest next tokens, best first, with log-probabilities."""
         check("count", count, AT_LEAST_1)
         ops = self.model.ops
-        logits = next_logits(self.model, [self.loaded.fitting_ids(prompt, special=special)])
+        ids = self.loaded.fitting_ids(prompt, special=special)
+        logits = next_logits(self.model, [ids], hook=self._editor([len(ids)]))
         best = sampling.likeliest(ops, logits, count)
         return list(zip(*(ops.to_host(row[0]).tolist() for row in best), strict=True))
 
@@ -288,7 +313,9 @@ class Engine:
     def tree(self, prompt: str, count: int = 20, *, special: bool = False) -> list[Node]:
         """Return the likeliest continuations of a prompt, of any length, as a tree."""
         check("count", count, AT_LEAST_1)
-        return tree(self.model, self.loaded.fitting_ids(prompt, special=special), count)
+        ids = self.loaded.fitting_ids(prompt, special=special)
+        bounds = self.loaded.bound_edits((), len(ids), self.model.config.n_positions)
+        return tree(self.model, ids, count, editor([bounds], self.model.ops.xp))
 
     def _question(self, row: tuple[str, Sequence[str]]) -> Question:
         check_type("row", row, Sequence[Any])

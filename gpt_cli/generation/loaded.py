@@ -1,5 +1,6 @@
 """LoadedModel: what everything that computes texts is passed."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -8,6 +9,7 @@ from gpt_cli.folder.config import GPT2Config
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.generation.prefix_cache import PrefixCache
 from gpt_cli.generation.speculator import Speculator
+from gpt_cli.gpt2.edits import Bound, Edit, bind
 from gpt_cli.gpt2.model import GPT2
 
 
@@ -19,6 +21,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     speculator: Speculator | None = None  # without one, nothing is drafted
     kept_bytes: float = 0  # of prefixes that are kept; at least the last one is
+    edits: tuple[Edit, ...] = ()  # of all texts
 
     @property
     def config(self) -> GPT2Config:
@@ -54,6 +57,11 @@ class LoadedModel:
                 f"{n_positions:,}; shorten it"
             )
         return ids
+
+    def bound_edits(self, texts: Sequence[str], length: int, most: int) -> list[Bound]:
+        """Return the edits of a text, those of all texts and its own: see `edits.bind`."""
+        edits = [*self.edits, *(Edit.parse(text, self.config) for text in texts)]
+        return bind(edits, length, most) if edits else []
 
     def release(self) -> None:
         """Give back the memory of all but the weights."""
