@@ -113,8 +113,9 @@ class _Job:
             "adapter": self.loading.get("adapter"),
             "dtype": self.loading.get("dtype", "auto"),
         }
-        if (bos_token := self.loading.get("bos_token")) is not None:  # absent in older manifests
-            job["bos_token"] = bos_token
+        for name in ("bos_token", "edits"):  # absent in older manifests
+            if self.loading.get(name):
+                job[name] = self.loading[name]
         return job | self.task.settings | job  # a setting must not replace an entry of the job
 
     def run(self, sink: Sink) -> Summary:
