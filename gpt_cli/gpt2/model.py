@@ -89,7 +89,8 @@ def embed(model: GPT2, ids: Array, positions: Array, hook: Hook) -> Array:
     ops, wte, wpe = model.ops, model.wte, model.wpe
     if not hook.listens("hook_embed", "hook_pos_embed"):
         return ops.embed(wte, wpe, ids, positions)
-    tokens = ops.embed(wte, ops.xp.zeros_like(wpe[:1]), ids, np.zeros_like(positions))
+    nowhere = ops.xp.full_like(wpe[:1], -0.0)  # changes no bit
+    tokens = ops.embed(wte, nowhere, ids, np.zeros_like(positions))
     tokens = hook("hook_embed", tokens)
     return tokens + hook("hook_pos_embed", wpe[ops.xp.asarray(positions)])
 
