@@ -20,13 +20,8 @@ Schema: TypeAlias = dict[str, Any]
 IDENTITY: Schema = {"index": "int64", "id": "string"}
 ERROR: Schema = {"error": {"code": "string", "message": "string"}}
 TOKEN: Schema = {"id": "int64", "token": "string", "bytes": ["int64"], "logprob": "double"}
-SCORED_TOKEN: Schema = TOKEN | {
-    "rank": "int64",
-    "entropy": "double",
-    "mean": "double",
-    "std": "double",
-    "gap": "double",
-}
+_OF_DISTRIBUTION = dict.fromkeys(("entropy", "mean", "std", "gap"), "double")
+SCORED_TOKEN: Schema = TOKEN | {"rank": "int64"} | _OF_DISTRIBUTION
 WORD: Schema = {
     "word": "string",
     "start": "int64",
@@ -125,23 +120,17 @@ def of_score(
     `logprobs` adds the log-likelihoods of tokens, with more about their distributions, if it was
     computed; `min_k` adds Min-K% and Min-K%++ of this percentage of tokens.
     """
-    sums = score.tokens_scored, score.total_logprob, _finite(score.perplexity), score.bits_per_byte
+    sums = score.tokens_scored, score.total_logprob, finite(score.perplexity), score.bits_per_byte
     record = _record(SCORE, engine.name, engine.adapter, len(score.ids), *sums)
     if min_k is not None:
-        record |= _record(MIN_K, score.min_k(min_k), _finite(score.min_k_plus_plus(min_k)))
+        record |= _record(MIN_K, score.min_k(min_k), score.min_k_plus_plus(min_k))
     if logprobs:
         pairs = zip(score.ids, score.token_logprobs, strict=True)
         record["logprobs"] = tokens = [of_token(engine, *pair) for pair in pairs]
-        means, deviations = ([m and m[index] for m in score.moments or []] for index in (0, 1))
-        columns = {
-            "rank": score.ranks,
-            "entropy": score.entropies,
-            "mean": means,
-            "std": deviations,
-            "gap": score.gaps,
-            "layers": score.layers,
-        }
-        for name, values in columns.items():
+        means, stds = ([m and m[index] for m in score.moments or []] for index in (0, 1))
+        columns = (score.ranks, score.entropies, means, stds, score.gaps, score.layers)
+        names = "rank", *_OF_DISTRIBUTION, *LAYERS
+        for name, values in zip(names, columns, strict=True):
             for token, value in zip(tokens, values or [], strict=False):
                 token[name] = value
     if score.words is not None:
@@ -151,7 +140,7 @@ def of_score(
     return record
 
 
-def _finite(value: float | None) -> float | None:
+def finite(value: float | None) -> float | None:
     """Return a number, or None in place of an infinite one: JSON has none."""
     return None if value is None or math.isinf(value) else value
 
