@@ -20,7 +20,7 @@ from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
 from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2 import checkpoint
-from gpt_cli.gpt2.edits import Edit, editor
+from gpt_cli.gpt2.edits import Bound, Edit, editor
 from gpt_cli.gpt2.hooks import Hook
 from gpt_cli.gpt2.model import hidden_states, unembed
 from gpt_cli.gpt2.prefill import next_logits
@@ -208,7 +208,7 @@ class Engine:
     @checks_arguments()
     def score_many(
         self,
-        texts: Iterable[str],
+        texts: Iterable[str | Mapping[str, Any]],
         *,
         stride: int | None = None,
         bos: bool = False,
@@ -224,7 +224,7 @@ class Engine:
         Without scored tokens, the score of a text has no perplexity.
 
         Args:
-            texts: any number, of any length.
+            texts: any number, of any length; or mappings with a "text" and its "edits", a list.
             stride: windows of a text longer than the context are `stride` tokens apart, by default
                 half of it.
             bos: put the start token before texts, so that their first tokens are also scored. Some
@@ -251,13 +251,21 @@ class Engine:
         if words:
             measures["initial_logprobs"] = among(self._initial_tokens)
 
-        def scores(ids: Iterator[list[int]]) -> Iterable[Score]:
+        def scores(rows: Iterator[tuple[list[int], list[Bound]]]) -> Iterable[Score]:
+            ids, edits = [[*column] for column in zip(*rows, strict=True)] or [[], []]
             scored = score(
-                self.loaded, list(ids), stride, start=start, measures=measures, layers=layers
+                self.loaded,
+                ids,
+                stride,
+                start=start,
+                measures=measures,
+                layers=layers,
+                edits=edits,
             )
             return map(self._with_words, scored) if words else scored
 
-        return list(compute_valid(texts, partial(self._text_ids, special=special), scores))
+        text_ids = partial(self._text_ids, special=special, start=len(start))
+        return list(compute_valid(texts, text_ids, scores))
 
     @checks_arguments()
     def compress(self, data: Data, *, block: int = SEGMENT_TOKENS) -> bytes:
@@ -299,11 +307,15 @@ class Engine:
 
     @checks_arguments()
     def rank_many(
-        self, rows: Iterable[tuple[str, Sequence[str]]], *, by: RankBy = "total"
+        self,
+        rows: Iterable[tuple[str, Sequence[str]] | tuple[str, Sequence[str], Sequence[str]]],
+        *,
+        by: RankBy = "total",
     ) -> list[list[Choice] | InputError]:
         """Rank the choices of prompts, or return errors; see `rank`.
 
-        The tokens that prompts share at their beginning are computed once.
+        A row is a prompt, its choices, and its edits if it has any. The tokens that prompts share
+        at their beginning are computed once.
         """
         return list(
             compute_valid(
@@ -333,16 +345,21 @@ class Engine:
         bounds = self.loaded.bound_edits((), len(ids), self.model.config.n_positions)
         return tree(self.model, ids, count, editor([bounds], self.model.ops.xp))
 
-    def _question(self, row: tuple[str, Sequence[str]]) -> Question:
+    def _question(self, row: Sequence[Any]) -> Question:
         check_type("row", row, Sequence[Any])
-        if len(row) != 2:
+        if len(row) not in (2, 3):
             raise InputError(f"a row must be a prompt and its choices, not {row!r:.40}")
         return Question.of_texts(self.loaded, *row)
 
-    def _text_ids(self, text: str, *, special: bool) -> list[int]:
-        if not isinstance(text, str):
+    def _text_ids(
+        self, row: str | Mapping[str, Any], *, special: bool, start: int
+    ) -> tuple[list[int], list[Bound]]:
+        """Return the ids of a text, and its edits, `start` tokens after the start token."""
+        fields = row if isinstance(row, Mapping) else {"text": row}
+        if not isinstance(text := fields.get("text"), str):
             raise InputError('a row needs a string "text"')
-        return self.loaded.text_ids(text, special=special)
+        ids, texts = self.loaded.text_ids(text, special=special), fields.get("edits") or ()
+        return ids, self.loaded.fitting_edits(texts, start + len(ids))
 
     def _with_words(self, scored: Score) -> Score:
         find = partial(find_words, self.tokenizer, scored.ids)

@@ -63,6 +63,17 @@ class LoadedModel:
         edits = [*self.edits, *(Edit.parse(text, self.config) for text in texts)]
         return bind(edits, length, most) if edits else []
 
+    def fitting_edits(self, texts: Sequence[str], length: int) -> list[Bound]:
+        """Return the edits of a text, which must fit the context if it has any."""
+        bounds = self.bound_edits(texts, length, length)
+        if bounds and length > self.config.n_positions:
+            count = counted(length, "token")
+            raise ContextError(
+                f"the text has {count}, and one with edits must fit the model's context of "
+                f"{self.config.n_positions:,}; shorten it"
+            )
+        return bounds
+
     def release(self) -> None:
         """Give back the memory of all but the weights."""
         self.prefixes.release()
