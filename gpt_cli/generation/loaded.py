@@ -11,6 +11,7 @@ from gpt_cli.generation.prefix_cache import PrefixCache
 from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2.edits import Bound, Edit, bind
 from gpt_cli.gpt2.model import GPT2
+from gpt_cli.options.request import Options
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,12 +59,13 @@ class LoadedModel:
             )
         return ids
 
-    def bound_edits(self, texts: Sequence[str], length: int, most: int) -> list[Bound]:
+    def bound_edits(self, texts: str | Sequence[str], length: int, most: int) -> list[Bound]:
         """Return the edits of a text, those of all texts and its own: see `edits.bind`."""
-        edits = [*self.edits, *(Edit.parse(text, self.config) for text in texts)]
+        own = Options.parse_json({"edits": texts})["edits"] if texts else ()
+        edits = [*self.edits, *(Edit.parse(text, self.config) for text in own)]
         return bind(edits, length, most) if edits else []
 
-    def fitting_edits(self, texts: Sequence[str], length: int) -> list[Bound]:
+    def fitting_edits(self, texts: str | Sequence[str], length: int) -> list[Bound]:
         """Return the edits of a text, which must fit the context if it has any."""
         bounds = self.bound_edits(texts, length, length)
         if bounds and length > self.config.n_positions:

@@ -174,7 +174,7 @@ class Scoring(Task):
     layers: bool = False
     min_k: float | None = None
 
-    fields = ("text",)
+    fields = ("text", "edits")
 
     @property
     def schema(self) -> Schema:
@@ -189,7 +189,8 @@ class Scoring(Task):
         return {name: value for name, value in super().settings.items() if name in names}
 
     def results(self, engine: "Engine", rows: Rows) -> "list[Score | InputError]":
-        return engine.score_many([self.layout.text(row) for row in rows], **self.options)
+        texts = [{"text": self.layout.text(r), "edits": r.fields.get("edits")} for r in rows]
+        return engine.score_many(texts, **self.options)
 
     @property
     def options(self) -> "ScoreOptions":
@@ -225,7 +226,7 @@ class Ranking(Task):
     exact: bool = False  # see `spaced`
     template: Template | None = None
 
-    fields = ("prompt", "choices")
+    fields = ("prompt", "choices", "edits")
     schema: ClassVar[Schema] = {"choices": [records.CHOICE]}
 
     def check_lines(self) -> None:
@@ -239,10 +240,11 @@ class Ranking(Task):
         if choices is None and not self.choices:
             raise InputError('a row needs a list of "choices": there are no default choices')
         choices = spaced(prompt, self.choices if choices is None else choices, exact=self.exact)
-        return replace(row, fields={"prompt": prompt, "choices": choices})
+        edits = row.fields.get("edits") or ()
+        return replace(row, fields={"prompt": prompt, "choices": choices, "edits": edits})
 
     def results(self, engine: "Engine", rows: Rows) -> Iterator[Record | InputError]:
-        questions = [(row.fields["prompt"], [*row.fields["choices"]]) for row in rows]
+        questions = [(f["prompt"], [*f["choices"]], f["edits"]) for f in (r.fields for r in rows)]
         for row, ranked in zip(rows, engine.rank_many(questions, by=self.by), strict=True):
             if isinstance(ranked, InputError):
                 yield ranked
