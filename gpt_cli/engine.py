@@ -21,7 +21,7 @@ from gpt_cli.generation.row import Request
 from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.edits import Bound, Edit, editor
-from gpt_cli.gpt2.hooks import Hook
+from gpt_cli.gpt2.hooks import Hook, Recorder, rows_of
 from gpt_cli.gpt2.model import hidden_states, unembed
 from gpt_cli.gpt2.prefill import next_logits
 from gpt_cli.gpt2.weights import Weights
@@ -107,6 +107,25 @@ class Engine:
         parsed = (Edit.parse(text, self.model.config) for text in edits)
         loaded = replace(self.loaded, edits=(*self.loaded.edits, *parsed))
         return Engine(loaded, self.name, self.load_seconds, self.adapter)
+
+    def with_donors(self, donors: Mapping[str, Mapping[str, NDArray[Any]]]) -> "Engine":
+        """Return an engine whose edits may be `HOOK=row:ID`: the values of these rows, by hook."""
+        loaded = replace(self.loaded, donors={**self.loaded.donors, **donors})
+        return Engine(loaded, self.name, self.load_seconds, self.adapter)
+
+    def recorded(
+        self, ids: Sequence[int], hooks: Sequence[str], edits: str | Sequence[str] = ()
+    ) -> dict[str, NDArray[np.float32]]:
+        """Return the values at hook points of one text with edits."""
+        ops, bounds = self.model.ops, self.loaded.fitting_edits(edits, len(ids))
+        recorder = Recorder(frozenset(hooks), editor([bounds], ops.xp))
+        hidden_states(self.model, ops.xp.asarray([ids]), hook=recorder)
+        (values,) = rows_of(recorder.values, [len(ids)])
+        return {name: ops.to_host(value) for name, value in values.items()}
+
+    def start(self, *, bos: bool) -> list[int]:
+        """Return the tokens before a text to score."""
+        return [self.model.config.start_token("bos is set")] if bos else self.loaded.start
 
     def _editor(self, lengths: Sequence[int]) -> Hook:
         """Return the editor of texts of these lengths."""
@@ -238,7 +257,7 @@ class Engine:
             layers: also return the log-probabilities of tokens, and the surprisal of words, if the
                 model ended after 0 (the embedding), 1, ... layers. The last are its own.
         """
-        start = [self.model.config.start_token("bos is set")] if bos else self.loaded.start
+        start = self.start(bos=bos)
         if words:
             check_bytes(self.tokenizer, "the surprisal of words")
         measures: dict[str, Measure] = {}

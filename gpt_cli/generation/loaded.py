@@ -1,7 +1,7 @@
 """LoadedModel: what everything that computes texts is passed."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from gpt_cli.errors import ContextError, counted
@@ -9,8 +9,9 @@ from gpt_cli.folder.config import GPT2Config
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.generation.prefix_cache import PrefixCache
 from gpt_cli.generation.speculator import Speculator
-from gpt_cli.gpt2.edits import Bound, Edit, bind
+from gpt_cli.gpt2.edits import Bound, Edit, EditError, bind
 from gpt_cli.gpt2.model import GPT2
+from gpt_cli.ops import Array
 from gpt_cli.options.request import Options
 
 
@@ -23,6 +24,7 @@ class LoadedModel:
     speculator: Speculator | None = None  # without one, nothing is drafted
     kept_bytes: float = 0  # of prefixes that are kept; at least the last one is
     edits: tuple[Edit, ...] = ()  # of all texts
+    donors: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)  # see `jobs.donors`
 
     @property
     def config(self) -> GPT2Config:
@@ -63,7 +65,17 @@ class LoadedModel:
         """Return the edits of a text, those of all texts and its own: see `edits.bind`."""
         own = Options.parse_json({"edits": texts})["edits"] if texts else ()
         edits = [*self.edits, *(Edit.parse(text, self.config) for text in own)]
-        return bind(edits, length, most) if edits else []
+        return bind([self._with_donor(edit) for edit in edits], length, most) if edits else []
+
+    def _with_donor(self, edit: Edit) -> Edit:
+        """Return an edit with the activations of the row that it names, if it names one."""
+        if edit.row is None:
+            return edit
+        if not (donor := self.donors.get(edit.row)):
+            problem = "no row before or after it in this part of the input has this id"
+            raise EditError(edit.text, f"{problem}, or that row has an error or needs this one")
+        values = {hook: donor[hook] for hook in edit.hooks}
+        return edit.of_row(values)
 
     def fitting_edits(self, texts: str | Sequence[str], length: int) -> list[Bound]:
         """Return the edits of a text, which must fit the context if it has any."""

@@ -131,6 +131,15 @@ class Edit:
             converted[hook] = array.astype(np.float32)
         return replace(self, arrays=converted, stored=stored, row=None)
 
+    def of_row(self, values: Mapping[str, NDArray[np.float32]]) -> "Edit":
+        """Return the edit with values of another row, in the shapes of `hook_shapes`."""
+        arrays = {
+            hook: value.swapaxes(0, 1) if _has_keys(self.hooks[hook]) else value
+            for hook, value in values.items()
+        }
+        positions = np.arange(min(map(len, arrays.values())))
+        return self.with_arrays(arrays, f"row {self.row}", positions)
+
     def apply(self, hook: str, values: Array, positions: Array, xp: ModuleType) -> Array:
         """Return new values (n, ...) of a hook point at n positions of a row."""
         new: Any = np.float32(self.number)

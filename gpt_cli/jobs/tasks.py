@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from gpt_cli import records
 from gpt_cli.errors import InputError, compute_valid
+from gpt_cli.jobs.donors import with_donors
 from gpt_cli.jobs.layout import InputRow, Layout, Template
 from gpt_cli.options.declare import OptionError
 from gpt_cli.options.request import CONSTRAINTS, Options
@@ -73,6 +74,10 @@ class Task(Protocol):
             raise row.error
         return row
 
+    def ids(self, engine: "Engine", row: InputRow) -> list[int]:
+        """Return the ids of a prepared row whose activations another row takes."""
+        return engine.loaded.prompt_ids(self.layout.text(row))
+
     @abstractmethod
     def results(self, engine: "Engine", rows: Rows) -> Iterable[Any]:
         """Return the results of rows, in order; that of a row may be an InputError."""
@@ -81,9 +86,11 @@ class Task(Protocol):
         """Return a result as the fields of a record."""
         return result
 
-    def records(self, engine: "Engine", rows: Rows) -> Iterator[Record]:
-        """Yield the records of rows, in order, with their results or errors."""
+    def records(self, engine: "Engine", rows: Rows, first: int = 0) -> Iterator[Record]:
+        """Yield the records of rows from index `first` on, in order: their results or errors."""
         layout = self.layout
+        engine = with_donors(engine, self, rows)
+        rows = [row for row in rows if row.index >= first]
         results = compute_valid(rows, self.prepare, lambda valid: self.results(engine, [*valid]))
         for row, result in zip(rows, results, strict=True):
             known: Record = {"id": row.id, "data": row.data or None}
@@ -144,6 +151,9 @@ class Generation(Task):
         if choices is not None and isinstance(prompt, str):
             options["choices"] = [*spaced(prompt, choices)]
         return replace(row, fields=options | {"prompt": prompt})
+
+    def ids(self, engine: "Engine", row: InputRow) -> list[int]:
+        return engine.loaded.prompt_ids(row.fields["prompt"], special=self.options.special)
 
     def results(self, engine: "Engine", rows: Rows) -> "Iterable[Completion | InputError]":
         return engine.batch(
@@ -213,6 +223,9 @@ class Scoring(Task):
         """Return the record of a score."""
         return records.of_score(engine, score, logprobs=self.logprobs, min_k=self.min_k)
 
+    def ids(self, engine: "Engine", row: InputRow) -> list[int]:
+        return [*engine.start(bos=self.bos), *engine.loaded.text_ids(self.layout.text(row))]
+
     def tokens(self, record: Record) -> int:
         return int(record["tokens_scored"])
 
@@ -242,6 +255,9 @@ class Ranking(Task):
         choices = spaced(prompt, self.choices if choices is None else choices, exact=self.exact)
         edits = row.fields.get("edits") or ()
         return replace(row, fields={"prompt": prompt, "choices": choices, "edits": edits})
+
+    def ids(self, engine: "Engine", row: InputRow) -> list[int]:
+        return engine.loaded.prompt_ids(row.fields["prompt"])
 
     def results(self, engine: "Engine", rows: Rows) -> Iterator[Record | InputError]:
         questions = [(f["prompt"], [*f["choices"]], f["edits"]) for f in (r.fields for r in rows)]
