@@ -83,7 +83,9 @@ def describe(name: str, *, revision: str | None = None, offline: bool = False) -
     files, tokenizer, problem = contents.vocabulary(names) or (), None, None
     try:
         if weights not in names:
-            raise CheckpointError(f"{name} has no {weights}: get the whole model")
+            raise CheckpointError(
+                f"{name} has no weights: add its model.safetensors or pytorch_model.bin"
+            )
         if folder:
             tokenizer = read_tokenizer(folder)
             config = with_special_tokens(config, tokenizer, folder)

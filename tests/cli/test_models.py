@@ -210,7 +210,7 @@ def test_info_names_what_a_folder_lacks(tmp_path):
     (folder / "model.safetensors").unlink()
     (facts,) = records_here("info", folder, "--json")
     assert (facts["weights"], facts["tokenizer"]) == (None, "vocab.json, merges.txt")
-    assert f"no: {folder} has no model.safetensors" in run_here("info", folder)[0].decode()
+    assert f"no: {folder} has no weights: add" in run_here("info", folder)[0].decode()
     write_checkpoint(folder, CONFIG)
     (folder / "vocab.json").unlink()
     assert f"{folder} has no tokenizer" in records_here("info", folder, "--json")[0]["problem"]

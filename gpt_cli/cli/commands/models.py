@@ -112,7 +112,7 @@ def info(
 ) -> None:
     """Show whether a model works, its weights, tokenizer and configuration, and its memory.
 
-    Of a model on the Hub, this reads config.json and the names of the files, and downloads nothing.
+    Before a download, it says this from config.json and the list of files.
 
     Examples:
         gpt-cli info tiny
