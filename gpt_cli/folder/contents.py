@@ -78,10 +78,8 @@ def other_files(names: Collection[str]) -> list[str]:
 
 def tokenizer_files(names: Collection[str]) -> list[str]:
     """Select the files of the tokenizer from `names`."""
-    files = [name for name in TOKENIZER if name in names]
-    if vocabulary(names) is None:
-        files += [name for name in BYTE_BPE if name not in names]  # which are missing
-    return files
+    missing = [] if vocabulary(names) else [name for name in BYTE_BPE if name not in names]
+    return [name for name in TOKENIZER if name in names] + missing
 
 
 def vocabulary(names: Collection[str]) -> tuple[str, ...] | None:

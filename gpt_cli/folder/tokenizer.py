@@ -196,8 +196,7 @@ def with_special_tokens(
     An end token in generation_config.json wins over the tokenizer's, unless it comes from
     config.json. Raise OptionError if `bos_token`, a name or an id, is not a token of the model.
     """
-    ids, size = tokenizer.special_ids, config.vocab_size
-    declared = config.bos_token_id
+    ids, size, declared = tokenizer.special_ids, config.vocab_size, config.bos_token_id
     special = declared if declared in tokenizer.special.values() else None
     starts = [ids.bos, special, ids.usual_bos, declared]
     start = next((id for id in starts if id is not None and id < size), None)

@@ -3,13 +3,11 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpt_cli import errors
-from gpt_cli.errors import CheckpointError, InputError, ModelNotFoundError, ResourceError
+from gpt_cli.errors import GPTCLIError, InputError, ModelNotFoundError, ResourceError, import_extra
 from gpt_cli.folder import contents
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.hub import client, local
@@ -19,6 +17,7 @@ from gpt_cli.hub.local import BUNDLED, SHORT_NAMES, checked_revision, hub_id
 from gpt_cli.hub.local import conversion_of as conversion_of
 from gpt_cli.options.declare import OptionError
 from gpt_cli.system.atomic import new_folder
+from gpt_cli.system.files import read_json
 
 if TYPE_CHECKING:
     from gpt_cli.folder.tokenizer import Tokenizer
@@ -68,7 +67,6 @@ def describe(name: str, *, revision: str | None = None, offline: bool = False) -
     """
     from gpt_cli.folder.tokenizer import read_tokenizer, with_special_tokens  # imports tiktoken
 
-    names: Collection[str]
     if folder := find(name, revision):
         names, request = {path.name for path in folder.iterdir()}, local.conversion_of(folder)
         weights = contents.select_weights(names, str(folder), folder.joinpath)[0]
@@ -77,23 +75,23 @@ def describe(name: str, *, revision: str | None = None, offline: bool = False) -
         repo, revision = _on_hub(name, revision, offline)
         with tempfile.TemporaryDirectory() as scratch:
             snapshot = client.find_snapshot(repo, revision, Path(scratch))
-            names, request = snapshot.files, snapshot.request
+            names, request = {*snapshot.files}, snapshot.request
             weights = contents.model_files(names, repo, snapshot.fetch)[0]
-            config = GPT2Config.from_folder(snapshot.fetch(contents.CONFIG).parent)
+            raw = read_json(snapshot.fetch(contents.CONFIG))
+        config = GPT2Config.from_dict(raw, f"{repo}/{contents.CONFIG}")
     files, tokenizer, problem = contents.vocabulary(names) or (), None, None
     try:
         if weights not in names:
-            raise CheckpointError(
-                f"{name} has no weights: add its model.safetensors or pytorch_model.bin"
-            )
+            cure = "add its model.safetensors or pytorch_model.bin"
+            raise ModelNotFoundError(f"{name} has no weights: {cure}")
         if folder:
             tokenizer = read_tokenizer(folder)
             config = with_special_tokens(config, tokenizer, folder)
         elif any(file not in names for file in contents.BYTE_BPE):  # else it is nearly always these
             doubt = ", unless it is of GPT-2's own kind" if files[0] == "tokenizer.json" else ""
             purpose = f"{files[0]} needs the package tokenizers{doubt}"
-            errors.import_extra(purpose, "tokenizers", "tokenizers")
-    except (CheckpointError, ResourceError) as error:
+            import_extra(purpose, "tokenizers", "tokenizers")
+    except GPTCLIError as error:
         problem = str(error)
     present = weights if weights in names else None
     return Description(config, folder, present, request, files, tokenizer, problem)

@@ -147,6 +147,9 @@ def test_info_says_which_weights_are_taken_before_and_after_a_download(hub, case
     assert records_here(*command)[0]["model"] == "acme/old@refs/pr/22"
     (facts,) = records_here("info", "acme/old", "--json", "--offline")
     assert (facts["weights"], facts["request"]) == taken
+    hub.add("acme/code", saved | {"config.json": b'{"model_type": "gpt_bigcode"}'})
+    code = refusal("info", "acme/code", code=4)
+    assert "acme/code/config.json: model_type is 'gpt_bigcode', not gpt2" in code
     hub.add("acme/flax", others | {"flax_model.msgpack": b""})
     assert "weights only in flax_model.msgpack" in refusal("info", "acme/flax", code=4)
 
@@ -203,6 +206,8 @@ def test_info_shows_settings_unlike_those_of_gpt2_and_ids_without_tokens(tmp_pat
     shown = run_here("info", write_checkpoint(tmp_path, config))[0].decode()
     assert "unlike GPT-2               n_inner 48\n" in shown
     assert f"end token                  {END_ID + 5}\n" in shown
+    write_checkpoint(tmp_path, config | {"n_inner": 4 * CONFIG["n_embd"]})
+    assert "unlike" not in run_here("info", tmp_path)[0].decode()
 
 
 def test_info_names_what_a_folder_lacks(tmp_path):

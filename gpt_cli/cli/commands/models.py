@@ -139,9 +139,10 @@ def info(
 
 def _table(facts: dict[str, Any], sizes: dict[str, int], tokenizer: "Tokenizer | None") -> str:
     """Return what is known about a model as text, but for settings that are as in GPT-2."""
-    usual, problem = asdict(GPT2Config()), facts["problem"]
+    usual = asdict(GPT2Config()) | {"n_inner": facts["n_inner"] and 4 * facts["n_embd"]}
     changed = [f"{name} {facts[name]}" for name in _SETTINGS if facts[name] != usual[name]]
-    shown = {"name": facts["name"], "works": f"no: {problem}" if problem else "yes"} | facts
+    works = f"no: {facts['problem']}" if facts["problem"] else "yes"
+    shown = {"name": facts["name"], "works": works} | facts
     shown |= dict.fromkeys(("problem", *_SETTINGS))
     shown |= {"bos_token_id": None, "eos_token_id": None, "unlike GPT-2": ", ".join(changed)}
     if tokenizer is not None:
