@@ -39,6 +39,7 @@ def byte_alphabet() -> dict[int, int]:
 class ByteBPE:
     """Byte-level BPE: `decode` is the inverse of `encode` for every text; see `Tokenizer`."""
 
+    kind = "GPT-2's own"
     special_ids = SpecialIds()
     has_bytes = has_all_bytes = True
 

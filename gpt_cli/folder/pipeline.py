@@ -45,6 +45,7 @@ class Pipeline:
         self._ids = array("q", library.get_vocab(with_added_tokens=True).values())
         if len(set(self._ids)) < len(self._ids):  # the library would choose one of them at random
             raise CheckpointError(f"{source}: two tokens have the same id: get it again")
+        self.kind = type(library.model).__name__
         added = library.get_added_tokens_decoder()
         self.special = {token.content: id for id, token in added.items() if token.special}
         parts = _parts(library.decoder)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from gpt_cli.errors import MALFORMED, CheckpointError, InputError, import_extra
 from gpt_cli.folder.byte_bpe import ByteBPE
 from gpt_cli.folder.config import GPT2Config
-from gpt_cli.folder.contents import VOCABULARIES
+from gpt_cli.folder.contents import VOCABULARIES, vocabulary
 from gpt_cli.folder.special_tokens import SpecialIds, TokenizerSettings
 from gpt_cli.options.declare import OptionError
 from gpt_cli.system.files import read_json, read_small
@@ -36,6 +36,7 @@ class Stream(Protocol):
 class Tokenizer(Protocol):
     """Converts text to ids and back."""
 
+    kind: str  # "GPT-2's own", or that of the library's model, such as "Unigram"
     special: dict[str, int]  # the names of special tokens, and their ids
     special_ids: SpecialIds
     has_bytes: bool  # whether tokens have bytes, which are what they add to a text
@@ -92,7 +93,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     """
     settings = TokenizerSettings.from_folder(folder)
     names = {name for files in VOCABULARIES for name in files if (folder / name).is_file()}
-    files = next((files for files in VOCABULARIES if names.issuperset(files)), None)
+    files = vocabulary(names)
     if files is None:
         raise CheckpointError(
             f"{folder} has no tokenizer: add the model's vocab.json and merges.txt, or its "
@@ -195,18 +196,19 @@ def with_special_tokens(
     An end token in generation_config.json wins over the tokenizer's, unless it comes from
     config.json. Raise OptionError if `bos_token`, a name or an id, is not a token of the model.
     """
-    ids, size = tokenizer.special_ids, config.vocab_size
-    declared = config.bos_token_id
-    starts = [ids.bos, declared if declared in tokenizer.special.values() else None, ids.usual_bos]
-    start = next((id for id in starts if id is not None and id < size), declared)
+    ids, size, declared = tokenizer.special_ids, config.vocab_size, config.bos_token_id
+    special = declared if declared in tokenizer.special.values() else None
+    starts = [ids.bos, special, ids.usual_bos, declared]
+    start = next((id for id in starts if id is not None and id < size), None)
     if bos_token is not None:
         start = _id_of(str(bos_token), tokenizer, size)
     path = folder / "generation_config.json"
     generation = read_json(path) if path.is_file() else {}
     chosen = generation.get("eos_token_id") is not None and not generation.get("_from_model_config")
-    if ids.eos is None or ids.eos >= size or chosen:
-        return replace(config, bos_token_id=start)
-    return replace(config, bos_token_id=start, eos_token_id=(ids.eos,))
+    ends = config.eos_token_id
+    if ids.eos is not None and ids.eos < size and not chosen:
+        ends = (ids.eos,)
+    return replace(config, bos_token_id=start, eos_token_id=tuple(id for id in ends if id < size))
 
 
 def _id_of(name: str, tokenizer: Tokenizer, size: int) -> int:
