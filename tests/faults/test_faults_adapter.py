@@ -113,11 +113,11 @@ FAULTS = [
     fault("LoRA of the embeddings", tensor(f"{PREFIX}transformer.wte.lora_embedding_A", 4, 290),
           "wte.lora_embedding_A is neither", AGAIN, 2),
     fault("LoRA in F64", tensor(A, 4, 32, dtype="F64"), f"{SUMS} is F64, which is not", AGAIN, 2),
-    fault("LoRA that is nan", tensor(A, 4, 32, fill=b"\xff"), f"{SUMS} is not finite", AGAIN, 2),
+    fault("LoRA that is nan", tensor(A, 4, 32, fill=b"\xff"), "h.1.attn.c_attn are not finite", AGAIN, 2),
     fault("LoRA that is named twice", tensor(A.replace("transformer.", ""), 4, 32),
           f"duplicate tensor {SUMS}", AGAIN, 2),
     fault("a saved module that is missing", configure(modules_to_save=["wte"]),
-          "wte.weight of modules_to_save is missing", AGAIN, 2),
+          "the tensor wte.weight is missing", AGAIN, 2),
 ]
 # fmt: on
 
