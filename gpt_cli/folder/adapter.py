@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -37,31 +38,25 @@ _RANKS, _ALPHAS = between(1, 2**20), between(-(2**20), 2**20)
 # Limits with which patterns and names are matched in seconds, whoever wrote them.
 _MOST = 500
 _NAMES = Range(lambda names: len(names) <= _MOST, f"up to {_MOST} names")
-_PATTERN = re.compile(r"[\w.^$|\\()\[\]*+-]{1,100}", re.ASCII)
-_COSTLY = re.compile(r"\)[*+]|\[\[|--|\|\||([*+(].*){3}")
-
-
-def _compile(key: str) -> re.Pattern[str]:
-    """Return the pattern of a key, which describes modules by the ends of their names."""
-    try:
-        if not _PATTERN.fullmatch(key) or _COSTLY.search(key):
-            raise ValueError
-        return re.compile(rf"(.*\.)?({key})$")  # as in PEFT
-    except re.error:
-        raise ValueError from None
+_COSTLY = r"\)[*+]|\[\[|--|\|\||([*+(].*){3}"
+_PATTERN = re.compile(rf"(?!.*({_COSTLY}))[\w.^$|\\()\[\]*+-]{{1,100}}", re.ASCII)
 
 
 def _patterns(number: Kind, range: Range) -> Any:
-    """Return the declaration of an option with a number for each of some patterns."""
+    """Return an option with numbers by patterns of the ends of modules' names, as in PEFT."""
 
     def convert(values: Any) -> dict[re.Pattern[str], Any]:
-        return {_compile(key): number.convert(value) for key, value in dict(values).items()}
+        numbers = {key: number.convert(value) for key, value in dict(values).items()}
+        if len(numbers) > _MOST or not all(map(range.contains, numbers.values())):
+            raise ValueError
+        with suppress(re.error):
+            if all(map(_PATTERN.fullmatch, numbers)):
+                return {re.compile(rf"(.*\.)?({key})$"): numbers[key] for key in numbers}
+        raise ValueError
 
-    def fit(values: dict[re.Pattern[str], Any]) -> bool:
-        return len(values) <= _MOST and all(map(range.contains, values.values()))
-
-    kind = Kind("numbers by the names of modules, or by simple patterns of them", str, convert)
-    return option((), range=Range(fit, f"up to {_MOST} numbers {range.name}"), kind=kind)
+    limits = f"up to {_MOST} numbers {range.name}"
+    kind = Kind(f"{limits} by the names of modules, or by simple patterns of them", str, convert)
+    return option((), kind=kind)
 
 
 @dataclass(frozen=True)
@@ -95,11 +90,9 @@ class LoraConfig(Declared):
 
     def rank_and_scale(self, module: str) -> tuple[int, float]:
         """Return the rank of the change of a module's matrix, and the factor of the change."""
-
-        def of(patterns: Mapping[re.Pattern[str], Any], default: Any) -> Any:
-            return next((n for pattern, n in patterns.items() if pattern.match(module)), default)
-
-        rank, alpha = of(self.rank_pattern, self.r), of(self.alpha_pattern, self.lora_alpha)
+        ranks = (rank for pattern, rank in self.rank_pattern.items() if pattern.match(module))
+        alphas = (alpha for pattern, alpha in self.alpha_pattern.items() if pattern.match(module))
+        rank, alpha = next(ranks, self.r), next(alphas, self.lora_alpha)
         return rank, alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     def saves(self, name: str) -> bool:

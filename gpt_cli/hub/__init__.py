@@ -3,7 +3,7 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,12 +68,10 @@ def describe(name: str, *, revision: str | None = None, offline: bool = False) -
         weights = contents.select_weights(names, str(folder), folder.joinpath)[0]
         config, present = GPT2Config.from_folder(folder), weights if weights in names else None
         return Description(config, folder, present, local.conversion_of(folder))
-    repo, revision = _on_hub(name, revision, offline)
-    with tempfile.TemporaryDirectory() as scratch:
-        snapshot = client.find_snapshot(repo, revision, Path(scratch))
-        weights, *_ = contents.model_files(snapshot.files, repo, snapshot.fetch)
+    with _temporary(name, revision, offline) as snapshot:
+        weights, *_ = contents.model_files(snapshot.files, snapshot.repo, snapshot.fetch)
         config = GPT2Config.from_folder(snapshot.fetch(contents.CONFIG).parent)
-    return Description(config, None, weights, snapshot.request)
+        return Description(config, None, weights, snapshot.request)
 
 
 def resolve_all(
@@ -98,7 +96,7 @@ def resolve_adapter(name: str, *, offline: bool = False, quiet: bool = False) ->
     try:
         if os.path.isfile(name):  # noqa: PTH113 (never raises)
             raise ModelNotFoundError
-        cached = local.cached_snapshot(hub_id(name), "main", contents.adapter_files)
+        cached = local.cached_snapshot(hub_id(name), None, contents.adapter_files)
     except ModelNotFoundError:
         cure = "give the folder of an adapter, or OWNER/NAME on the Hub"
         raise ModelNotFoundError(f"no adapter {name!r:.80}: {cure}") from None
@@ -109,30 +107,24 @@ def read_tokenizer(name: str, *, revision: str | None = None, offline: bool = Fa
     """Return the tokenizer of a model; fetch only its files if the model is not local."""
     from gpt_cli.folder.tokenizer import read_tokenizer  # imports tiktoken
 
-    def choose(names: Collection[str]) -> list[str]:  # config.json may name the kind
-        return [*contents.tokenizer_files(names), *({contents.CONFIG} & {*names})]
-
-    with _folder_of(choose, name, revision, offline) as folder:
+    if folder := find(name, revision):
         return read_tokenizer(folder)
+    with _temporary(name, revision, offline) as snapshot:
+        files = contents.tokenizer_files(snapshot.files)
+        if contents.CONFIG in snapshot.files:  # which may name the kind
+            files.append(contents.CONFIG)
+        return read_tokenizer({snapshot.fetch(file).parent for file in files}.pop())
 
 
 @contextmanager
-def _folder_of(
-    choose: Callable[[Collection[str]], list[str]], name: str, revision: str | None, offline: bool
-) -> Iterator[Path]:
-    """Yield the folder of a local model, or a temporary one with the files that `choose` picks.
+def _temporary(name: str, revision: str | None, offline: bool) -> Iterator[client.Snapshot]:
+    """Yield a model on the Hub whose files are fetched to a temporary folder.
 
     They do not go to the cache, because a config.json there marks a complete model.
     """
-    if folder := find(name, revision):
-        yield folder
-        return
     repo, revision = _on_hub(name, revision, offline)
     with tempfile.TemporaryDirectory() as scratch:
-        snapshot = client.find_snapshot(repo, revision, Path(scratch))
-        for file in choose(snapshot.files):
-            snapshot.fetch(file)
-        yield Path(scratch)
+        yield client.find_snapshot(repo, revision, Path(scratch))
 
 
 def download(

@@ -229,7 +229,7 @@ def test_a_field_of_another_type_or_out_of_range_is_named(name, value, model, fo
 )
 def test_a_pattern_that_could_take_long_is_refused(key, model, folder):
     configure(folder, alpha_pattern={key: 4})
-    assert "alpha_pattern must be numbers by the names of modules" in refusal(model, folder)
+    assert "1048576 by the names of modules, or by simple patterns of them, not" in refusal(model, folder)
 
 
 def test_the_most_costly_patterns_are_matched_in_seconds(model, folder):
