@@ -21,7 +21,7 @@ from gpt_cli.folder.tensors import NotWeightsError, Tensor
 from gpt_cli.system.files import version
 
 _LARGEST = 2_000_000  # bytes of a pickle or a directory; those of gpt2-xl have 150,000
-_MOST_OPCODES = 250_000  # of a file, in half a second; gpt2-xl has 20,000
+_MOST_OPCODES = 100_000  # of a file, in less than half a second; gpt2-xl has 20,000
 _MOST_AXES, _MOST_ELEMENTS = 8, 2**40
 _CURE = "save `model.state_dict()` alone, or get the model as safetensors"
 _MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of the older form (before 1.6)

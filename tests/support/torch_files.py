@@ -107,9 +107,13 @@ def zip_bytes(
     storages: dict[str, bytes],
     *,
     change: Callable[[zipfile.ZipInfo], object] = lambda entry: None,
+    relist: Callable[[zipfile.ZipFile], object] = lambda archive: None,
     **others: bytes,
 ) -> bytes:
-    """Return a file of PyTorch since 1.6; `change` sees each entry before it is written."""
+    """Return a file of PyTorch since 1.6.
+
+    `change` sees each entry before it is written, and `relist` all before the directory is.
+    """
     files = {"data.pkl": pickle, "byteorder": b"little"}
     files |= {f"data/{key}": data for key, data in storages.items()} | {"version": b"3\n"} | others
     file = io.BytesIO()
@@ -118,6 +122,7 @@ def zip_bytes(
             entry = zipfile.ZipInfo(f"archive/{name}")
             change(entry)
             archive.writestr(entry, data)
+        relist(archive)
     return file.getvalue()
 
 
