@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -22,16 +22,15 @@ from gpt_cli.options.declare import (
 from gpt_cli.system.files import read_json
 
 # Fields that change nothing after the training. Any other field that is set is refused. What the
-# targets were is what the file of weights holds.
+# targets were is what the file of weights holds; the last two are of features that are off.
 _OF_TRAINING = (
-    *("peft_type", "bias", "init_lora_weights", "fan_in_fan_out", "peft_version", "task_type"),
-    *("base_model_name_or_path", "revision", "auto_mapping", "inference_mode", "lora_dropout"),
-    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "eva_config"),
-    *("megatron_core", "qalora_group_size"),  # defaults of features that are off
+    *("fan_in_fan_out", "peft_version", "task_type", "revision", "auto_mapping", "inference_mode"),
+    *("lora_dropout", "target_modules", "exclude_modules", "layers_to_transform", "eva_config"),
+    *("layers_pattern", "megatron_core", "qalora_group_size"),
 )
 # The supported values of fields that are always set. Other initializers change the model, too.
-_INITIALIZERS = (None, True, False, "gaussian", "orthogonal", "eva")
-_ALLOWED = {"bias": (None, "none"), "init_lora_weights": _INITIALIZERS}
+_ALLOWED: dict[str, Collection[object]] = {"peft_type": ("LORA",), "bias": (None, "none")}
+_ALLOWED["init_lora_weights"] = (None, True, False, "gaussian", "orthogonal", "eva")
 _MERGE = "merge it into its model with PEFT (merge_and_unload), and load that"
 
 _RANKS, _ALPHAS = between(1, 2**20), between(-(2**20), 2**20)
@@ -76,12 +75,11 @@ class LoraConfig(Declared):
         """Read a configuration; CheckpointError if a field is wrong or asks for more than LoRA."""
         raw = read_json(path)
         names = [field.name for field in fields(cls)]
-        if (kind := raw.get("peft_type")) != "LORA":
-            raise CheckpointError(f"{path}: peft_type is {kind!r:.40}, not LORA: {_MERGE}")
-        refused = [name for name in raw if raw[name] and name not in (*names, *_OF_TRAINING)]
-        refused += [name for name, values in _ALLOWED.items() if raw.get(name) not in values]
+        known = (*names, *_OF_TRAINING, *_ALLOWED)
+        refused = [name for name, values in _ALLOWED.items() if raw.get(name) not in values]
+        refused += [name for name in raw if raw[name] and name not in known]
         if refused:
-            shown = f"{refused[0]:.40} is {raw[refused[0]]!r:.40}"
+            shown = f"{refused[0]:.40} is {raw.get(refused[0])!r:.40}"
             raise CheckpointError(f"{path}: {shown}, which is not supported: {_MERGE}")
         try:
             return cls(**{name: raw[name] for name in names if raw.get(name) is not None})

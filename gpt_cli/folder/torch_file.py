@@ -32,18 +32,13 @@ _TYPES = {"Float": ("F32", 4), "Half": ("F16", 2), "BFloat16": ("BF16", 2), "Dou
 _TYPES |= {"Long": ("I64", 8), "Int": ("I32", 4), "Short": ("I16", 2), "Char": ("I8", 1)}
 _TYPES |= {"Byte": ("U8", 1), "Bool": ("BOOL", 1)}
 _STORAGES = {f"torch.{name}Storage": type for name, type in _TYPES.items()}
-_FUNCTIONS = (
-    *("collections.OrderedDict", "torch._utils._rebuild_tensor_v2"),
-    "torch._utils._rebuild_parameter",
-)
+_DICT, _TENSOR = "collections.OrderedDict", "torch._utils._rebuild_tensor_v2"
+_PARAMETER = "torch._utils._rebuild_parameter"
 _MARK = object()  # on the stack
 
 
-@dataclass(frozen=True)
-class _Name:
+class _Name(str):
     """A name that the pickle mentions; it stands for nothing but itself."""
-
-    name: str
 
 
 @dataclass(frozen=True)
@@ -127,18 +122,19 @@ def _result(opcode: str, argument: Any, operands: list[Any]) -> Any:
         case ["BUILD", dict() as target, dict()]:  # the versions of a state dict's modules
             return target
         case ["GLOBAL"]:
-            if (name := argument.replace(" ", ".")) in (*_FUNCTIONS, *_STORAGES):
+            if (name := argument.replace(" ", ".")) in (_DICT, _TENSOR, _PARAMETER, *_STORAGES):
                 return _Name(name)
             raise NotWeightsError(f"it names {name:.80}, which is never called; {_CURE}")
-        case ["BINPERSID", ("storage", _Name(name), str(key), _, count, *view)] if not any(view):
-            return _Storage(key, *_STORAGES[name], *_counts((count,)))
-        case ["REDUCE", _Name("collections.OrderedDict"), ()]:
+        case ["BINPERSID", ("storage", _Name() as name, str(key), _, int(count), *view)]:
+            if name in _STORAGES and not any(view):
+                return _Storage(key, *_STORAGES[name], count)
+        case ["REDUCE", _Name() as name, ()] if name == _DICT:
             return {}
-        case ["REDUCE", _Name("torch._utils._rebuild_parameter"), (_View() as view, *_)]:
+        case ["REDUCE", _Name() as name, (_View() as view, *_)] if name == _PARAMETER:
             return view
-        case ["REDUCE", _Name("torch._utils._rebuild_tensor_v2"), (_Storage(), _, _, _, *_) as it]:
-            return _view(*it[:4])
-    kinds = [x.name if isinstance(x, _Name) else type(x).__name__ for x in operands]
+        case ["REDUCE", _Name() as name, (_Storage() as storage, *numbers)] if name == _TENSOR:
+            return _view(storage, *numbers[:3])
+    kinds = [x if isinstance(x, _Name) else type(x).__name__ for x in operands]
     shown = f"{opcode} of {', '.join(kinds)}" if kinds else opcode
     raise NotWeightsError(f"its pickle has the opcode {shown}, which is not run; {_CURE}")
 
@@ -149,16 +145,10 @@ def _of_type(value: Any, kind: type) -> Any:
     return value
 
 
-def _counts(values: Any) -> tuple[int, ...]:
-    """Return a tuple of numbers from 0 on."""
-    if any(_of_type(value, int) < 0 for value in _of_type(values, tuple)):
-        raise ValueError("a tensor has a negative size, stride or offset")
-    return values
-
-
 def _view(storage: _Storage, offset: Any, shape: Any, strides: Any) -> _View:
     """Return a tensor whose elements are all in its storage."""
-    (offset,), shape, strides = _counts((offset,)), _counts(shape), _counts(strides)
+    if any(_of_type(number, int) < 0 for number in (offset, *shape, *strides)):
+        raise ValueError("a tensor has a negative size, stride or offset")
     if len(shape) > _MOST_AXES:
         raise ValueError(f"a tensor has {len(shape)} axes")
     last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))

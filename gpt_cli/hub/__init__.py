@@ -83,13 +83,11 @@ def resolve_all(
     quiet: bool = False,
 ) -> list[Path]:
     """Return the folder of a model, then that of its adapter, if there is one."""
-    folder = resolve(name, revision=revision, offline=offline, quiet=quiet)
-    if adapter is None:
-        return [folder]
-    return [folder, resolve_adapter(adapter, offline=offline, quiet=quiet)]
+    folders = [resolve(name, revision=revision, offline=offline, quiet=quiet)]
+    return folders if adapter is None else [*folders, _resolve_adapter(adapter, offline, quiet)]
 
 
-def resolve_adapter(name: str, *, offline: bool = False, quiet: bool = False) -> Path:
+def _resolve_adapter(name: str, offline: bool, quiet: bool) -> Path:
     """Return the folder of an adapter; download it from the main branch if it is not local."""
     if os.path.isdir(name):  # noqa: PTH112 (never raises)
         return Path(name)
