@@ -147,7 +147,8 @@ def _of_type(value: Any, kind: type) -> Any:
 
 def _view(storage: _Storage, offset: Any, shape: Any, strides: Any) -> _View:
     """Return a tensor whose elements are all in its storage."""
-    if any(_of_type(number, int) < 0 for number in (offset, *shape, *strides)):
+    numbers = (offset, *_of_type(shape, tuple), *_of_type(strides, tuple))
+    if any(_of_type(number, int) < 0 for number in numbers):
         raise ValueError("a tensor has a negative size, stride or offset")
     if len(shape) > _MOST_AXES:
         raise ValueError(f"a tensor has {len(shape)} axes")

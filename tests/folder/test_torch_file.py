@@ -201,6 +201,18 @@ HOSTILE = {
     "a negative offset": (pickled({"x": View(WHOLE, -1, (1,), (1,))}), "negative"),
     "a shape of floats": (code(opcodes(Call(Name("torch._utils", "_rebuild_tensor_v2"),
         (WHOLE, 0, (True,), (1,))))), "a bool in place of a int"),
+    "a shape that could change": (
+        pickled({"x": View(WHOLE, 0, [3, 4], (4, 1))}), "a list in place of a tuple"
+    ),
+    "strides that could change": (
+        pickled({"x": View(WHOLE, 0, (3, 4), [4, 1])}), "a list in place of a tuple"
+    ),
+    "a tensor of a tensor": (
+        pickled({"x": View(View(WHOLE, 0, (12,), (1,)), 0, (12,), (1,))}), "_rebuild_tensor_v2, t"
+    ),
+    "a storage of -1 elements": (
+        pickled({"x": View(Storage("0", "F32", -1), 0, (0,), (1,))}), "goes beyond"
+    ),
     "a tensor beyond its storage": (pickled({"x": View(WHOLE, 1, (3, 4), (4, 1))}), "goes beyond"),
     "2^40 elements": (pickled({"x": View(WHOLE, 0, (2**40, 4), (0, 1))}), "goes beyond"),
     "a size beyond 2^64": (pickled({"x": View(WHOLE, 0, (2**70,), (1,))}), "goes beyond"),
