@@ -173,7 +173,13 @@ HOSTILE = {
         code(opcodes(("module", Name("torch", "FloatStorage"), "0", "cpu", 1)), b"Q"),
         "BINPERSID of tuple",
     ),
-    "a storage of a function": (code(opcodes(("storage", ORDERED.name, "0", "", 1)), b"Q"), ""),
+    "a storage of a function": (
+        code(opcodes(("storage", ORDERED.name, "0", "", 1)), b"Q"), "BINPERSID of tuple"
+    ),
+    "a view of a storage": (
+        code(opcodes(("storage", Name("torch", "FloatStorage"), "0", "", 1, ("1", 0, 1))), b"Q"),
+        "BINPERSID of tuple",
+    ),
     "a call without a name": (code(opcodes("x"), b")R"), "REDUCE of str, tuple"),
     "a text of 2^31 bytes": (code(b"X\0\0\0\x80abc"), ""),
     "a text of 2^63 bytes": (code(b"\x8d" + b"\xff" * 7 + b"\x7f"), ""),
