@@ -12,7 +12,9 @@ from gpt_cli.errors import CheckpointError
 from gpt_cli.folder.weight_files import read_tensors, weight_files
 from support.checkpoints import store
 from support.torch_files import (
+    MAGIC,
     ORDERED,
+    PROTOCOL,
     Call,
     Name,
     Storage,
@@ -96,6 +98,7 @@ def test_files_of_pytorch_itself_are_read(file, older):
         (View(WHOLE, 5, (3, 3), (0, 0)), np.full((3, 3), 5)),
         (View(WHOLE, 2, (1, 4), (99, 1)), MATRIX.reshape(-1)[None, 2:6]),
         (View(WHOLE, 12, (0, 4), (4, 1)), np.empty((0, 4))),
+        (View(WHOLE, 12, (0, 4), (0, 1)), np.empty((0, 4))),
     ],
 )
 def test_a_view_of_a_storage_is_copied(file, dtype, view, expected):
@@ -104,6 +107,8 @@ def test_a_view_of_a_storage_is_copied(file, dtype, view, expected):
     tensor = read(file, data)["x"]
     assert np.array_equal(tensor[:], expected)
     assert np.array_equal(tensor[1:2], expected[1:2])
+    if view.shape[0] == 1:  # then its stride means nothing
+        assert tensor.strides is None
 
 
 def test_names_of_one_storage_are_one_place(file):
@@ -128,6 +133,7 @@ def code(*parts):
 
 
 SYSTEM = opcodes(Name("os", "system"))
+FLOATS = Name("torch", "FloatStorage")
 GETATTR = Name("builtins", "getattr")
 MEMO_BOMB = b")" + b"q\0h\0\x86" * 60  # 2^60 values, if they are compared, shown or hashed
 RUN = (opcodes(("touch /tmp/run",)), b"R")
@@ -176,8 +182,21 @@ HOSTILE = {
     "a storage of a function": (
         code(opcodes(("storage", ORDERED.name, "0", "", 1)), b"Q"), "BINPERSID of tuple"
     ),
+    **{
+        f"a storage with {name}": (code(opcodes(("storage", *parts)), b"Q"), "BINPERSID of tuple")
+        for name, *parts in (
+            ("a number as its key", FLOATS, 0, "", 1),
+            ("a text as its length", FLOATS, "0", "", "1"),
+            ("a text as its type", "torch.FloatStorage", "0", "", 1),
+        )
+    },
+    "an OrderedDict of arguments": (code(opcodes(Call(ORDERED.name, (1,)))), "OrderedDict, tuple"),
+    "a parameter of a number": (
+        code(opcodes(Call(Name("torch._utils", "_rebuild_parameter"), (1,)))),
+        "REDUCE of torch._utils._rebuild_parameter, tuple",
+    ),
     "a view of a storage": (
-        code(opcodes(("storage", Name("torch", "FloatStorage"), "0", "", 1, ("1", 0, 1))), b"Q"),
+        code(opcodes(("storage", FLOATS, "0", "", 1, ("1", 0, 1))), b"Q"),
         "BINPERSID of tuple",
     ),
     "a call without a name": (code(opcodes("x"), b")R"), "REDUCE of str, tuple"),
@@ -251,8 +270,8 @@ def compress(entry):
 
 VIEWS = pickled({"x": View(WHOLE, 0, (3, 4), (4, 1))})
 DATA = {"0": bytes(48)}
-WHOLE_ZIP, WHOLE_OLDER = zip_bytes(VIEWS, DATA), older_bytes(VIEWS, DATA, {"0": 4})
-KEYS = pickled(["0"])
+WHOLE_ZIP = zip_bytes(VIEWS, DATA)
+KEYS, END_OLDER = pickled(["0"]), older_bytes(VIEWS, DATA, {"0": 4})[-56:]
 
 
 def listed(**fields):
@@ -284,6 +303,8 @@ FILES = {
     "an entry in the place of the first": (listed(header_offset=0), "entries overlap"),
     "an entry in the directory": (listed(file_size=70, compress_size=70), "entries overlap"),
     "an encrypted entry": (listed(flag_bits=1), "compressed or damaged"),
+    "an entry that is listed as compressed": (listed(compress_type=8), "compressed or damaged"),
+    "an entry without a header": (listed(header_offset=1), "compressed or damaged"),
     **{
         f"an entry at {offset}": (listed(header_offset=offset), "")
         for offset in (10**6, 2**32, 2**62, 2**63, 2**64 - 1)
@@ -311,8 +332,12 @@ FILES = {
     "an older file that is cut": (older_bytes(VIEWS, DATA, {"0": 4})[:-1], "ends 1 bytes early"),
     "an older file with another length": (older_bytes(VIEWS, DATA, {"0": 2}), "another length"),
     "an older file whose keys are a memo bomb": (
-        WHOLE_OLDER[: -len(KEYS) - 56] + code(b"](", MEMO_BOMB, b"e") + WHOLE_OLDER[-56:],
+        pickled(MAGIC) + pickled(PROTOCOL) + pickled({}) + VIEWS + code(b"](", MEMO_BOMB, b"e"),
         "a tuple in place of a str",
+    ),
+    "an older file with the memo of another pickle": (
+        code(opcodes(MAGIC), b"q\7") + pickled(PROTOCOL) + code(b"h\7") + VIEWS + KEYS + END_OLDER,
+        "7; it is damaged",
     ),
     "an older file of five endless pickles": (
         code(b"\x8a\x01\0", b"q\0" * 39_999) * 5,
