@@ -47,8 +47,8 @@ def select_weights(
 
 
 def has_safetensors(names: Collection[str]) -> bool:
-    """Return whether `names` has weights that need no conversion."""
-    return any(name in names for name in (_WEIGHTS[0], _WEIGHTS[0] + _INDEX))
+    """Return whether `names` has weights of a model or an adapter that need no conversion."""
+    return any(name in names for name in (_WEIGHTS[0], _WEIGHTS[0] + _INDEX, _ADAPTER_WEIGHTS[0]))
 
 
 def model_files(names: Collection[str], repo: str, get_index: Callable[[str], Path]) -> list[str]:

@@ -3,6 +3,8 @@
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,13 +74,11 @@ def describe(name: str, *, revision: str | None = None, offline: bool = False) -
         weights = contents.select_weights(names, str(folder), folder.joinpath)[0]
         config = GPT2Config.from_folder(folder)
     else:
-        repo, revision = _on_hub(name, revision, offline)
-        with tempfile.TemporaryDirectory() as scratch:
-            snapshot = client.find_snapshot(repo, revision, Path(scratch))
+        with _temporary(name, revision, offline) as snapshot:
             names, request = {*snapshot.files}, snapshot.request
-            weights = contents.model_files(names, repo, snapshot.fetch)[0]
+            weights = contents.model_files(names, snapshot.repo, snapshot.fetch)[0]
             raw = read_json(snapshot.fetch(contents.CONFIG))
-        config = GPT2Config.from_dict(raw, f"{repo}/{contents.CONFIG}")
+        config = GPT2Config.from_dict(raw, f"{snapshot.repo}/{contents.CONFIG}")
     files, tokenizer, problem = contents.vocabulary(names) or (), None, None
     try:
         if weights not in names:
@@ -106,20 +106,18 @@ def resolve_all(
     quiet: bool = False,
 ) -> list[Path]:
     """Return the folder of a model, then that of its adapter, if there is one."""
-    folder = resolve(name, revision=revision, offline=offline, quiet=quiet)
-    if adapter is None:
-        return [folder]
-    return [folder, resolve_adapter(adapter, offline=offline, quiet=quiet)]
+    folders = [resolve(name, revision=revision, offline=offline, quiet=quiet)]
+    return folders if adapter is None else [*folders, _resolve_adapter(adapter, offline, quiet)]
 
 
-def resolve_adapter(name: str, *, offline: bool = False, quiet: bool = False) -> Path:
+def _resolve_adapter(name: str, offline: bool, quiet: bool) -> Path:
     """Return the folder of an adapter; download it from the main branch if it is not local."""
     if os.path.isdir(name):  # noqa: PTH112 (never raises)
         return Path(name)
     try:
         if os.path.isfile(name):  # noqa: PTH113 (never raises)
             raise ModelNotFoundError
-        cached = local.cached_snapshot(hub_id(name), "main", contents.adapter_files)
+        cached = local.cached_snapshot(hub_id(name), None, contents.adapter_files)
     except ModelNotFoundError:
         cure = "give the folder of an adapter, or OWNER/NAME on the Hub"
         raise ModelNotFoundError(f"no adapter {name!r:.80}: {cure}") from None
@@ -127,21 +125,27 @@ def resolve_adapter(name: str, *, offline: bool = False, quiet: bool = False) ->
 
 
 def read_tokenizer(name: str, *, revision: str | None = None, offline: bool = False) -> "Tokenizer":
-    """Return the tokenizer of a model; fetch only its files if the model is not local.
-
-    They do not go to the cache, because a config.json there marks a complete model.
-    """
+    """Return the tokenizer of a model; fetch only its files if the model is not local."""
     from gpt_cli.folder.tokenizer import read_tokenizer  # imports tiktoken
 
     if folder := find(name, revision):
         return read_tokenizer(folder)
+    with _temporary(name, revision, offline) as snapshot:
+        files = contents.tokenizer_files(snapshot.files)
+        if contents.CONFIG in snapshot.files:  # which may name the kind
+            files.append(contents.CONFIG)
+        return read_tokenizer({snapshot.fetch(file).parent for file in files}.pop())
+
+
+@contextmanager
+def _temporary(name: str, revision: str | None, offline: bool) -> Iterator[client.Snapshot]:
+    """Yield a model on the Hub whose files are fetched to a temporary folder.
+
+    They do not go to the cache, because a config.json there marks a complete model.
+    """
     repo, revision = _on_hub(name, revision, offline)
     with tempfile.TemporaryDirectory() as scratch:
-        snapshot = client.find_snapshot(repo, revision, Path(scratch))
-        for file in (*contents.tokenizer_files(snapshot.files), contents.CONFIG):
-            if file != contents.CONFIG or file in snapshot.files:  # which may name the kind
-                snapshot.fetch(file)
-        return read_tokenizer(Path(scratch))
+        yield client.find_snapshot(repo, revision, Path(scratch))
 
 
 def download(

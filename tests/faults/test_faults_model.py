@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from support.checkpoints import CONFIG, VOCAB, write_checkpoint
+from support.checkpoints import CONFIG, VOCAB, stored_tensors, write_checkpoint
 from support.damaged import INDEX, WEIGHTS, poison, tensor, tensors
 from support.in_process import records_here, run_here
 from support.processes import posix
+from support.torch_files import Name, pickled, write_torch, zip_bytes
 from support.world import fault_row
 
 FOLDER = "the model's folder"
@@ -78,9 +79,24 @@ def first_in(file: str) -> Damage:
     return sharded(lambda weight_map: weight_map.update({next(iter(weight_map)): file}))
 
 
-def only_a_pickle(folder: Path) -> None:
-    (folder / WEIGHTS).unlink()
-    (folder / "pytorch_model.bin").write_bytes(b"\x80\x04cos\nsystem\n(S'touch pwned'\ntR.")
+def of_torch(change: Callable[[bytes], bytes] = bytes, **options: object) -> Damage:
+    """Make it a model in files of PyTorch, of which the first was changed."""
+
+    def damage(folder: Path) -> None:
+        write_torch(folder, stored_tensors(CONFIG), **options)
+        first = min(folder.glob("*.bin"))
+        first.write_bytes(change(first.read_bytes()))
+
+    return damage
+
+
+def as_torch(data: bytes) -> Damage:
+    return of_torch(lambda _: data)
+
+
+def without_shard(folder: Path) -> None:
+    of_torch(shards=3)(folder)
+    (folder / "pytorch_model-00002-of-00003.bin").unlink()
 
 
 def without(name: str) -> Damage:
@@ -96,6 +112,7 @@ AGAIN = "get it again"
 MATCHING = "get the weights and the config.json of the same GPT-2"
 MEND = "correct the file or get it again"
 SAFETENSORS = "get the model as safetensors"
+STATE_DICT = "save `model.state_dict()` alone"
 RENAME = "name it pytorch_model.bin"
 SAME = "of the same model"
 ONE = b'"h.9.x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'  # a tensor, in a header
@@ -141,8 +158,25 @@ FAULTS = [
           "a Git LFS pointer", "run `git lfs pull`"),
     fault(5, "a web page", write(WEIGHTS, "\n<!DOCTYPE html><html>404</html>"), "a web page",
           AGAIN),
-    fault(6, "only a pickle", only_a_pickle, "names os.system, which is never called",
-          SAFETENSORS),
+    fault(6, "only a pickle", as_torch(b"\x80\x04cos\nsystem\n(S'touch pwned'\ntR."),
+          "names os.system, which is never called", SAFETENSORS),
+    *(fault(6, f"a pytorch_model.bin {name}", of_torch(change, older=older), says, AGAIN)
+      for name, older, change, says in (
+          ("cut short", False, lambda raw: raw[:-30], "is not a zip file"),
+          ("without its middle", False, lambda raw: raw[:999] + raw[2999:], "damaged or"),
+          ("of the older form cut short", True, lambda raw: raw[:-1], "ends 1 bytes early"),
+          ("that is empty", False, lambda raw: b"", "damaged or incomplete"),
+          ("that is a web page", False, lambda raw: b"<!DOCTYPE html>", "a web page"))),
+    fault(6, "a pytorch_model.bin that is a Git LFS pointer",
+          as_torch(b"version https://git-lfs.github.com/spec/v1\n"), "a Git LFS pointer",
+          "run `git lfs pull`"),
+    fault(6, "a checkpoint of a training", as_torch(zip_bytes(pickled({"epoch": 3}), {})),
+          "epoch is a int, not a tensor, as in a checkpoint of a training", STATE_DICT),
+    fault(6, "a model that was saved whole",
+          as_torch(zip_bytes(pickled(Name("__main__", "GPT2")), {})),
+          "names __main__.GPT2, which is never called", STATE_DICT),
+    fault(6, "a pytorch_model.bin of no tensors", as_torch(zip_bytes(pickled({}), {})),
+          "the tensor wte.weight is missing", MATCHING),
     fault(6, "a pickle under the name of the weights", write(WEIGHTS, b"\x80\x04\x95}\x94."),
           "a file of PyTorch", RENAME),
     fault(6, "a PyTorch archive under that name", write(WEIGHTS, b"PK\x03\x04\x14\0\0"),
@@ -187,6 +221,8 @@ FAULTS = [
           "get the model again")
       for value in (math.nan, math.inf, -math.inf, 3e38)),
     # shards
+    fault(15, "a shard of PyTorch is missing", without_shard,
+          "pytorch_model-00002-of-00003.bin is missing", "get it too"),
     fault(15, "a shard is missing", first_in("model-00009-of-00003.safetensors"),
           "model-00009-of-00003.safetensors is missing", "get it too"),
     *(fault(16, f"a shard named {name}", first_in(name),
