@@ -69,7 +69,9 @@ class Codec:
     def _weights_digest(self, dtype: str) -> bytes:
         """Return the digest of the model and of its start token, on which all texts depend."""
         digest = weights_digest(self._model, self._tokenizer, dtype)
-        return sha256(f"{digest} {self._start}".encode()).digest()[:8]
+        if self._start != self._tokenizer.special.get("<|endoftext|>"):  # GPT-2's is not written
+            digest = sha256(f"{digest} {self._start}".encode()).hexdigest()
+        return bytes.fromhex(digest)[:8]
 
     @cached_property
     def _first_logits(self) -> Array:

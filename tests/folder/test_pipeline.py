@@ -163,6 +163,16 @@ def test_old_files_beside_tokenizer_json_are_read_if_they_are_of_the_same_tokeni
     assert read_tokenizer(folder).encode(TEXTS[3]) == expected.encode(TEXTS[3])
 
 
+def test_a_space_is_before_every_text_between_special_tokens():
+    tokenizer = TOKENIZERS["prefixed"]
+    a, space, b = (tokenizer.encode(text) for text in ("a", "  ", "b"))
+    text = "a<|endoftext|>b<|endoftext|><|endoftext|>  <|endoftext|>"
+    assert tokenizer.encode(text, special=True) == [*a, 0, *b, 0, 0, *space, 0]
+    assert tokenizer.decode(a) == " a"
+    assert tokenizer.encode("") == []
+    assert tokenizer.decode(tokenizer.encode_bytes(b"a")) == "a"
+
+
 def test_a_tokenizer_json_may_be_in_any_order(tmp_path):
     folder = copied("digits", tmp_path)
     raw = json.loads((folder / "tokenizer.json").read_bytes())
@@ -239,7 +249,7 @@ def test_without_the_package_the_error_names_it(monkeypatch):
         ResourceError, match=r"rinna/spiece.model needs .*: pip install tokenizers$"
     ):
         read_tokenizer(tokenizer_folder("rinna"))
-    assert read_tokenizer(tokenizer_folder("german"))
+    assert all(read_tokenizer(tokenizer_folder(family)) for family in GPT2S)
 
 
 PANIC = {"type": "Precompiled", "precompiled_charsmap": "YWJj"}
