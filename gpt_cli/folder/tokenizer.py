@@ -129,8 +129,8 @@ def with_special_tokens(
     ids, size, ends = tokenizer.special_ids, config.vocab_size, config.eos_token_id
     if tokenizer.size > size:
         raise CheckpointError(
-            f"{tokenizer.source} has {tokenizer.size:,} tokens, and the model has {size:,} "
-            "(vocab_size of config.json): get the tokenizer and the weights of the same model"
+            f"{tokenizer.source}: the vocabulary has {tokenizer.size:,} tokens, and the model has "
+            f"{size:,} (vocab_size): get the tokenizer and the weights of the same model"
         )
     starts = (ids.bos, config.bos_token_id)
     start = next((id for id in starts if id is not None and id < size), None)

@@ -74,9 +74,10 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _varint(file: BytesIO) -> int:
+    """Return a whole number, of which each byte but the last has a bit more than its 7."""
     value = 0
     for shift in range(0, 63, 7):
-        (byte,) = file.read(1)
+        byte = file.read(1)[0]
         value |= (byte & 127) << shift
         if byte < 128:
             return value

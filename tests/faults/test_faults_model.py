@@ -262,7 +262,7 @@ FAULTS = [
     fault(21, "settings of the tokenizer that are a list", write("tokenizer_config.json", "[]"),
           "tokenizer_config.json is not a JSON object", AGAIN),
     fault(21, "a vocabulary that is larger than the model", longer_vocabulary,
-          "has 291 tokens, and the model has 290", SAME),
+          "the vocabulary has 291 tokens, and the model has 290", SAME),
     fault(21, "special tokens that are no JSON", write("special_tokens_map.json", "{"),
           "special_tokens_map.json cannot be read as JSON", AGAIN),
     fault(21, "added tokens that are a list", write("added_tokens.json", "[1]"),
