@@ -5,6 +5,7 @@ folder, which can be stale and which other users can write.
 """
 
 import re
+from codecs import charmap_build, charmap_encode
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 
@@ -49,9 +50,9 @@ class ByteBPE(Tokenizer):
             return CheckpointError(f"{source}: {problem}: {cure}")
 
         bpe = [*byte_alphabet(), *merged]
-        table = {ord(character): byte for byte, character in enumerate(bpe[:256])}
+        table, encode = charmap_build(byte_alphabet()), charmap_encode
         try:
-            ranks = {token.translate(table).encode("latin-1"): vocab[token] for token in bpe}
+            ranks = {encode(token, "strict", table)[0]: vocab[token] for token in bpe}
         except (KeyError, UnicodeEncodeError) as error:
             problem = f"a token of the merges is not in the vocabulary ({error!r:.80})"
             raise mismatch(problem) from None

@@ -3,6 +3,7 @@
 import copy
 import os
 import re
+from codecs import charmap_build, charmap_encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -19,7 +20,7 @@ SPACE = "\u2581"  # as SentencePiece writes a space
 _TRIAL = "A text, 1 \u00e9\u4e2d\U0001f600\n"
 _BYTE = re.compile("<0x([0-9A-F]{2})>")  # the name of a byte's token
 _ALPHABET = byte_alphabet()
-_BYTES = {character: byte for byte, character in enumerate(_ALPHABET)}
+_TABLE = charmap_build(_ALPHABET)
 
 
 class Pipeline(Tokenizer):
@@ -126,8 +127,8 @@ class Pipeline(Tokenizer):
         if not self.has_bytes:
             return None
         if self._is_byte_level:
-            with suppress(KeyError):  # an added token
-                return bytes(_BYTES[character] for character in name)
+            with suppress(UnicodeEncodeError):  # an added token
+                return charmap_encode(name, "strict", _TABLE)[0]
             return name.encode()
         if self._falls_back and (byte := _BYTE.fullmatch(name)):
             return bytes([int(byte[1], 16)])
