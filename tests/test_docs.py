@@ -33,6 +33,7 @@ SKIPPED = {
     r"^(make|pip|python3 -m venv) ": "takes minutes, or asks the Python index",
     r"\bgpt2\b|\"Alan Turing": "needs the weights of gpt2",
     r"--device cuda": "needs a GPU",
+    r"goldfish-models/": "needs the Hub",
 }
 if find_spec("lm_eval") is None:
     SKIPPED[r"^python (-m gpt_cli\.lm_eval|evaluate\.py)"] = "needs lm-eval: `make test-eval`"

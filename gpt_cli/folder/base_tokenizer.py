@@ -16,6 +16,7 @@ _STRETCHES = re.compile("([\udc80-\udcff]+)|[^\udc80-\udcff]+")
 class Tokenizer(Protocol):
     """Converts text to ids and back."""
 
+    kind: str  # "GPT-2's own", or that of the library's model, such as "Unigram"
     source: str  # the files, as errors name them
     special: dict[str, int]  # the names of special tokens, and their ids
     byte_ids: Sequence[int]  # the tokens of the 256 single bytes, or none

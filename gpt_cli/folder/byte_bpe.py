@@ -35,6 +35,8 @@ def byte_alphabet() -> str:
 class ByteBPE(Tokenizer):
     """Byte-level BPE; without `adds_space`, `decode` is the inverse of `encode` for every text."""
 
+    kind = "GPT-2's own"
+
     def __init__(
         self,
         vocab: dict[str, int],  # tokens, in the files' printable alphabet, and their ids

@@ -43,6 +43,7 @@ class Pipeline(Tokenizer):
             library.add_special_tokens(names)
             library.encode_special_tokens = True  # their names are text
             library.decode(library.encode(_TRIAL, add_special_tokens=False).ids)
+        self.kind = type(library.model).__name__
         decoder = b"" if library.decoder is None else library.decoder.__getstate__()
         self._is_byte_level = b'"ByteLevel"' in decoder
         self._falls_back = b'"ByteFallback"' in decoder

@@ -12,14 +12,13 @@ from gpt_cli.errors import MALFORMED, CheckpointError, import_extra
 from gpt_cli.folder.base_tokenizer import Tokenizer, check_bytes
 from gpt_cli.folder.byte_bpe import ByteBPE
 from gpt_cli.folder.config import GPT2Config
-from gpt_cli.folder.contents import VOCABULARIES
+from gpt_cli.folder.contents import BYTE_BPE, VOCABULARIES, vocabulary
 from gpt_cli.folder.special_tokens import TokenizerSettings
 from gpt_cli.options.declare import OptionError
 from gpt_cli.system.files import read_json, read_small
 
 __all__ = ["Tokenizer", "check_bytes", "read_tokenizer", "with_special_tokens"]
 
-_TOKENIZER_JSON, _BYTE_BPE = VOCABULARIES[:2]
 # Options of a BPE that GPT-2's does not have.
 _UNUSUAL = ("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
 _PUNCTUATION = re.compile(rb'[\s"\[\],{}\\]+')  # of JSON, between the merges of a list
@@ -32,15 +31,15 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     ResourceError if it is not of GPT-2's own kind, and the package tokenizers is missing.
     """
     settings = TokenizerSettings.from_folder(folder)
-    present = (files for files in VOCABULARIES if all((folder / name).is_file() for name in files))
-    if (files := next(present, None)) is None:
-        names = ", or ".join(" and ".join(names) for names in VOCABULARIES)
+    present = {name for files in VOCABULARIES for name in files if (folder / name).is_file()}
+    if (files := vocabulary(present)) is None:
+        names = ", or ".join(" and ".join(files) for files in VOCABULARIES)
         raise CheckpointError(f"{folder} has no tokenizer: add the model's {names}")
     source = " and ".join([str(folder / files[0]), *files[1:]])
     try:
-        description = _description(folder, settings) if files == _TOKENIZER_JSON else None
+        description = _description(folder, settings, present) if files == VOCABULARIES[0] else None
         tokenizer: Tokenizer
-        if files == _BYTE_BPE or (description and _is_gpt2s(description)):
+        if files == BYTE_BPE or (description and _is_gpt2s(description)):
             tokenizer = _byte_bpe(folder, settings, description, source)
         else:
             tokenizer = _pipeline(folder / files[0], settings, description, source)
@@ -51,13 +50,13 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def _description(folder: Path, settings: TokenizerSettings) -> dict[str, Any]:
+def _description(folder: Path, settings: TokenizerSettings, present: set[str]) -> dict[str, Any]:
     """Return a tokenizer.json, without its vocabulary if vocab.json and merges.txt have the same.
 
     They are faster to parse. Other files may be of another tokenizer: its last merge shows it.
     """
     path = folder / "tokenizer.json"
-    if all((folder / name).is_file() for name in _BYTE_BPE):
+    if present.issuperset(BYTE_BPE):
         data, merges = read_small(path), read_small(folder / "merges.txt")
         last = _PUNCTUATION.sub(b"", merges.rstrip().rpartition(b"\n")[2])
         if last and _PUNCTUATION.sub(b"", data[-_TAIL:]).endswith(last):
@@ -141,7 +140,7 @@ def with_special_tokens(
     chosen = generation.get("eos_token_id") is not None and not generation.get("_from_model_config")
     if ids.eos is not None and ids.eos < size and not chosen:
         ends = (ids.eos,)
-    return replace(config, bos_token_id=start, eos_token_id=ends)
+    return replace(config, bos_token_id=start, eos_token_id=tuple(id for id in ends if id < size))
 
 
 def _id_of(name: str, tokenizer: Tokenizer, size: int) -> int:

@@ -113,8 +113,7 @@ def _page() -> Response:
 
 def _special_tokens(engine: Engine) -> Json:
     config, tokenizer = engine.model.config, engine.tokenizer
-    ends = [id for id in config.eos_token_id if id < config.vocab_size]
-    start = config.bos_token_id
+    start, ends = config.bos_token_id, config.eos_token_id
     return {
         "eos_token": token_name(tokenizer, ends[0]) if ends else None,
         "bos_token": None if start is None else token_name(tokenizer, start),

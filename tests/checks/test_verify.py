@@ -18,7 +18,10 @@ from gpt_cli.gpt2 import checkpoint
 from gpt_cli.hub import local
 from gpt_cli.ops import bindings
 from gpt_cli.ops.numpy_ops import NumPyOps
+from support.checkpoints import CONFIG, stored_tensors, write_checkpoint
+from support.families import write_family
 from support.in_process import records_here, run_here
+from support.torch_files import write_torch
 
 TINY = Path(__file__).parents[2] / "weights" / "tiny"
 NAMES = [
@@ -167,6 +170,20 @@ def test_any_model_can_be_checked_without_known_files_and_texts(case_folder):
     # The context of this one is shorter than the prompts.
     _, checks = result("batch = single", case_folder("saved"), "x")
     assert [checks[name].passed for name in NAMES[:5]] == [True, None, None, True, True]
+
+
+@pytest.mark.usefixtures("library", "shortened")
+@pytest.mark.parametrize("kind", ["older", "uer", "goldfish", "gpt_sw3"])
+def test_models_of_other_files_and_tokenizers_pass(tmp_path, kind):
+    if kind == "older":
+        write_torch(write_checkpoint(tmp_path, CONFIG), stored_tensors(CONFIG), older=True)
+    else:
+        pytest.importorskip("tokenizers")
+        write_family(tmp_path, kind)
+    checks = {check.name: check.passed for check in verify.verify("x", tmp_path)}
+    assert False not in checks.values()
+    assert checks["native = numpy"] is True
+    assert checks["compress, decompress"] is (None if kind in ("uer", "goldfish") else True)
 
 
 class Wrong(NumPyOps):

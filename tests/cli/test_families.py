@@ -180,8 +180,10 @@ def test_the_start_token_is_that_of_transformers(family, engine):
     if expected["bos"] is not None:
         assert config.bos_token_id == expected["bos"]
     assert engine.loaded.start == expected["start"]
-    if family != "uer":  # which has none
+    if family != "uer":
         assert engine.loaded.prompt_ids("") == [config.bos_token_id]
+    else:  # config.json names tokens outside the vocabulary
+        assert (config.bos_token_id, config.eos_token_id) == (None, ())
 
 
 def test_the_folder_names_special_tokens_that_config_json_has_wrong(folder_of, engine_of, tmp_path):
