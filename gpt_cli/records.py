@@ -151,8 +151,7 @@ def of_token(engine: "Engine", id: int, logprob: float | None) -> Record:
     some tokenizers have no bytes, either.
     """
     try:
-        data = engine.tokenizer.token_bytes(id)
-        name = engine.tokenizer.token_name(id) if data is None else data.decode(errors="replace")
+        name, data = engine.tokenizer.token_name(id), engine.tokenizer.token_bytes(id)
     except InputError:
         name, data = f"<{id}>", None
     return _record(TOKEN, id, name, list(data or b""), logprob)

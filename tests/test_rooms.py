@@ -47,7 +47,7 @@ COVERED = {
     ],
     "compression/test_codec.py": ["gpt2/digests"],
     "folder/test_pipeline.py": ["folder/special_tokens", "folder/vocabularies"],
-    "folder/test_tokenizer.py": ["folder/byte_bpe", "folder/contents"],
+    "folder/test_tokenizer.py": ["folder/base_tokenizer", "folder/byte_bpe", "folder/contents"],
     "generation/test_drafts.py": ["generation/speculator"],
     "generation/test_generate.py": ["generation/row"],
     "gpt2/test_adapter.py": ["folder/adapter"],

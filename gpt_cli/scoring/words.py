@@ -53,9 +53,7 @@ def initial_tokens(tokenizer: Tokenizer, config: GPT2Config) -> NDArray[np.bool_
     no-break space, may be divided among tokens; it counts as a character of a word.
     """
     size = config.vocab_size
-    initial = np.zeros(size, bool)
-    for id in set(range(size)) - set(tokenizer.missing_ids(size)):
-        initial[id] = (tokenizer.token_bytes(id) or b"")[:1].isspace()
+    initial = np.array([token[:1].isspace() for token in tokenizer.all_bytes(size)])
     initial[[id for id in config.eos_token_id if id < size]] = True
     return initial
 

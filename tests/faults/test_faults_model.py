@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -106,6 +107,25 @@ def without(name: str) -> Damage:
 def swapped_merges(folder: Path) -> None:
     first, one, other, *rest = (folder / "merges.txt").read_text().splitlines()
     (folder / "merges.txt").write_text("\n".join([first, other, one, *rest, ""]))
+
+
+def longer_vocabulary(folder: Path) -> None:
+    """Add a token that the model does not have."""
+    vocab = json.loads((folder / "vocab.json").read_bytes())
+    (folder / "vocab.json").write_text(json.dumps(vocab | {"hehe": len(vocab)}))
+    with (folder / "merges.txt").open("a") as file:
+        file.write("he he\n")
+
+
+def only(name: str, content: bytes) -> Damage:
+    """Replace the files of the tokenizer by one."""
+
+    def damage(folder: Path) -> None:
+        (folder / "vocab.json").unlink()
+        (folder / "merges.txt").unlink()
+        (folder / name).write_bytes(content)
+
+    return damage
 
 
 AGAIN = "get it again"
@@ -264,7 +284,7 @@ FAULTS = [
           "", SAME),
     fault(21, "merges that are no UTF-8", write("merges.txt", b"\xff"), "damaged", AGAIN),
     fault(21, "no vocabulary", without("vocab.json"), "has no tokenizer",
-          "add the model's vocab.json"),
+          "or spiece.model, or sentencepiece.bpe.model"),
     fault(21, "a vocabulary that is no JSON", write("vocab.json", "{"),
           "vocab.json cannot be read", AGAIN),
     fault(21, "a vocabulary that is a list", write("vocab.json", "[]"), "JSON object", AGAIN),
@@ -277,6 +297,24 @@ FAULTS = [
           "", AGAIN),
     fault(21, "settings of the tokenizer that are a list", write("tokenizer_config.json", "[]"),
           "tokenizer_config.json is not a JSON object", AGAIN),
+    fault(21, "a vocabulary that is larger than the model", longer_vocabulary,
+          "the vocabulary has 291 tokens, and the model has 290", SAME),
+    fault(21, "special tokens that are no JSON", write("special_tokens_map.json", "{"),
+          "special_tokens_map.json cannot be read as JSON", AGAIN),
+    fault(21, "added tokens that are a list", write("added_tokens.json", "[1]"),
+          "added_tokens.json is not a JSON object", AGAIN),
+    fault(21, "an added token with the id of another", write("added_tokens.json", '{"<a>": 5}'),
+          "two tokens have the same id", AGAIN),
+    *(fault(21, f"{name} that {fault_name}", only(name, content), f"{name}: damaged", AGAIN)
+      for name, fault_name, content in (
+          ("vocab.txt", "is no UTF-8", b"[UNK]\n\xff"),
+          ("vocab.txt", "has no unknown token", b"a\nb"),
+          ("spiece.model", "is a page of HTML", b"<html>"),
+          ("spiece.model", "is cut short", b"\x0a\x0c\x0a\x05<unk>\x15\0\0\0\0\x18"),
+          ("spiece.model", "has a number without an end", b"\x0a" + b"\xff" * 30),
+          ("sentencepiece.bpe.model", "is empty", b""))),
+    fault(21, "a tokenizer.json that is no JSON", write("tokenizer.json", "{"),
+          "tokenizer.json cannot be read as JSON", AGAIN),
     fault(21, "a tokenizer.json without a vocabulary", write("tokenizer.json", '{"model": {}}'),
           "tokenizer.json: damaged", AGAIN),
     fault(21, "a tokenizer.json that makes its library panic", write("tokenizer.json", PANIC),
@@ -312,7 +350,7 @@ FAULTS = [
       for kind, make in (("pipe", pipe), ("device", link("/dev/zero")), ("folder", Path.mkdir),
                          ("link to itself", link(WEIGHTS)))),
     fault(57, "a pipe in place of the vocabulary", odd_file("vocab.json", pipe),
-          "has no tokenizer", "add the model's vocab.json"),
+          "has no tokenizer", "or spiece.model, or sentencepiece.bpe.model"),
 ]
 # fmt: on
 
@@ -370,6 +408,21 @@ def test_verbose_names_the_weight_that_is_damaged(model, world):
     finished = world.run("generate", "-m", model, "-v", "-n", 3, "Once")
     assert finished.returncode == 4
     assert b"gpt-cli: not finite: h.1.mlp.c_fc.weight\n" in finished.stderr
+
+
+@pytest.mark.fault(21, "a tokenizer that needs a package that is missing", 5, intact=FOLDER)
+def test_a_missing_package_of_tokenizers_is_named(model, suffer_here, monkeypatch):
+    only("vocab.txt", b"[UNK]\n")(model)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    says = "vocab.txt needs the package tokenizers"
+    suffer_here("generate", "-m", model, "a", code=5, says=says, do="pip install tokenizers")
+
+
+@pytest.mark.fault(22, "a special token that the model does not have", 0, intact="the text")
+def test_a_special_token_beyond_the_model_is_no_error(model):
+    expected = text_of(model)
+    (model / "added_tokens.json").write_text('{"[PAD]": 290}')
+    assert text_of(model) == expected
 
 
 @pytest.mark.fault(22, "rows of wte that are no tokens", 0, intact="no such token is drawn")
