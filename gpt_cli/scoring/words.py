@@ -19,7 +19,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -77,6 +77,35 @@ def among(allowed: NDArray[np.bool_]) -> Measure:
     return measure
 
 
+@dataclass(frozen=True)
+class WordSpan:
+    """Where a word of a text is."""
+
+    text: str
+    start: int  # in bytes of the text in UTF-8
+    end: int
+    first: int  # position of its first token
+    last: int  # position after its last token
+    begins_token: bool  # whether a token begins where the word ends
+
+
+def word_spans(tokenizer: Tokenizer, ids: Sequence[int]) -> list[WordSpan]:
+    """Return where the words of a text are; all its tokens are in words, if there is one.
+
+    White space belongs to the word after it, or to the last word if none follows. A token with
+    bytes of several words, such as " \xa0 \xa0", belongs to the first of them.
+    """
+    pieces = list(tokenizer.pieces(ids))
+    starts = list(accumulate(map(len, pieces), initial=0))  # of the tokens, in bytes
+    text = b"".join(pieces)
+    spans = [match.span() for match in re.finditer(rb"\S+", text)]
+    cuts = [0, *(bisect_left(starts, end) for _, end in spans[:-1]), len(ids)]
+    return [
+        WordSpan(text[start:end].decode(errors="replace"), start, end, first, last, starts[last] == end)
+        for (start, end), (first, last) in zip(spans, pairwise(cuts), strict=False)
+    ]
+
+
 def find_words(
     tokenizer: Tokenizer,
     ids: Sequence[int],
@@ -85,30 +114,19 @@ def find_words(
 ) -> list[Word]:
     """Return the words of a text, from log-likelihoods of its tokens among all and initial ones.
 
-    White space belongs to the word after it, or to the last word if none follows. The last word
-    does not count its end, because what follows the text is not known. So the surprisals sum to the
-    negative log-likelihood of the text, if all tokens are scored and there is a word.
+    The last word does not count its end, because what follows the text is not known. So the
+    surprisals sum to the negative log-likelihood of the text, if all tokens are scored and there is
+    a word.
     """
-    pieces = list(tokenizer.pieces(ids))
-    starts = list(accumulate(map(len, pieces), initial=0))  # of the tokens, in bytes
-    text = b"".join(pieces)
-    spans = [match.span() for match in re.finditer(rb"\S+", text)]
-    # The first tokens of words, and the number of all. A token with bytes of several words, such as
-    # " \xa0 \xa0", belongs to the first of them.
-    cuts = [0, *(bisect_left(starts, end) for _, end in spans[:-1]), len(ids)]
+    spans = word_spans(tokenizer, ids)
     # nan for None
     scored, initial = (np.array(x, np.float64).tolist() for x in (logprobs, initial_logprobs))
     # Log-probabilities that the text so far is at the end of a word. At both ends of the text it is
     # assumed to be certain; if a token goes on with white space, that is part of the token.
-    ends = [0.0] * len(cuts)
-    for number, (_, end) in enumerate(spans[:-1], 1):
-        if starts[cut := cuts[number]] == end:
-            ends[number] = scored[cut] - initial[cut]
+    ends = [scored[s.last] - initial[s.last] if s.begins_token else 0.0 for s in spans[:-1]]
     words = []
-    for number, (start, end) in enumerate(spans):
-        first, last = cuts[number : number + 2]
-        nats = ends[number] - math.fsum(scored[first:last]) - ends[number + 1]
+    for span, before, after in zip(spans, [0.0, *ends], [*ends, 0.0], strict=False):
+        nats = before - math.fsum(scored[span.first : span.last]) - after
         surprisal = None if math.isnan(nats) else nats / math.log(2)
-        word = text[start:end].decode(errors="replace")
-        words.append(Word(word, start, end, last - first, surprisal))
+        words.append(Word(span.text, span.start, span.end, span.last - span.first, surprisal))
     return words
