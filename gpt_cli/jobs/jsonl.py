@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import BinaryIO
 
 from gpt_cli.records import Record, Schema, json_line
@@ -25,8 +25,11 @@ def count(stream: BinaryIO) -> tuple[int, int]:
 
 
 def join(
-    streams: Iterable[BinaryIO], schema: Schema, target: BinaryIO, manifest: bytes = b""
+    streams: Callable[[], Iterable[BinaryIO]],
+    schema: Schema,
+    target: BinaryIO,
+    manifest: bytes = b"",
 ) -> None:
     """Write one file of several, without the manifest."""
-    for stream in streams:
+    for stream in streams():
         shutil.copyfileobj(stream, target)

@@ -38,6 +38,11 @@ class TextActivations:
     words: list[WordSpan] | None = None
 
     @property
+    def token_columns(self) -> dict[str, NDArray[Any]]:
+        """The positions and the ids of the tokens, each (n,)."""
+        return {"position": np.arange(len(self.ids)), "token": np.array(self.ids)}
+
+    @property
     def word_columns(self) -> dict[str, NDArray[Any]]:
         """The words, and where they begin and end in bytes of the text, each (n,)."""
         if self.words is None:

@@ -101,7 +101,9 @@ def word_spans(tokenizer: Tokenizer, ids: Sequence[int]) -> list[WordSpan]:
     spans = [match.span() for match in re.finditer(rb"\S+", text)]
     cuts = [0, *(bisect_left(starts, end) for _, end in spans[:-1]), len(ids)]
     return [
-        WordSpan(text[start:end].decode(errors="replace"), start, end, first, last, starts[last] == end)
+        WordSpan(
+            text[start:end].decode(errors="replace"), start, end, first, last, starts[last] == end
+        )
         for (start, end), (first, last) in zip(spans, pairwise(cuts), strict=False)
     ]
 
