@@ -30,9 +30,9 @@ def open_sink(
 ) -> Sink | Resumed:
     """Return the sink of an output, or the counts of an output that an earlier run has completed.
 
-    Its name is that of a file, a folder (FOLDER/, or FOLDER/*.parquet with an ending of the task) or
-    an address of these. The job is everything that the records depend on; see `Manifest`. An output that
-    exists, cannot be resumed or has an unsuitable name is an InputError.
+    Its name is that of a file, a folder (FOLDER/, or FOLDER/*.ENDING with one of the task) or an
+    address of these. The job is everything that the records depend on; see `Manifest`. An output
+    that exists, cannot be resumed or has an unsuitable name is an InputError.
     """
     output, ending = _split(name, source, task.endings)
     _check_folder_of(output)

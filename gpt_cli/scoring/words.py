@@ -90,7 +90,7 @@ class WordSpan:
 
 
 def word_spans(tokenizer: Tokenizer, ids: Sequence[int]) -> list[WordSpan]:
-    """Return where the words of a text are; all its tokens are in words, if there is one.
+    r"""Return where the words of a text are; all its tokens are in words, if there is one.
 
     White space belongs to the word after it, or to the last word if none follows. A token with
     bytes of several words, such as " \xa0 \xa0", belongs to the first of them.

@@ -21,7 +21,7 @@ class Values(Declared):
 
     hook: Sequence[str] | None = option(
         None,
-        "A hook point, or a pattern such as '*.hook_resid_post' for those of all layers; repeatable.",
+        "A hook point, or a pattern such as '*.hook_resid_post' for all layers; repeatable.",
         metavar="GLOB",
     )
     hooks: bool = option(False, "List the hook points of the model instead.")
@@ -68,8 +68,8 @@ def activations(
     """Write the values inside the model for each row of IN: its activations.
 
     The hook points have the names of TransformerLens, and the weights are used as published. A row
-    is a line, or a "text" of JSON Lines or Parquet. An array of OUT has the values of one hook point
-    for the tokens, words or means of all rows; the array "row" has the indices of the rows.
+    is a line, or a "text" of JSON Lines or Parquet. An array of OUT has the values of one hook
+    point for the tokens, words or means of all rows; "row" has the indices of the rows.
 
     With --hooks, list the names, their shapes for a text of T tokens, and the bytes of a token in
     OUT; 48*T means 48 bytes for each pair of a token and one of the T tokens.
