@@ -131,6 +131,8 @@ def table_of(records: Sequence[Record], schema: Schema) -> "pyarrow.Table":
         if name not in [*table.column_names, *names]:
             table = table.append_column(name, column)
     for name in names:
+        if name in schema:  # as nulls
+            table = table.drop_columns(name)
         table = table.append_column(name, _column([r.get("arrays", {}).get(name) for r in records]))
     return table
 
@@ -216,6 +218,8 @@ def _type(kind: Any) -> "pyarrow.DataType":
         return library().type_for_alias(kind)
     if isinstance(kind, list):
         return library().list_(_type(kind[0]))
+    if isinstance(kind, tuple):
+        return library().list_(_type(kind[0]), kind[1])
     return library().struct([(name, _type(item)) for name, item in kind.items()])
 
 
