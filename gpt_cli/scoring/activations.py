@@ -25,7 +25,7 @@ Values: TypeAlias = dict[str, NDArray[np.float32]]  # by the names of hook point
 Spans: TypeAlias = Callable[[Sequence[int]], Sequence[tuple[int, int]]]
 Pool: TypeAlias = Literal["last", "mean", "word"]
 
-_BYTES = 64e6  # of the values of texts side by side
+_BYTES = 32e6  # of the values of texts side by side
 _TOKENS = 4 * PASS  # of texts that are sorted by length
 
 

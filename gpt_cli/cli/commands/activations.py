@@ -76,9 +76,8 @@ def activations(
 
     Examples:
         gpt-cli activations -m tiny --hooks
-        echo 'The fox ran.' | gpt-cli activations -m tiny --hook '*.hook_resid_post' -o folder/
-        gpt-cli activations -m tiny lines.txt --hook ln_final.hook_normalized --pool mean -o \
-vectors.npz
+        echo 'The fox ran.' | gpt-cli activations -m tiny --hook hook_embed -o out/
+        gpt-cli activations -m tiny in.txt --hook '*post' --pool mean -o out.npz
     """
     if values.hooks:
         _list_hooks(loading, values.out_dtype, as_json=as_json)
