@@ -32,7 +32,7 @@ from gpt_cli.scoring.rank import Choice, Question, RankBy, rank
 from gpt_cli.scoring.score import Score, ScoreOptions, score
 from gpt_cli.scoring.trace import Trace, trace
 from gpt_cli.scoring.tree import Node, tree
-from gpt_cli.scoring.words import Measure, among, find_words, initial_tokens, word_spans
+from gpt_cli.scoring.words import Measure, among, find_words, initial_tokens, split_words
 
 Data: TypeAlias = bytes | bytearray | memoryview
 
@@ -245,15 +245,17 @@ class Engine:
             bos: put the start token before texts; it is no part of a mean.
             special: read names such as `<|endoftext|>` in texts as special tokens.
         """
-        rows = self.activation_rows(texts, hooks, pool=pool, bos=bos, special=special)
-        return (_activations(single([row]), pool) for row in rows)
+        rows = map(single, zip(self.activation_rows(texts, hooks, pool, bos=bos, special=special)))
+        if pool in ("last", "mean"):
+            return ({name: value[0] for name, value in row.values.items()} for row in rows)
+        return (row.word_columns | row.values for row in rows)
 
     def activation_rows(
         self,
         texts: Iterable[str],
         hooks: Sequence[str],
+        pool: Pool | None,
         *,
-        pool: Pool | None = None,
         bos: bool = False,
         special: bool = False,
     ) -> Iterator[TextActivations | InputError]:
@@ -268,7 +270,7 @@ class Engine:
             ids = self._text_ids(text, special=special)
             if not ids:
                 raise InputError("the text is empty: it has no tokens")
-            if pool == "word" and not word_spans(self.tokenizer, ids):
+            if pool == "word" and not split_words(self.tokenizer, ids):
                 raise InputError("the text has no words, only white space")
             self.loaded.check_fits(len(start) + len(ids), "text")
             return ids
@@ -364,10 +366,3 @@ class Engine:
     @cached_property
     def _initial_tokens(self) -> NDArray[np.bool_]:
         return initial_tokens(self.tokenizer, self.model.config)
-
-
-def _activations(row: TextActivations, pool: Pool | None) -> dict[str, NDArray[Any]]:
-    """Return the values of a row; without an axis of words or tokens if there is one value."""
-    if pool in ("last", "mean"):
-        return {name: value[0] for name, value in row.values.items()}
-    return row.word_columns | row.values

@@ -6,7 +6,7 @@ The metadata are JSON values, such as the errors of rows.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, BinaryIO, TypeAlias
 from zipfile import BadZipFile
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load
 
+from gpt_cli.jobs.jsonl import Streams
 from gpt_cli.records import Record, Schema
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
@@ -74,11 +75,7 @@ class Safetensors:
         return metadata["rows"], metadata["failed"]
 
     def join(
-        self,
-        streams: Callable[[], Iterable[BinaryIO]],
-        schema: Schema,
-        target: BinaryIO,
-        manifest: bytes = b"",
+        self, streams: Streams, schema: Schema, target: BinaryIO, manifest: bytes = b""
     ) -> None:
         """Write one file of several, which must fit the memory, and a manifest."""
         parts = [self.metadata(stream) for stream in streams()]

@@ -4,13 +4,15 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from itertools import chain
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from gpt_cli.errors import InputError, import_extra
+from gpt_cli.jobs.jsonl import Streams
 from gpt_cli.jobs.layout import Layout
 from gpt_cli.jobs.storage import open_file, reading
 from gpt_cli.records import Record, Schema
@@ -142,15 +144,12 @@ def _column(arrays: "Sequence[NDArray[Any] | None]") -> "pyarrow.Array":
     pyarrow = library()
     first = next(array for array in arrays if array is not None)
     kind = pyarrow.from_numpy_dtype(first.dtype)
-    if first.ndim > 1:
+    if first.ndim == 1:
+        items = ([None] if array is None else array.tolist() for array in arrays)
+    else:
         kind = pyarrow.list_(kind, first[0].size)
-    items: list[Any] = []
-    for array in arrays:
-        if array is None:
-            items.append(None)
-        else:
-            items.extend(array.reshape(len(array), -1) if array.ndim > 1 else array.tolist())
-    return pyarrow.array(items, kind)
+        items = ([None] if array is None else array.reshape(len(array), -1) for array in arrays)
+    return pyarrow.array(list(chain.from_iterable(items)), kind)
 
 
 def _scalars(records: Sequence[Record], schema: Schema) -> "pyarrow.Table":
@@ -178,12 +177,7 @@ def count(stream: BinaryIO) -> tuple[int, int]:
     return len(table["index"].unique()), len(table) - table["error"].null_count
 
 
-def join(
-    streams: Callable[[], Iterable[BinaryIO]],
-    schema: Schema,
-    target: BinaryIO,
-    manifest: bytes = b"",
-) -> None:
+def join(streams: Streams, schema: Schema, target: BinaryIO, manifest: bytes = b"") -> None:
     """Write one table of several, and a manifest into its metadata.
 
     A table may lack columns in which it would have only nulls.

@@ -237,7 +237,7 @@ class Activations(Task):
 
     def results(self, engine: "Engine", rows: Rows) -> Iterator[Record | InputError]:
         texts = [self.layout.text(row) for row in rows]
-        for row in engine.activation_rows(texts, self.hooks, pool=self.pool, bos=self.bos):
+        for row in engine.activation_rows(texts, self.hooks, self.pool, bos=self.bos):
             try:
                 yield row if isinstance(row, InputError) else self._content(row)
             except FloatingPointError:

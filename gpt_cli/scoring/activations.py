@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import tee
+from itertools import accumulate, pairwise, tee
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -18,7 +18,7 @@ from gpt_cli.gpt2.model import GPT2, hidden_states
 from gpt_cli.gpt2.prefill import PASS, right_pad
 from gpt_cli.gpt2.weights import check_finite
 from gpt_cli.options.declare import OptionError
-from gpt_cli.scoring.words import WordSpan, word_spans
+from gpt_cli.scoring.words import Word, split_words
 
 Values: TypeAlias = dict[str, NDArray[np.float32]]  # by the names of hook points
 # The ranges of positions of a text that are averaged.
@@ -35,7 +35,7 @@ class TextActivations:
 
     ids: list[int]  # with the start token, if any
     values: Values  # only those with keys, which are never pooled, are (H, T, T)
-    words: list[WordSpan] | None = None
+    words: list[Word] | None = None
 
     @property
     def token_columns(self) -> dict[str, NDArray[Any]]:
@@ -45,11 +45,8 @@ class TextActivations:
     @property
     def word_columns(self) -> dict[str, NDArray[Any]]:
         """The words, and where they begin and end in bytes of the text, each (n,)."""
-        if self.words is None:
-            return {}
-        columns = {"word": np.array([word.text for word in self.words])}
-        columns |= {"start": np.array([word.start for word in self.words])}
-        return columns | {"end": np.array([word.end for word in self.words])}
+        places = zip(*((word.text, word.start, word.end) for word in self.words or []), strict=True)
+        return dict(zip(("word", "start", "end"), map(np.array, places), strict=False))
 
 
 def check_pool(pool: str | None, names: Iterable[str]) -> None:
@@ -72,12 +69,13 @@ def text_activations(
     The start token is the first of the tokens of a text, but no part of its mean and of its words.
     """
 
-    def words(ids: Sequence[int]) -> list[WordSpan]:
-        return word_spans(loaded.tokenizer, ids[len(start) :])
+    def words(ids: Sequence[int]) -> list[Word]:
+        return split_words(loaded.tokenizer, ids[len(start) :])
 
     def ranges(ids: Sequence[int]) -> list[tuple[int, int]]:
         if pool == "word":
-            return [(len(start) + word.first, len(start) + word.last) for word in words(ids)]
+            sizes = (word.tokens for word in words(ids))
+            return list(pairwise(accumulate(sizes, initial=len(start))))
         return [(len(start) if pool == "mean" else len(ids) - 1, len(ids))]
 
     ids_of, inputs = tee([*start, *ids] for ids in texts)

@@ -18,7 +18,7 @@ import math
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import TypeAlias
 
@@ -77,20 +77,8 @@ def among(allowed: NDArray[np.bool_]) -> Measure:
     return measure
 
 
-@dataclass(frozen=True)
-class WordSpan:
-    """Where a word of a text is."""
-
-    text: str
-    start: int  # in bytes of the text in UTF-8
-    end: int
-    first: int  # position of its first token
-    last: int  # position after its last token
-    begins_token: bool  # whether a token begins where the word ends
-
-
-def word_spans(tokenizer: Tokenizer, ids: Sequence[int]) -> list[WordSpan]:
-    r"""Return where the words of a text are; all its tokens are in words, if there is one.
+def split_words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[Word]:
+    r"""Return the words of a text without surprisal; all its tokens are in words, if there is one.
 
     White space belongs to the word after it, or to the last word if none follows. A token with
     bytes of several words, such as " \xa0 \xa0", belongs to the first of them.
@@ -101,9 +89,7 @@ def word_spans(tokenizer: Tokenizer, ids: Sequence[int]) -> list[WordSpan]:
     spans = [match.span() for match in re.finditer(rb"\S+", text)]
     cuts = [0, *(bisect_left(starts, end) for _, end in spans[:-1]), len(ids)]
     return [
-        WordSpan(
-            text[start:end].decode(errors="replace"), start, end, first, last, starts[last] == end
-        )
+        Word(text[start:end].decode(errors="replace"), start, end, last - first, None)
         for (start, end), (first, last) in zip(spans, pairwise(cuts), strict=False)
     ]
 
@@ -120,15 +106,20 @@ def find_words(
     surprisals sum to the negative log-likelihood of the text, if all tokens are scored and there is
     a word.
     """
-    spans = word_spans(tokenizer, ids)
+    words = split_words(tokenizer, ids)
+    cuts = list(accumulate((word.tokens for word in words), initial=0))
+    starts = list(accumulate(map(len, tokenizer.pieces(ids)), initial=0))
     # nan for None
     scored, initial = (np.array(x, np.float64).tolist() for x in (logprobs, initial_logprobs))
     # Log-probabilities that the text so far is at the end of a word. At both ends of the text it is
     # assumed to be certain; if a token goes on with white space, that is part of the token.
-    ends = [scored[s.last] - initial[s.last] if s.begins_token else 0.0 for s in spans[:-1]]
-    words = []
-    for span, before, after in zip(spans, [0.0, *ends], [*ends, 0.0], strict=False):
-        nats = before - math.fsum(scored[span.first : span.last]) - after
-        surprisal = None if math.isnan(nats) else nats / math.log(2)
-        words.append(Word(span.text, span.start, span.end, span.last - span.first, surprisal))
+    ends = [0.0] * len(cuts)
+    for number, (word, cut) in enumerate(zip(words[:-1], cuts[1:], strict=False), 1):
+        if starts[cut] == word.end:
+            ends[number] = scored[cut] - initial[cut]
+    for number, word in enumerate(words):
+        nats = (
+            ends[number] - math.fsum(scored[slice(*cuts[number : number + 2])]) - ends[number + 1]
+        )
+        words[number] = replace(word, surprisal=None if math.isnan(nats) else nats / math.log(2))
     return words

@@ -9,7 +9,7 @@ from gpt_cli.errors import CheckpointError, InputError
 from gpt_cli.gpt2.hooks import hook_shapes, select_hooks
 from gpt_cli.scoring import activations as module
 from gpt_cli.scoring.activations import activations, value_bytes
-from gpt_cli.scoring.words import WordSpan
+from gpt_cli.scoring.words import Word
 
 TEXTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9], [1, 2], *([7] * n for n in range(1, 30))]
 
@@ -91,8 +91,8 @@ def test_a_pool_averages_what_the_tokens_have(engine, bos):
 
 
 def test_a_word_without_a_token_has_no_mean(engine, monkeypatch):
-    spans = [WordSpan("a", 0, 1, 0, 1, True), WordSpan("b", 1, 2, 1, 1, True)]
-    monkeypatch.setattr(module, "word_spans", lambda *_: spans)
+    words = [Word("a", 0, 1, 1, None), Word("b", 1, 2, 0, None)]
+    monkeypatch.setattr(module, "split_words", lambda *_: words)
     (values,) = engine.activations(["a"], HOOKS, pool="word")
     assert [np.isnan(value).any() for value in values[HOOKS[0]]] == [False, True]
 
@@ -106,7 +106,7 @@ def test_a_text_without_values_is_an_error_at_its_turn(engine, text, pool, says)
     assert HOOKS[0] in next(values)
     with pytest.raises(InputError, match=says):
         next(values)
-    first, error, last = engine.activation_rows(["a", text, "b"], HOOKS, pool=pool)
+    first, error, last = engine.activation_rows(["a", text, "b"], HOOKS, pool)
     assert isinstance(error, InputError)
     assert len(first.ids) == len(last.ids) == 1
 

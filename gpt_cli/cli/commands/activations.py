@@ -1,7 +1,7 @@
 """`gpt-cli activations`: the values inside the model, for each row of a file."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,7 +12,6 @@ from gpt_cli.cli.jobs import run
 from gpt_cli.cli.output import write, write_json
 from gpt_cli.errors import InputError
 from gpt_cli.options.declare import Declared, option
-from gpt_cli.records import Record
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -31,13 +30,6 @@ class Values(Declared):
     bos: bool = option(False, "Put the start token before texts; it is no part of a mean.")
     lines: bool = option(False, "Read each line as a text, as --format lines does.")
     out_dtype: Literal["float32", "float16"] = option("float32", "Of the values in OUT.")
-
-    def task(self, template: jobs.Template | None) -> jobs.Activations:
-        """Return the task; raise InputError without a hook point."""
-        if not self.hook:
-            raise InputError("no hook point: give --hook NAME; --hooks lists the names")
-        pool = None if self.pool == "none" else self.pool
-        return jobs.Activations(tuple(self.hook), pool, self.bos, template, self.out_dtype)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -82,33 +74,31 @@ def activations(
     if values.hooks:
         _list_hooks(loading, values.out_dtype, as_json=as_json)
         return
-    task = values.task(inputs.read_template(template))
+    if not values.hook:
+        raise InputError("no hook point: give --hook NAME; --hooks lists the names")
     if rows.output is None:
         raise InputError("no output: add --output FOLDER/, or a FILE such as values.npz")
     files = inputs.files_or_pipe(files, from_files, "no text: give a FILE", quiet=loading.quiet)
     rows = replace(rows, format=rows.format or ("lines" if values.lines else "auto"))
+    pool, filled = None if values.pool == "none" else values.pool, inputs.read_template(template)
+    task = jobs.Activations(tuple(values.hook), pool, values.bos, filled, values.out_dtype)
     run(task, files, rows, loading, where)
 
 
 def _list_hooks(model: flags.Model, dtype: str, *, as_json: bool) -> None:
     """Write the hook points of a model with their shapes and sizes."""
-    listed = [*_hooks(model, {"float32": 4, "float16": 2}[dtype])]
-    if as_json:
-        write_json(*listed)
-        return
-    width = max(len(hook["name"]) for hook in listed)
-    for hook in listed:
-        shape = f"({', '.join(map(str, hook['shape']))})"
-        per_key = "*T" if "bytes_per_token_and_key" in hook else ""
-        write(f"{hook['name']:{width}}  {shape:14}  {[*hook.values()][-1]}{per_key}\n")
-
-
-def _hooks(model: flags.Model, itemsize: int) -> Iterator[Record]:
     from gpt_cli import hub
     from gpt_cli.gpt2.hooks import has_keys, hook_shapes
 
     about = hub.describe(model.model, revision=model.revision, offline=model.offline)
-    for name, shape in hook_shapes(about.config).items():
-        size = itemsize * math.prod(axis for axis in shape if isinstance(axis, int))
-        unit = "bytes_per_token_and_key" if has_keys(name) else "bytes_per_token"
-        yield {"name": name, "shape": [*shape], unit: size}
+    shapes = hook_shapes(about.config)
+    width = max(map(len, shapes))
+    for name, shape in shapes.items():
+        per_key = has_keys(name)
+        size = {"float32": 4, "float16": 2}[dtype] * math.prod(n for n in shape if n != "T")
+        if as_json:
+            unit = "bytes_per_token_and_key" if per_key else "bytes_per_token"
+            write_json({"name": name, "shape": [*shape], unit: size})
+        else:
+            shown = f"({', '.join(map(str, shape))})"
+            write(f"{name:{width}}  {shown:14}  {size}{'*T' * per_key}\n")
