@@ -63,11 +63,8 @@ def read(
     file: str, group: int, start: int, end: int, fields: Sequence[str] | None
 ) -> Iterator[Record]:
     """Yield rows of a group with the fields, by default all, that they have."""
-    for row in (
-        _group(file, group, None if fields is None else tuple(fields))
-        .slice(start, end - start)
-        .to_pylist()
-    ):
+    rows = _group(file, group, None if fields is None else tuple(fields))
+    for row in rows.slice(start, end - start).to_pylist():
         values = ((name, _json_value(value)) for name, value in row.items())
         yield {name: value for name, value in values if value is not None}
 

@@ -24,6 +24,7 @@ Rows: TypeAlias = Sequence[InputRow]
 OutDtype: TypeAlias = Literal["float32", "float16"]
 
 _ROWS_TOGETHER = 256
+_WHOLE_TOGETHER = 64  # of rows whose values are not pooled; a worker of Ray returns them at once
 
 
 class Task(Protocol):
@@ -35,7 +36,7 @@ class Task(Protocol):
 
     @property
     def endings(self) -> tuple[str, ...]:
-        """The endings of files of records; the first two are those of parts in a folder."""
+        """The endings of outputs; a part in a folder has the first, or .parquet beside .jsonl."""
         return ".jsonl", ".parquet"
 
     @property
@@ -229,6 +230,10 @@ class Activations(Task):
     @property
     def endings(self) -> tuple[str, ...]:
         return ".safetensors", ".npz", *([".parquet"] if self.pool else [])
+
+    @property
+    def rows_together(self) -> int:
+        return _ROWS_TOGETHER if self.pool else _WHOLE_TOGETHER
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -88,8 +88,15 @@ def test_all_tokens(out, bytes, engine, monkeypatch):
 
 
 @pytest.mark.parametrize("pool", ["last", "mean", "word"])
-@pytest.mark.parametrize("out", ["out", "out.npz", "out.parquet"])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(
+    ("out", "dtype"),
+    [
+        ("out", "float16"),
+        ("out.npz", "float32"),
+        ("out.parquet", "float32"),
+        ("out.parquet", "float16"),
+    ],
+)
 def test_pooled(out, pool, dtype, engine, monkeypatch):
     monkeypatch.setattr(parts, "BYTES", 2000)
     if out.endswith(".parquet"):
