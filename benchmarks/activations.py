@@ -8,7 +8,6 @@ residual streams of all tokens, in turns and with the same model. A process then
 """
 
 import argparse
-import resource
 import statistics
 import subprocess
 import sys
@@ -28,6 +27,12 @@ from gpt_cli.scoring.activations import value_bytes
 
 LINE, WRITTEN = 30, 2e9  # tokens; bytes
 ALL = "*.hook_resid_post"
+# Run a command from a small process: on Linux, the peak of a process includes that of its parent.
+PEAK = """
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
+"""
 
 
 def measure_rates(engine: gpt_cli.Engine, lines: Path, out: Path, rounds: int) -> None:
@@ -68,9 +73,10 @@ def measure_memory(engine: gpt_cli.Engine, folder: str, lines: Path, out: Path) 
         rows = Path(written, "rows")
         rows.write_text("".join(many))
         command = [sys.executable, "-m", "gpt_cli", "activations", str(rows), "-q", "-m", folder]
-        subprocess.run([*command, "--hook", *globs, "-o", f"{written}/out/"], check=True)
+        command += ["--hook", *globs, "-o", f"{written}/out/"]
+        measured = [sys.executable, "-c", PEAK, *command]
+        peak = int(subprocess.run(measured, check=True, capture_output=True, text=True).stdout)
         size = sum(file.stat().st_size for file in Path(written, "out").iterdir())
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     above = (peak - weights_bytes(config, engine.model.ops.dtype)) / 1e6
     print(f"\nA process that writes {size / 1e9:.1f} GB: {above:.0f} MB above the weights")
 
