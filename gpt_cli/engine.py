@@ -20,17 +20,19 @@ from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
 from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2 import checkpoint
+from gpt_cli.gpt2.hooks import select_hooks
 from gpt_cli.gpt2.model import forward
 from gpt_cli.gpt2.prefill import next_logits
 from gpt_cli.gpt2.weights import Weights
 from gpt_cli.options.arguments import check_type, checks_arguments
 from gpt_cli.options.declare import AT_LEAST_1, check
 from gpt_cli.options.request import OptionFields, Options
+from gpt_cli.scoring.activations import Pool, TextActivations, check_pool, text_activations
 from gpt_cli.scoring.rank import Choice, Question, RankBy, rank
 from gpt_cli.scoring.score import Score, ScoreOptions, score
 from gpt_cli.scoring.trace import Trace, trace
 from gpt_cli.scoring.tree import Node, tree
-from gpt_cli.scoring.words import Measure, among, find_words, initial_tokens
+from gpt_cli.scoring.words import Measure, among, find_words, initial_tokens, split_words
 
 Data: TypeAlias = bytes | bytearray | memoryview
 
@@ -220,6 +222,62 @@ class Engine:
             return map(self._with_words, scored) if words else scored
 
         return list(compute_valid(texts, partial(self._text_ids, special=special), scores))
+
+    @checks_arguments()
+    def activations(
+        self,
+        texts: Iterable[str],
+        hooks: Sequence[str],
+        *,
+        pool: Pool | None = None,
+        bos: bool = False,
+        special: bool = False,
+    ) -> Iterator[dict[str, NDArray[Any]]]:
+        """Return an iterator over the values at hook points of texts, float32 by name, in order.
+
+        A text that is empty or longer than the context is an InputError when it is its turn.
+
+        Args:
+            texts: any number.
+            hooks: names or globs: see `gpt2.hooks`.
+            pool: the values of the "last" token, the "mean" over the tokens of the text, or the
+                mean over the tokens of each "word": (words, ...), with "word", "start" and "end".
+            bos: put the start token before texts; it is no part of a mean.
+            special: read names such as `<|endoftext|>` in texts as special tokens.
+        """
+        rows = map(single, zip(self.activation_rows(texts, hooks, pool, bos=bos, special=special)))
+        if pool in ("last", "mean"):
+            return ({name: value[0] for name, value in row.values.items()} for row in rows)
+        return (row.word_columns | row.values for row in rows)
+
+    def activation_rows(
+        self,
+        texts: Iterable[str],
+        hooks: Sequence[str],
+        pool: Pool | None,
+        *,
+        bos: bool = False,
+        special: bool = False,
+    ) -> Iterator[TextActivations | InputError]:
+        """Return an iterator over `activations` with their tokens and words, or errors."""
+        start = [self.model.config.start_token("bos is set")] if bos else self.loaded.start
+        names = select_hooks(self.model.config, hooks)
+        check_pool(pool, names)
+        if pool == "word":
+            check_bytes(self.tokenizer, "pool word")
+
+        def ids_of(text: str) -> list[int]:
+            ids = self._text_ids(text, special=special)
+            if not ids:
+                raise InputError("the text is empty: it has no tokens")
+            if pool == "word" and not split_words(self.tokenizer, ids):
+                raise InputError("the text has no words, only white space")
+            self.loaded.check_fits(len(start) + len(ids), "text")
+            return ids
+
+        return compute_valid(
+            texts, ids_of, lambda ids: text_activations(self.loaded, ids, names, pool, start)
+        )
 
     @checks_arguments()
     def compress(self, data: Data, *, block: int = SEGMENT_TOKENS) -> bytes:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from gpt_cli.scoring.score import Score
 
 Record: TypeAlias = dict[str, Any]
-# Names with the types of pyarrow; a list holds the type of its items, a dict is a struct.
+# Names with the types of pyarrow; a list holds the type of its items, a dict is a struct, and a
+# tuple holds the type and the number of the items of lists of one size.
 Schema: TypeAlias = dict[str, Any]
 
 IDENTITY: Schema = {"index": "int64", "id": "string"}

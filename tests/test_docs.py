@@ -39,6 +39,8 @@ if find_spec("lm_eval") is None:
     SKIPPED[r"^python (-m gpt_cli\.lm_eval|evaluate\.py)"] = "needs lm-eval: `make test-eval`"
 if find_spec("openai") is None:
     SKIPPED[r"^python ask\.py"] = "needs openai: `make test-serve`"
+if find_spec("sklearn") is None:
+    SKIPPED[r"^python probe\.py"] = "needs scikit-learn"
 if find_spec("llm") is None:
     SKIPPED["llm -m tiny-local"] = "needs llm: `make test-serve`"
 # Pages that have such a line are run only if this is installed.

@@ -136,6 +136,11 @@ def test_fields_of_tokens():
     assert set(json.loads(out.splitlines()[0])) - shown == names_of("A token")
 
 
+def test_fields_of_hook_points():
+    names = names_of("Hook points: `activations --hooks --json`")
+    assert fields_of_output("activations", "--hooks", "--json") == names
+
+
 def test_fields_of_views():
     views = ("attention", "lens", "surprise", "tree")
     shown = [fields_of_output("show", view, "--json", "Once upon") for view in views]

@@ -32,6 +32,7 @@ def test_no_test_imports_another():
 COVERED = {
     "checks/test_bench.py": ["checks/plan"],
     "checks/test_verify.py": ["cli/commands/checks"],
+    "cli/test_activations.py": ["jobs/arrays"],
     "cli/test_app.py": [
         "cli/commands/generate",
         "cli/options",

@@ -106,6 +106,11 @@ def _end(name: str) -> str:
     return name.split(".", 2)[2] if name.startswith("blocks.") else name
 
 
+def has_keys(name: str) -> bool:
+    """Return whether a value has numbers for each pair of tokens, as attention scores have."""
+    return _SHAPES[_end(name)] == ("H", "T", "T")
+
+
 def select_hooks(config: GPT2Config, globs: Sequence[str]) -> list[str]:
     """Return the hook points that match one of the globs, in order of computation.
 
