@@ -1,6 +1,7 @@
 """Hook points: named values inside the forward pass, for those who read them.
 
-The names are TransformerLens's. `model.py` gives each value to a `Hook` under its name.
+The names are TransformerLens's. `model.py` gives each value to a `Hook` under its name. As before
+TransformerLens 3, `hook_normalized` is what a LayerNorm returns, with its gain and bias.
 """
 
 import fnmatch
