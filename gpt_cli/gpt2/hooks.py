@@ -36,7 +36,8 @@ _SHAPES = {
     "ln_final.hook_normalized": ("T", "C"),
 }
 _NUMBERED = re.compile(r"blocks\.\d+\.")
-_BEFORE, _AFTER = ("hook_embed", "hook_pos_embed"), ("ln_final.hook_normalized",)
+FINAL = "ln_final.hook_normalized"  # the states that `hidden_states` returns
+_BEFORE, _AFTER = ("hook_embed", "hook_pos_embed"), (FINAL,)
 
 
 class Hook:
