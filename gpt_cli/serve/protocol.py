@@ -75,7 +75,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "add_special_tokens": (True, False),
     "guided_whitespace_pattern": (),
 }
-_NOT_EMBEDDINGS: Mapping[str, tuple[Any, ...]] = {"dimensions": ()}
 _SYNONYMS = {"repetition_penalty": "repeat_penalty"}  # of fields that other servers have
 
 
@@ -118,8 +117,8 @@ def read(engine: Engine, body: Json, names: Sequence[str]) -> Completions:
 
     `names` are those of the model; see `check_model`.
     """
+    body = body | {"guided_decoding_backend": None}  # there is only one
     values = _changes(body, _KNOWN, _NEUTRAL)
-    values.pop("guided_decoding_backend", None)  # there is only one
     fields = _completion_fields(values, names)
     options, include_usage = _options(engine, values, fields), _include_usage(values)
     prompts = _texts("prompt", values.get("prompt", ""), fields.candidates)
@@ -133,8 +132,7 @@ def read(engine: Engine, body: Json, names: Sequence[str]) -> Completions:
 
 def read_embeddings(engine: Engine, body: Json, names: Sequence[str]) -> Embeddings:
     """Return the request that a body describes; raise RequestError if a field is not valid."""
-    known = {*EmbeddingFields.row_fields(), "input"}
-    values = _changes(body, known, _NOT_EMBEDDINGS)
+    values = _changes(body, {*EmbeddingFields.row_fields(), "input"}, {"dimensions": ()})
     fields = _fields(EmbeddingFields, values, names)
     shapes = {n: s[1:] for n, s in hook_shapes(engine.model.config).items() if s[0] == "T"}
     if fields.hook not in shapes:
