@@ -136,8 +136,9 @@ class Scheduler:
 
     def _drop_cancelled(self) -> None:
         with self._changed:
-            self._waiting = [entry for entry in self._waiting if not entry.text.cancelled]
-            heapq.heapify(self._waiting)
+            if any(entry.text.cancelled for entry in self._waiting):
+                self._waiting = [entry for entry in self._waiting if not entry.text.cancelled]
+                heapq.heapify(self._waiting)
         self._drop([row for row in self._batch.rows if self._decoded[row.number].cancelled])
         for prompts in list(self._prompts):
             if all(text.cancelled for text in prompts.texts):
