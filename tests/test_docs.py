@@ -66,8 +66,8 @@ VARIES = {
     r"(?<![\w.~)])(/[\w.+-]+){2,}/?": "PATH",
     # These print more if the compiled library or a GPU is available.
     r"^(ok|not checked) +bits in int8\b.*\n( {4}.*\n)*": "",
-    r"^(ok|not checked) +(cache on = off|batch = single|bits|native = numpy|compress, decompress|"
-    r"c\w+ in \w+ = float32)\b.*(\n {4}.*)*": r"\2",
+    r"^(ok|not checked) +(cache on = off|batch = single|bits|native = numpy|hooks|"
+    r"compress, decompress|c\w+ in \w+ = float32)\b.*(\n {4}.*)*": r"\2",
     r"computed by (native|numpy) with \d+ threads?": "computed",
 }
 # Run after each line: print its exit codes between two bytes that nothing else prints.

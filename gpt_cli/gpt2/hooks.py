@@ -1,6 +1,7 @@
 """Hook points: named values inside the forward pass, for those who read them.
 
-The names are TransformerLens's. `model.py` gives each value to a `Hook` under its name.
+The names are TransformerLens's. `model.py` gives each value to a `Hook` under its name. As before
+TransformerLens 3, `hook_normalized` is what a LayerNorm returns, with its gain and bias.
 """
 
 import fnmatch
@@ -35,7 +36,8 @@ _SHAPES = {
     "ln_final.hook_normalized": ("T", "C"),
 }
 _NUMBERED = re.compile(r"blocks\.\d+\.")
-_BEFORE, _AFTER = ("hook_embed", "hook_pos_embed"), ("ln_final.hook_normalized",)
+FINAL = "ln_final.hook_normalized"  # the states that `hidden_states` returns
+_BEFORE, _AFTER = ("hook_embed", "hook_pos_embed"), (FINAL,)
 
 
 class Hook:

@@ -17,6 +17,7 @@ from gpt_cli.gpt2.memory import FLOAT
 from gpt_cli.gpt2.model import GPT2, hidden_states
 from gpt_cli.gpt2.prefill import PASS, right_pad
 from gpt_cli.gpt2.weights import check_finite
+from gpt_cli.ops import Array, Ops
 from gpt_cli.options.declare import OptionError
 from gpt_cli.scoring.words import Word, split_words
 
@@ -154,6 +155,11 @@ def _pass(
 def _on_host(array: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return a copy in float32 that is contiguous, so that means have the same bits."""
     return np.array(array, np.float32, order="C")
+
+
+def mean(ops: Ops, value: Array, first: int) -> NDArray[np.float32]:
+    """Return the mean (...) over positions from `first` on, as `activations`: value (T, ...)."""
+    return _means(_on_host(ops.to_host(value)), [(first, len(value))])[0]
 
 
 def _means(array: NDArray[np.float32], ranges: Sequence[tuple[int, int]]) -> NDArray[np.float32]:
