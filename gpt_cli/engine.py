@@ -30,13 +30,7 @@ from gpt_cli.scoring.rank import Choice, Question, RankBy, rank
 from gpt_cli.scoring.score import Score, ScoreOptions, score
 from gpt_cli.scoring.trace import Trace, trace
 from gpt_cli.scoring.tree import Node, tree
-from gpt_cli.scoring.words import (
-    Measure,
-    among,
-    find_words,
-    initial_tokens,
-    with_layers,
-)
+from gpt_cli.scoring.words import Measure, among, find_words, initial_tokens, with_layers
 
 Data: TypeAlias = bytes | bytearray | memoryview
 
