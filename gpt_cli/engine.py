@@ -32,7 +32,14 @@ from gpt_cli.scoring.rank import Choice, Question, RankBy, rank
 from gpt_cli.scoring.score import Score, ScoreOptions, score
 from gpt_cli.scoring.trace import Trace, trace
 from gpt_cli.scoring.tree import Node, tree
-from gpt_cli.scoring.words import Measure, among, find_words, initial_tokens, split_words
+from gpt_cli.scoring.words import (
+    Measure,
+    among,
+    find_words,
+    initial_tokens,
+    split_words,
+    with_layers,
+)
 
 Data: TypeAlias = bytes | bytearray | memoryview
 
@@ -189,7 +196,9 @@ class Engine:
         special: bool = False,
         ranks: bool = False,
         entropies: bool = False,
+        gaps: bool = False,
         words: bool = False,
+        layers: bool = False,
     ) -> list[Score | InputError]:
         """Return the log-likelihoods of texts, token by token, or errors.
 
@@ -203,8 +212,12 @@ class Engine:
                 tokenizers always do that.
             special: read names such as `<|endoftext|>` in texts as special tokens.
             ranks: also return the ranks of tokens.
-            entropies: also return the entropies of the distributions of tokens.
+            entropies: also return the entropies of the distributions of tokens, and their
+                `moments`, which `Score.min_k_plus_plus` needs.
+            gaps: also return how far tokens are below the likeliest ones, in nats.
             words: also return the words of texts with their surprisal: see `scoring.words`.
+            layers: also return the log-probabilities of tokens, and the surprisal of words, if the
+                model ended after 0 (the embedding), 1, ... layers. The last are its own.
         """
         start = [self.model.config.start_token("bos is set")] if bos else self.loaded.start
         if words:
@@ -213,12 +226,16 @@ class Engine:
         if ranks:
             measures["ranks"] = sampling.ranks
         if entropies:
-            measures["entropies"] = lambda ops, logits, _: sampling.entropies(ops, logits)
+            measures["moments"] = lambda ops, logits, _: sampling.moments(ops, logits)
+        if gaps:
+            measures["gaps"] = sampling.gaps
         if words:
             measures["initial_logprobs"] = among(self._initial_tokens)
 
         def scores(ids: Iterator[list[int]]) -> Iterable[Score]:
-            scored = score(self.loaded, list(ids), stride, start=start, measures=measures)
+            scored = score(
+                self.loaded, list(ids), stride, start=start, measures=measures, layers=layers
+            )
             return map(self._with_words, scored) if words else scored
 
         return list(compute_valid(texts, partial(self._text_ids, special=special), scores))
@@ -360,8 +377,12 @@ class Engine:
         return self.loaded.text_ids(text, special=special)
 
     def _with_words(self, scored: Score) -> Score:
-        logprobs = scored.token_logprobs, scored.initial_logprobs or []
-        return replace(scored, words=find_words(self.tokenizer, scored.ids, *logprobs))
+        find = partial(find_words, self.tokenizer, scored.ids)
+        words = find(scored.token_logprobs, scored.initial_logprobs or [])
+        if scored.layers and scored.initial_layers:
+            columns = (zip(*rows, strict=True) for rows in (scored.layers, scored.initial_layers))
+            words = with_layers(words, [*map(find, *columns)])
+        return replace(scored, words=words)
 
     @cached_property
     def _initial_tokens(self) -> NDArray[np.bool_]:

@@ -49,6 +49,7 @@ NEEDS = {
     "curl ": shutil.which("curl"),
     "gpt-cli serve": find_spec("uvicorn"),
     "gpt-cli compress": native_library(),
+    "@int8 ": native_library(),
     "--png ": find_spec("matplotlib"),
     ".parquet": find_spec("pyarrow"),
     "--engine ray": find_spec("ray"),  # `make test-ray`

@@ -62,6 +62,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "decompress": compress.decompress,
     "serve": serve.serve,
     "next": rank.next_tokens,
+    "compare": checks.compare,
     "bench": checks.bench,
     "tokenize": tokens.tokenize,
     "detokenize": tokens.detokenize,

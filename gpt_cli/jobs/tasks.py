@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpt_cli.generation.generate import Completion
     from gpt_cli.scoring.activations import Pool, TextActivations
     from gpt_cli.scoring.rank import RankBy
-    from gpt_cli.scoring.score import Score
+    from gpt_cli.scoring.score import Score, ScoreOptions
 
 Rows: TypeAlias = Sequence[InputRow]
 OutDtype: TypeAlias = Literal["float32", "float16"]
@@ -180,34 +180,48 @@ class Scoring(Task):
     words: bool = False
     bos: bool = False
     template: Template | None = None
-    details: bool = True  # ranks and entropies with log-probabilities
+    details: bool = True  # ranks, gaps and entropies with log-probabilities
     every_line: bool = False
+    layers: bool = False
+    min_k: float | None = None
 
     fields = ("text",)
 
     @property
     def schema(self) -> Schema:
-        tokens = {"logprobs": [records.SCORED_TOKEN]} if self.logprobs else {}
-        return records.SCORE | tokens | ({"words": [records.WORD]} if self.words else {})
+        layers = records.LAYERS if self.layers else {}
+        schema = records.SCORE | (records.MIN_K if self.min_k is not None else {})
+        schema |= {"logprobs": [records.SCORED_TOKEN | layers]} if self.logprobs else {}
+        return schema | ({"words": [records.WORD | layers]} if self.words else {})
 
     @property
     def settings(self) -> dict[str, Any]:
-        names = ("stride", "logprobs", "words", "bos", "template")
+        names = ("stride", "logprobs", "words", "bos", "template", "layers", "min_k")
         return {name: value for name, value in super().settings.items() if name in names}
 
     def results(self, engine: "Engine", rows: Rows) -> "list[Score | InputError]":
+        return engine.score_many([self.layout.text(row) for row in rows], **self.options)
+
+    @property
+    def options(self) -> "ScoreOptions":
+        """The keywords of `Engine.score_many`."""
         details = self.logprobs and self.details
-        return engine.score_many(
-            [self.layout.text(row) for row in rows],
-            stride=self.stride,
-            bos=self.bos,
-            ranks=details,
-            entropies=details,
-            words=self.words,
-        )
+        return {
+            "stride": self.stride,
+            "bos": self.bos,
+            "ranks": details,
+            "gaps": details,
+            "entropies": details or self.min_k is not None,
+            "words": self.words,
+            "layers": self.layers,
+        }
 
     def record(self, engine: "Engine", row: InputRow, result: "Score") -> Record:
-        return records.of_score(engine, result, logprobs=self.logprobs)
+        return self.of_score(engine, result)
+
+    def of_score(self, engine: "Engine", score: "Score") -> Record:
+        """Return the record of a score."""
+        return records.of_score(engine, score, logprobs=self.logprobs, min_k=self.min_k)
 
     def tokens(self, record: Record) -> int:
         return int(record["tokens_scored"])

@@ -44,6 +44,7 @@ class Word:
     end: int
     tokens: int  # those of its bytes and of the white space before it
     surprisal: float | None  # in bits; None if one of its tokens is not scored
+    layers: list[float | None] | None = None  # surprisal after 0 to n_layer layers, if requested
 
 
 def initial_tokens(tokenizer: Tokenizer, config: GPT2Config) -> NDArray[np.bool_]:
@@ -121,3 +122,11 @@ def find_words(
         )
         words[number] = replace(word, surprisal=None if math.isnan(nats) else nats / math.log(2))
     return words
+
+
+def with_layers(words: Sequence[Word], layers: Sequence[Sequence[Word]]) -> list[Word]:
+    """Return words with their surprisal after each layer, from the words of the layers."""
+    return [
+        replace(word, layers=[of_layer.surprisal for of_layer in same])
+        for word, *same in zip(words, *layers, strict=True)
+    ]
