@@ -24,7 +24,8 @@ GROUPS = {
     "frequency-penalty logit-bias stop include-stop ignore-eos seed samples",
     "Choices and constraints": "choices choices-file by exact regex json-schema grammar",
     "Output": "output out-dtype to resume salvage block top layer head html png plot force echo "
-    "stream json logprobs tokens words layers min-k total count max-perplexity min-perplexity stats",
+    "stream json logprobs tokens words layers min-k total count max-perplexity min-perplexity "
+    "stats",
     "Server": "name host port unix-socket api-key allow-anyone cors max-queue max-body grace "
     "access-log",
     "Machine": "device dtype threads cache speculate batch-size repetitions engine address workers "
