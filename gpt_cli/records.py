@@ -124,7 +124,7 @@ def of_score(
     sums = score.tokens_scored, score.total_logprob, finite(score.perplexity), score.bits_per_byte
     record = _record(SCORE, engine.name, engine.adapter, len(score.ids), *sums)
     if min_k is not None:
-        record |= _record(MIN_K, score.min_k(min_k), score.min_k_plus_plus(min_k))
+        record |= _record(MIN_K, score.min_k(min_k), finite(score.min_k_plus_plus(min_k)))
     if logprobs:
         pairs = zip(score.ids, score.token_logprobs, strict=True)
         record["logprobs"] = tokens = [of_token(engine, *pair) for pair in pairs]
