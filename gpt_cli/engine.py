@@ -20,17 +20,26 @@ from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
 from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2 import checkpoint
+from gpt_cli.gpt2.hooks import select_hooks
 from gpt_cli.gpt2.model import forward
 from gpt_cli.gpt2.prefill import next_logits
 from gpt_cli.gpt2.weights import Weights
 from gpt_cli.options.arguments import check_type, checks_arguments
 from gpt_cli.options.declare import AT_LEAST_1, check
 from gpt_cli.options.request import OptionFields, Options
+from gpt_cli.scoring.activations import Pool, TextActivations, check_pool, text_activations
 from gpt_cli.scoring.rank import Choice, Question, RankBy, rank
 from gpt_cli.scoring.score import Score, ScoreOptions, score
 from gpt_cli.scoring.trace import Trace, trace
 from gpt_cli.scoring.tree import Node, tree
-from gpt_cli.scoring.words import Measure, among, find_words, initial_tokens
+from gpt_cli.scoring.words import (
+    Measure,
+    among,
+    find_words,
+    initial_tokens,
+    split_words,
+    with_layers,
+)
 
 Data: TypeAlias = bytes | bytearray | memoryview
 
@@ -187,7 +196,9 @@ class Engine:
         special: bool = False,
         ranks: bool = False,
         entropies: bool = False,
+        gaps: bool = False,
         words: bool = False,
+        layers: bool = False,
     ) -> list[Score | InputError]:
         """Return the log-likelihoods of texts, token by token, or errors.
 
@@ -201,8 +212,12 @@ class Engine:
                 tokenizers always do that.
             special: read names such as `<|endoftext|>` in texts as special tokens.
             ranks: also return the ranks of tokens.
-            entropies: also return the entropies of the distributions of tokens.
+            entropies: also return the entropies of the distributions of tokens, and their
+                `moments`, which `Score.min_k_plus_plus` needs.
+            gaps: also return how far tokens are below the likeliest ones, in nats.
             words: also return the words of texts with their surprisal: see `scoring.words`.
+            layers: also return the log-probabilities of tokens, and the surprisal of words, if the
+                model ended after 0 (the embedding), 1, ... layers. The last are its own.
         """
         start = [self.model.config.start_token("bos is set")] if bos else self.loaded.start
         if words:
@@ -211,15 +226,75 @@ class Engine:
         if ranks:
             measures["ranks"] = sampling.ranks
         if entropies:
-            measures["entropies"] = lambda ops, logits, _: sampling.entropies(ops, logits)
+            measures["moments"] = lambda ops, logits, _: sampling.moments(ops, logits)
+        if gaps:
+            measures["gaps"] = sampling.gaps
         if words:
             measures["initial_logprobs"] = among(self._initial_tokens)
 
         def scores(ids: Iterator[list[int]]) -> Iterable[Score]:
-            scored = score(self.loaded, list(ids), stride, start=start, measures=measures)
+            scored = score(
+                self.loaded, list(ids), stride, start=start, measures=measures, layers=layers
+            )
             return map(self._with_words, scored) if words else scored
 
         return list(compute_valid(texts, partial(self._text_ids, special=special), scores))
+
+    @checks_arguments()
+    def activations(
+        self,
+        texts: Iterable[str],
+        hooks: Sequence[str],
+        *,
+        pool: Pool | None = None,
+        bos: bool = False,
+        special: bool = False,
+    ) -> Iterator[dict[str, NDArray[Any]]]:
+        """Return an iterator over the values at hook points of texts, float32 by name, in order.
+
+        A text that is empty or longer than the context is an InputError when it is its turn.
+
+        Args:
+            texts: any number.
+            hooks: names or globs: see `gpt2.hooks`.
+            pool: the values of the "last" token, the "mean" over the tokens of the text, or the
+                mean over the tokens of each "word": (words, ...), with "word", "start" and "end".
+            bos: put the start token before texts; it is no part of a mean.
+            special: read names such as `<|endoftext|>` in texts as special tokens.
+        """
+        rows = map(single, zip(self.activation_rows(texts, hooks, pool, bos=bos, special=special)))
+        if pool in ("last", "mean"):
+            return ({name: value[0] for name, value in row.values.items()} for row in rows)
+        return (row.word_columns | row.values for row in rows)
+
+    def activation_rows(
+        self,
+        texts: Iterable[str],
+        hooks: Sequence[str],
+        pool: Pool | None,
+        *,
+        bos: bool = False,
+        special: bool = False,
+    ) -> Iterator[TextActivations | InputError]:
+        """Return an iterator over `activations` with their tokens and words, or errors."""
+        start = [self.model.config.start_token("bos is set")] if bos else self.loaded.start
+        names = select_hooks(self.model.config, hooks)
+        check_pool(pool, names)
+        if pool == "word":
+            check_bytes(self.tokenizer, "pool word")
+
+        def ids_of(text: str) -> list[int]:
+            ids = self._text_ids(text, special=special)
+            if not ids:
+                raise InputError("the text is empty: it has no tokens")
+            if pool == "word" and not split_words(self.tokenizer, ids):
+                raise InputError("the text has no words, only white space")
+            self.loaded.check_fits(len(start) + len(ids), "text")
+            return ids
+
+        return compute_valid(
+            texts, ids_of, lambda ids: text_activations(self.loaded, ids, names, pool, start)
+        )
 
     @checks_arguments()
     def compress(self, data: Data, *, block: int = SEGMENT_TOKENS) -> bytes:
@@ -302,8 +377,12 @@ class Engine:
         return self.loaded.text_ids(text, special=special)
 
     def _with_words(self, scored: Score) -> Score:
-        logprobs = scored.token_logprobs, scored.initial_logprobs or []
-        return replace(scored, words=find_words(self.tokenizer, scored.ids, *logprobs))
+        find = partial(find_words, self.tokenizer, scored.ids)
+        words = find(scored.token_logprobs, scored.initial_logprobs or [])
+        if scored.layers and scored.initial_layers:
+            columns = (zip(*rows, strict=True) for rows in (scored.layers, scored.initial_layers))
+            words = with_layers(words, [*map(find, *columns)])
+        return replace(scored, words=words)
 
     @cached_property
     def _initial_tokens(self) -> NDArray[np.bool_]:

@@ -14,13 +14,15 @@ if TYPE_CHECKING:
     from gpt_cli.scoring.score import Score
 
 Record: TypeAlias = dict[str, Any]
-# Names with the types of pyarrow; a list holds the type of its items, a dict is a struct.
+# Names with the types of pyarrow; a list holds the type of its items, a dict is a struct, and a
+# tuple holds the type and the number of the items of lists of one size.
 Schema: TypeAlias = dict[str, Any]
 
 IDENTITY: Schema = {"index": "int64", "id": "string"}
 ERROR: Schema = {"error": {"code": "string", "message": "string"}}
 TOKEN: Schema = {"id": "int64", "token": "string", "bytes": ["int64"], "logprob": "double"}
-SCORED_TOKEN: Schema = TOKEN | {"rank": "int64", "entropy": "double"}
+_OF_DISTRIBUTION = dict.fromkeys(("entropy", "mean", "std", "gap"), "double")
+SCORED_TOKEN: Schema = TOKEN | {"rank": "int64"} | _OF_DISTRIBUTION
 WORD: Schema = {
     "word": "string",
     "start": "int64",
@@ -28,6 +30,7 @@ WORD: Schema = {
     "tokens": "int64",
     "surprisal": "double",
 }
+LAYERS: Schema = {"layers": ["double"]}  # of tokens and words
 COMPLETION: Schema = {
     "text": "string",
     "finish_reason": "string",
@@ -52,6 +55,7 @@ SCORE: Schema = {
     "perplexity": "double",
     "bits_per_byte": "double",
 }
+MIN_K: Schema = {"min_k": "double", "min_k_plus_plus": "double"}  # of scores
 CHOICE: Schema = {
     "rank": "int64",
     "choice": "string",
@@ -109,23 +113,37 @@ def of_completion(engine: "Engine", completion: "Completion", *, logprobs: bool 
     return record
 
 
-def of_score(engine: "Engine", score: "Score", *, logprobs: bool = False) -> Record:
+def of_score(
+    engine: "Engine", score: "Score", *, logprobs: bool = False, min_k: float | None = None
+) -> Record:
     """Return the record of a score, with its words, if any.
 
-    `logprobs` adds the log-likelihoods of tokens, with their ranks and entropies, if any.
+    `logprobs` adds the log-likelihoods of tokens, with more about their distributions, if it was
+    computed; `min_k` adds Min-K% and Min-K%++ of this percentage of tokens.
     """
-    perplexity = None if score.perplexity == math.inf else score.perplexity
-    sums = score.tokens_scored, score.total_logprob, perplexity, score.bits_per_byte
+    sums = score.tokens_scored, score.total_logprob, finite(score.perplexity), score.bits_per_byte
     record = _record(SCORE, engine.name, engine.adapter, len(score.ids), *sums)
+    if min_k is not None:
+        record |= _record(MIN_K, score.min_k(min_k), finite(score.min_k_plus_plus(min_k)))
     if logprobs:
         pairs = zip(score.ids, score.token_logprobs, strict=True)
         record["logprobs"] = tokens = [of_token(engine, *pair) for pair in pairs]
-        for name, values in (("rank", score.ranks), ("entropy", score.entropies)):
+        means, stds = ([m and m[index] for m in score.moments or []] for index in (0, 1))
+        columns = (score.ranks, score.entropies, means, stds, score.gaps, score.layers)
+        names = "rank", *_OF_DISTRIBUTION, *LAYERS
+        for name, values in zip(names, columns, strict=True):
             for token, value in zip(tokens, values or [], strict=False):
                 token[name] = value
     if score.words is not None:
-        record["words"] = [_record(WORD, *vars(word).values()) for word in score.words]
+        schema = WORD if score.layers is None else WORD | LAYERS
+        values = [[*vars(word).values()][: len(schema)] for word in score.words]
+        record["words"] = [_record(schema, *word) for word in values]
     return record
+
+
+def finite(value: float | None) -> float | None:
+    """Return a number, or None in place of an infinite one: JSON has none."""
+    return None if value is None or math.isinf(value) else value
 
 
 def of_ranking(

@@ -1,6 +1,7 @@
 """Results as records: JSON and tables have the same fields, with the same values."""
 
 import math
+from dataclasses import replace
 from io import BytesIO
 from types import SimpleNamespace
 
@@ -34,8 +35,9 @@ COMPLETION = Completion(
     [0.12345, 0.2, 0.32345], "length", drafted=4, accepted=3,
 )  # fmt: skip
 DETAILED = Score(
-    [97, 195], [None, -1.0], 2, [None, 3], [None, 0.25],
-    words=[Word("a", 1, 2, 3, None), Word("b", 4, 5, 1, 0.5)],
+    [97, 195], [None, -1.0], 2, [None, 3], [None, [-0.25, 0.75]], [None, 0.125],
+    words=[Word("a", 1, 2, 3, None, [None, None]), Word("b", 4, 5, 1, 0.5, [2.0, 0.5])],
+    layers=[[None, None], [-3.0, -1.0]],
 )  # fmt: skip
 A = {"id": 97, "token": "a", "bytes": [97], "logprob": -0.5}
 FIRST = {"id": 195, "token": "\ufffd", "bytes": [195], "logprob": -1.0}
@@ -89,13 +91,21 @@ def test_the_record_of_a_score():
     assert told == pytest.approx(record)
     assert records.of_score(ENGINE, Score([1, 2], [None, -1000.0], 1))["perplexity"] is None
     detailed = records.of_score(ENGINE, DETAILED, logprobs=True)
+    figures = {"rank": 3, "entropy": 0.25, "mean": -0.25, "std": 0.75, "gap": 0.125}
     assert detailed["logprobs"] == [
-        A | {"logprob": None, "rank": None, "entropy": None}, FIRST | {"rank": 3, "entropy": 0.25}
-    ]  # fmt: skip
-    assert detailed["words"] == [
-        {"word": "a", "start": 1, "end": 2, "tokens": 3, "surprisal": None},
-        {"word": "b", "start": 4, "end": 5, "tokens": 1, "surprisal": 0.5},
+        A | dict.fromkeys(["logprob", *figures]) | {"layers": [None, None]},
+        FIRST | figures | {"layers": [-3.0, -1.0]},
     ]
+    word = {"word": "b", "start": 4, "end": 5, "tokens": 1, "surprisal": 0.5}
+    none = {"word": "a", "start": 1, "end": 2, "tokens": 3, "surprisal": None}
+    assert detailed["words"] == [
+        none | {"layers": [None, None]}, word | {"layers": [2.0, 0.5]}
+    ]  # fmt: skip
+    plain = records.of_score(ENGINE, replace(DETAILED, layers=None), min_k=100)
+    assert plain["words"] == [none, word]
+    assert (plain["min_k"], plain["min_k_plus_plus"]) == (-1.0, -1.0)
+    certain = replace(DETAILED, moments=[None, [0.0, 0.0]])
+    assert records.of_score(ENGINE, certain, min_k=100)["min_k_plus_plus"] is None
 
 
 def test_the_record_of_an_error():
@@ -116,11 +126,11 @@ def test_a_line_of_json_is_one_line():
 def test_a_table_has_all_fields_of_a_record(logprobs):
     table = pytest.importorskip("pyarrow.parquet")
     identity = {"index": 2**40, "id": "x"}
-    score = records.of_score(ENGINE, DETAILED, logprobs=logprobs)
+    score = records.of_score(ENGINE, DETAILED, logprobs=logprobs, min_k=20)
     completion = records.of_completion(ENGINE, COMPLETION, logprobs=logprobs)
     for task, record in (
         (Generation(Options(), logprobs=logprobs), identity | completion),
-        (Scoring(logprobs=logprobs, words=True), identity | score),
+        (Scoring(logprobs=logprobs, words=True, layers=True, min_k=20), identity | score),
     ):
         schema = IDENTITY | task.schema | task.layout.origin | ERROR
         error = {"file": "f", "line": 2**40, "error": {"code": "c", "message": "m"}}

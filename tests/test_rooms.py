@@ -32,6 +32,7 @@ def test_no_test_imports_another():
 COVERED = {
     "checks/test_bench.py": ["checks/plan"],
     "checks/test_verify.py": ["cli/commands/checks"],
+    "cli/test_activations.py": ["jobs/arrays"],
     "cli/test_app.py": [
         "cli/commands/generate",
         "cli/options",
@@ -42,6 +43,7 @@ COVERED = {
     ],
     "cli/test_batch.py": ["cli/progress"],
     "cli/test_bench.py": ["cli/bench_format", "cli/files"],
+    "cli/test_score.py": ["cli/score_format"],
     "cli/test_show.py": [
         f"cli/show/{x}" for x in ("colours", "commands", "picture", "terminal", "views")
     ],

@@ -8,6 +8,7 @@ import shlex
 from dataclasses import dataclass, replace
 from functools import partial
 from glob import escape, glob
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import typer
@@ -58,7 +59,7 @@ def _set_verbose(verbose: bool) -> bool:
     return verbose
 
 
-def _complete_model(incomplete: str) -> list[str]:
+def complete_model(incomplete: str) -> list[str]:
     """Return known names, cached models, and folders with this prefix."""
     from gpt_cli.folder.contents import CONFIG
     from gpt_cli.hub.local import BUNDLED, SHORT_NAMES, list_models
@@ -87,7 +88,7 @@ class Model(Declared):
         "tiny (bundled), gpt2 and its relatives, OWNER/NAME on the Hub, or a folder.",
         aliases=("-m",),
         envvar="GPT_CLI_MODEL",
-        autocompletion=_complete_model,
+        autocompletion=complete_model,
     )
     revision: str | None = option(None, "Branch, tag or commit on the Hub.")
     offline: bool = option(False, "Do not contact the Hub; use local files only.")
@@ -153,6 +154,24 @@ class Loading(Adapted):
         """Load the model; NumPy must not have been imported before."""
         prepare(self.threads)
         return gpt_cli.load(self.model, **self.options)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class LoadingByName(Loading):
+    """The models of a command whose arguments are models: these options have no flags."""
+
+    model: str = option("")
+    revision: str | None = option(None)
+    adapter: str | None = option(None)
+    dtype: str = option("auto")
+    bos_token: str | None = option(None)
+
+    def load_named(self, name: str) -> "gpt_cli.Engine":
+        """Load a model by its name, or NAME@DTYPE."""
+        model, _, dtype = name.rpartition("@")
+        if not model or Path(name).exists():
+            model, dtype = name, "auto"
+        return replace(self, model=model, dtype=dtype).load()
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -258,7 +277,7 @@ MODEL_NAME = typer.Argument(
     None,
     metavar="[MODEL]",
     help="Same as --model.",
-    autocompletion=_complete_model,
+    autocompletion=complete_model,
     callback=_check_only_model,
 )
 FORCE: Any = option(False, "Overwrite an existing FILE.")

@@ -47,13 +47,17 @@ class LoadedModel:
 
     def fitting_ids(self, prompt: str, *, special: bool) -> list[int]:
         """Return the ids of a prompt; raise ContextError if they do not fit the context."""
-        ids, n_positions = self.prompt_ids(prompt, special=special), self.config.n_positions
-        if len(ids) > n_positions:
+        ids = self.prompt_ids(prompt, special=special)
+        self.check_fits(len(ids), "prompt")
+        return ids
+
+    def check_fits(self, tokens: int, what: str) -> None:
+        """Raise ContextError if tokens do not fit the context."""
+        if tokens > (n_positions := self.config.n_positions):
             raise ContextError(
-                f"the prompt has {counted(len(ids), 'token')}, and the model's context is "
+                f"the {what} has {counted(tokens, 'token')}, and the model's context is "
                 f"{n_positions:,}; shorten it"
             )
-        return ids
 
     def release(self) -> None:
         """Give back the memory of all but the weights."""

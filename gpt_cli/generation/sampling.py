@@ -122,12 +122,24 @@ def ranks(ops: Ops, logits: Array, ids: Array) -> Array:
     return (logits > targets[:, None]).sum(axis=-1) + 1
 
 
-def entropies(ops: Ops, logits: Array) -> Array:
-    """Return the entropies of the distributions of rows, in nats: (B,) float64."""
+def gaps(ops: Ops, logits: Array, ids: Array) -> Array:
+    """Return how far the log-probability of one token per row is below the largest: (B,)."""
+    return logits.max(axis=-1) - logits[ops.xp.arange(len(ids)), ids]
+
+
+def moments(ops: Ops, logits: Array) -> Array:
+    """Return mean and standard deviation of log p under p, in nats: (B, 2) float64.
+
+    The mean is the negative entropy.
+    """
+    xp, pairs = ops.xp, []
     # Row by row: a row of GPT-2's vocabulary fits in the processor's cache.
-    rows = zip(logits, ops.log_normalizer(logits), strict=True)
-    logprobs = (row.astype("float64") - normalizer for row, normalizer in rows)
-    return ops.xp.stack([-(ops.exp(row) * row).sum() for row in logprobs])
+    for row, normalizer in zip(logits, ops.log_normalizer(logits), strict=True):
+        logprobs = row.astype("float64") - normalizer
+        p = ops.exp(logprobs)
+        mean = (p * logprobs).sum()
+        pairs += [mean, xp.sqrt((p * (logprobs - mean) ** 2).sum())]
+    return xp.stack(pairs).reshape(-1, 2)
 
 
 def likeliest(ops: Ops, logits: Array, count: int) -> tuple[Array, Array]:

@@ -3,9 +3,10 @@
 Shapes: B batch, T new tokens, S = past + T, H heads, D head size, C = H * D width, V vocabulary.
 Names are the checkpoint's. The architecture is that of Radford et al., "Language Models are
 Unsupervised Multitask Learners", 2019: a block normalizes its input (pre-norm).
+
+`hook` gets values of the pass by their names in TransformerLens. By default nobody listens.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -13,18 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli.folder.config import GPT2Config
+from gpt_cli.gpt2.hooks import NO_HOOK, Hook
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.source import is_edited
 from gpt_cli.gpt2.weights import check_finite
 from gpt_cli.ops import Array, LayerNorm, Linear, Matrix, Ops
 
 Counts: TypeAlias = NDArray[np.int64]  # numbers of tokens, on the host
-# Gets values of the layers, by their names in TransformerLens: resid_pre, q, k, resid_post.
-Hook: TypeAlias = Callable[[str, Array], None]
-
-
-def no_hook(name: str, value: Array) -> None:
-    """Ignore a value."""
 
 
 # --- the weights ---------------------------------------------------------------------------------
@@ -87,34 +83,65 @@ def merge_heads(x: Array) -> Array:
     return x.swapaxes(1, 2).reshape(B, T, H * D)
 
 
+def embed(model: GPT2, ids: Array, positions: Array, hook: Hook) -> Array:
+    """Add the embeddings of tokens and positions: ids, positions (B, T) -> (B, T, C)."""
+    ops, wte, wpe = model.ops, model.wte, model.wpe
+    if not hook.listens("hook_embed", "hook_pos_embed"):
+        return ops.embed(wte, wpe, ids, positions)
+    tokens = ops.embed(wte, ops.xp.zeros_like(wpe[:1]), ids, np.zeros_like(positions))
+    tokens = hook("hook_embed", tokens)
+    return tokens + hook("hook_pos_embed", wpe[ops.xp.asarray(positions)])
+
+
+def attend(
+    ops: Ops, q: Array, keys: Array, values: Array, scale: float, visible: Array, hook: Hook
+) -> Array:
+    """Return the means of the values, weighted by the attention: q (B, H, T, D) -> (B, H, T, D)."""
+    if not hook.listens("attn.hook_attn_scores", "attn.hook_pattern"):
+        return ops.attend(q, keys, values, scale, visible)
+    shape = *q.shape[:3], int(visible.max())  # (B, H, T, S)
+    scores, pattern = ops.xp.empty(shape, "f4"), ops.xp.empty(shape, "f4")
+    z = ops.attend(q, keys, values, scale, visible, (scores, pattern))
+    hook("attn.hook_attn_scores", scores)
+    hook("attn.hook_pattern", pattern)
+    return z
+
+
 def attention(
     ops: Ops, x: Array, attn: Attention, visible: Array, cache: KVCache, layer: int, hook: Hook
 ) -> Array:
     """Mix every token with the tokens before it and itself: x (B, T, C) -> (B, T, C)."""
     qkv = ops.linear(x, attn.c_attn)  # (B, T, 3C)
     q, k, v = split_heads(qkv, attn.n_head)  # (B, H, T, D)
-    hook("q", q)
-    hook("k", k)
+    q, k, v = hook("attn.hook_q", q), hook("attn.hook_k", k), hook("attn.hook_v", v)
     keys, values = cache.append(layer, k, v)  # of all S tokens
-    gathered = ops.attend(q, keys, values, attn.scale, visible)  # (B, H, T, D)
-    return ops.linear(merge_heads(gathered), attn.c_proj)
+    z = hook("attn.hook_z", attend(ops, q, keys, values, attn.scale, visible, hook))
+    return hook("hook_attn_out", ops.linear(merge_heads(z), attn.c_proj))
 
 
-def mlp(ops: Ops, x: Array, m: MLP) -> Array:
+def expand(ops: Ops, x: Array, m: MLP, hook: Hook) -> Array:
+    """Widen every token, and apply the activation: x (B, T, C) -> (B, T, 4C)."""
+    if not hook.listens("mlp.hook_pre"):
+        return ops.linear(x, m.c_fc, activation=m.activation)
+    return ops.activate(hook("mlp.hook_pre", ops.linear(x, m.c_fc)), m.activation)
+
+
+def mlp(ops: Ops, x: Array, m: MLP, hook: Hook) -> Array:
     """Transform every token by itself: x (B, T, C) -> (B, T, C)."""
-    hidden = ops.linear(x, m.c_fc, activation=m.activation)  # (B, T, 4C)
-    return ops.linear(hidden, m.c_proj)
+    post = hook("mlp.hook_post", expand(ops, x, m, hook))  # (B, T, 4C)
+    return hook("hook_mlp_out", ops.linear(post, m.c_proj))
 
 
 def block(
     ops: Ops, x: Array, b: Block, visible: Array, cache: KVCache, layer: int, hook: Hook
 ) -> Array:
     """Run one layer: attention and MLP read the normalized x and add to x (B, T, C)."""
-    hook("resid_pre", x)
-    x = x + attention(ops, ops.layer_norm(x, b.ln_1), b.attn, visible, cache, layer, hook)
-    x = x + mlp(ops, ops.layer_norm(x, b.ln_2), b.mlp)
-    hook("resid_post", x)
-    return x
+    x = hook("hook_resid_pre", x)
+    normalized = hook("ln1.hook_normalized", ops.layer_norm(x, b.ln_1))
+    x = x + attention(ops, normalized, b.attn, visible, cache, layer, hook)
+    x = hook("hook_resid_mid", x)
+    normalized = hook("ln2.hook_normalized", ops.layer_norm(x, b.ln_2))
+    return hook("hook_resid_post", x + mlp(ops, normalized, b.mlp, hook))
 
 
 @np.errstate(all="ignore")  # `unembed` reports damaged weights
@@ -123,9 +150,9 @@ def hidden_states(
     ids: Array,
     cache: KVCache | None = None,
     lengths: Counts | None = None,
-    hook: Hook = no_hook,
+    hook: Hook = NO_HOOK,
 ) -> Array:
-    """Compute the output of the last layer for all tokens: ids (B, T) -> (B, T, C).
+    """Compute the last layer's normalized output for all tokens: ids (B, T) -> (B, T, C).
 
     IndexError if the cache is full, or an id or a position is out of range.
 
@@ -135,7 +162,7 @@ def hidden_states(
         cache: the keys and values of the previous tokens.
         lengths: (B,) numbers of real ids in the rows, by default T. The rest of a row is padding on
             the right; its results are undefined.
-        hook: gets values of the layers in turn.
+        hook: gets the values at hook points in turn.
     """
     ops = model.ops
     B, T = ids.shape
@@ -147,14 +174,14 @@ def hidden_states(
     positions = np.maximum(positions, 0)  # -1 is the padding of a text without any token yet
     visible = positions + 1  # the causal mask: a token sees itself and the tokens before it
 
-    x = ops.embed(model.wte, model.wpe, ids, positions)  # (B, T, C)
-    if ops.layers and not is_edited() and hook is no_hook:  # the same in one call
+    x = embed(model, ids, positions, hook)  # (B, T, C)
+    if ops.layers and not is_edited() and hook is NO_HOOK:  # the same in one call
         x = ops.layers(x, model.h, visible, cache)
     else:
         for layer, b in enumerate(model.h):
-            x = block(ops, x, b, visible, cache, layer, hook)
+            x = block(ops, x, b, visible, cache, layer, hook.at(layer))
     cache.advance()
-    return x
+    return hook("ln_final.hook_normalized", ops.layer_norm(x, model.ln_f))
 
 
 @np.errstate(all="ignore")  # the error replaces NumPy's warnings
@@ -163,7 +190,7 @@ def unembed(model: GPT2, x: Array) -> Array:
 
     CheckpointError if they are not finite, so the weights are damaged.
     """
-    logits = model.ops.linear(model.ops.layer_norm(x, model.ln_f), model.lm_head)
+    logits = model.ops.linear(x, model.lm_head)
     check_finite(model, logits)
     return logits
 

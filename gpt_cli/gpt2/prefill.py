@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from gpt_cli.gpt2.hooks import NO_HOOK, Hook
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import GPT2, Counts, hidden_states, unembed
 from gpt_cli.ops import Array
@@ -21,7 +22,11 @@ def right_pad(rows: Sequence[Sequence[int]]) -> tuple[Array, Counts]:
 
 
 def prefill(
-    model: GPT2, rows: Sequence[Sequence[int]], cache: KVCache | None, tokens: int | None = None
+    model: GPT2,
+    rows: Sequence[Sequence[int]],
+    cache: KVCache | None,
+    tokens: int | None = None,
+    hook: Hook = NO_HOOK,
 ) -> Iterator[list[Array]]:
     """Append rows of ids to a cache; yield the states (t, C) of the t tokens per row of a pass.
 
@@ -32,7 +37,7 @@ def prefill(
     for start in range(0, ids.shape[1], width):
         part = ids[:, start : start + width]
         new = np.clip(lengths - start, 0, part.shape[1])
-        x = hidden_states(model, model.ops.xp.asarray(part), cache, new)
+        x = hidden_states(model, model.ops.xp.asarray(part), cache, new, hook)
         yield [x[row, :length] for row, length in enumerate(new.tolist())]
 
 

@@ -134,12 +134,26 @@ class Ops(Protocol):
         """
         self.xp.copyto(to, panels)
 
-    def attend(self, q: Array, keys: Array, values: Array, scale: float, visible: Array) -> Array:
+    def attend(
+        self,
+        q: Array,
+        keys: Array,
+        values: Array,
+        scale: float,
+        visible: Array,
+        weights: tuple[Array, Array] | None = None,
+    ) -> Array:
         """Return softmax(scale * q keysT, over the visible keys) values.
 
         q (B, H, T, D); keys and values are one layer of a cache; visible (B, T) numbers of keys
         that the queries see, from key 0, at least 1 -> (B, H, T, D).
+
+        `weights` are arrays (B, H, T, S) to fill in: the scaled scores, -inf for keys that are not
+        visible, and their softmax. S is at least the largest of `visible`.
         """
+
+    def activate(self, x: Array, activation: str) -> Array:
+        """Return the activation of all elements, with the same bits as `linear`."""
 
     def exp(self, x: Array) -> Array:
         """Return e to the power of x, elementwise."""

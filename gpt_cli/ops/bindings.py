@@ -19,7 +19,7 @@ from gpt_cli.system.machine import native_library
 
 LEVELS = ("avx512vnni", "avx512", "avxvnni", "avx2", "neondot", "neon")
 _VARIABLE = "GPT_CLI_LEVEL"  # environment variable that selects a level
-_VERSION = 7  # of native/native.h
+_VERSION = 8  # of native/native.h
 
 ACTIVATIONS = (None, *config.ACTIVATIONS)  # `enum activation`
 FLOAT32, FLOAT64, INT64 = np.dtype("f4"), np.dtype("f8"), np.dtype("i8")
@@ -90,7 +90,9 @@ LinearRows = _struct("linear", "P w bias x y scratch; N rows x_stride y_stride; 
 Store = _struct("store", f"P k v keys values past lengths; N {_HEADS} {_CACHE}; I half")
 Narrow = _struct("narrow", "P x y; N rows stride n")
 Attend = _struct(
-    "attend", f"P q keys values visible y scratch; N {_HEADS} y_stride {_CACHE}; F scale; I half"
+    "attend",
+    f"P q keys values visible y scratch scores pattern; N {_HEADS} y_stride {_CACHE} S;"
+    "F scale; I half",
 )
 AllLayers = _struct(
     "layers",
@@ -99,6 +101,7 @@ AllLayers = _struct(
 )
 LogSumExp = _struct("log_sum_exp", "P x y; N rows x_stride n")
 Exp = _struct("exp", "P x y; N n")
+Activate = _struct("activate", "P x y; N n; I activation")
 Cumulate = _struct("cumulate", "P logits sums; N rows logits_stride n")
 Choose = _struct(
     "choose",

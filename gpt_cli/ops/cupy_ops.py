@@ -110,9 +110,14 @@ class CuPyOps(Ops):
             if bias is None or len(bias) < width:
                 bias = cupy.zeros(width, np.float32)
                 bias[: placed.n_out] = 0 if w.bias is None else w.bias
-            grid = min(-(-y.size // _THREADS), 65_535)
-            self._run("finish", grid, y, bias, _ACTIVATIONS.index(activation), width, y.size)
+            self._finish(y, bias, activation)
         return y[:, : placed.n_out].reshape(*x.shape[:-1], placed.n_out)
+
+    def activate(self, x: Array, activation: str) -> Array:
+        y = cupy.array(x, self.dtype, order="C")
+        bias = cupy.zeros(y.shape[-1], np.float32)
+        self._finish(y, bias, activation)
+        return y
 
     def store(
         self, k: Array, v: Array, keys: Array, values: Array, past: Array, lengths: Array
@@ -122,29 +127,48 @@ class CuPyOps(Ops):
         new = k, v, *_strides(k)[:3], _on_device(past), _on_device(lengths)
         self._run("store", B * T, *new, H, T, D, _capacity(keys, values), keys, values)
 
-    def attend(self, q: Array, keys: Array, values: Array, scale: float, visible: Array) -> Array:
+    def attend(
+        self,
+        q: Array,
+        keys: Array,
+        values: Array,
+        scale: float,
+        visible: Array,
+        weights: tuple[Array, Array] | None = None,
+    ) -> Array:
         B, H, T, D = q.shape
         capacity, seen = _capacity(keys, values), _on_device(visible)
         S = int(visible.max())
         y = cupy.empty((B, H, T, D), self.dtype)
         shared = 4 * (S + max(_THREADS, D))
-        if T == 1 and shared <= _SHARED:
+        if T == 1 and shared <= _SHARED and not weights:
             (q,) = self._readable(q)
             arguments = q, *_strides(q)[:2], keys, values, capacity, seen, scale, H, D, y
             self._run("attend_one", B * H, *arguments, shared=shared)
             return y
         q = cupy.ascontiguousarray(q, self.dtype)
         scores = cupy.empty((B, H, T, S), np.float32)
-        weights = cupy.empty((B, H, T, S), self.dtype)
+        pattern = cupy.empty((B, H, T, S), self.dtype)
         self._multiply(q, keys[:, :, :S], True, scores)
-        self._run("softmax", B * H * T, scores, seen, scale, H, T, S, weights)
-        self._multiply(weights, values[:, :, :S], False, y)
+        self._run("softmax", B * H * T, scores, seen, scale, H, T, S, pattern)
+        if weights:
+            visible_keys = cupy.arange(S) < seen[:, None, :, None]
+            for array, number in zip(weights, (-np.inf, 0), strict=True):
+                array[...] = number
+            weights[0][..., :S] = cupy.where(visible_keys, scale * scores, -np.inf)
+            weights[1][..., :S] = pattern
+        self._multiply(pattern, values[:, :, :S], False, y)
         return y
 
     def log_normalizer(self, logits: Array) -> Array:
         peaks = logits.max(axis=-1, keepdims=True)
         sums = cupy.exp(logits - peaks).sum(axis=-1, dtype=np.float64)
         return peaks[:, 0] + cupy.log(sums)
+
+    def _finish(self, y: Array, bias: Array, activation: str | None) -> None:
+        """Add a bias (width,) to y (..., width), then apply an activation, in y."""
+        grid = min(-(-y.size // _THREADS), 65_535)
+        self._run("finish", grid, y, bias, _ACTIVATIONS.index(activation), len(bias), y.size)
 
     def _readable(self, *arrays: Array) -> tuple[Array, ...]:
         """Return arrays (B, H, T, D) with equal strides and a contiguous last axis.

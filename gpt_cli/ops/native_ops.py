@@ -178,7 +178,15 @@ class NativeOps(DraftOps):
         if call.run(self.threads):
             raise IndexError(f"the cache has room for {_capacity(keys)} tokens")
 
-    def attend(self, q: Array, keys: Array, values: Array, scale: float, visible: Array) -> Array:
+    def attend(
+        self,
+        q: Array,
+        keys: Array,
+        values: Array,
+        scale: float,
+        visible: Array,
+        weights: tuple[Array, Array] | None = None,
+    ) -> Array:
         B, H, T, D = q.shape
         q = readable(q)
         cache = self._cache(keys, values, B, H, D)
@@ -187,6 +195,12 @@ class NativeOps(DraftOps):
         scratch = self._workspace.empty(shape, FLOAT32)
         queries = {"q": q, "visible": _counts_of(visible, (B, T)), "T": T, **_strides(q)}
         call = bindings.Attend(y=y, scratch=scratch, scale=scale, **queries, **cache)
+        if weights:
+            call.S = S = weights[0].shape[3]
+            for name, array in zip(("scores", "pattern"), weights, strict=True):
+                right = array.shape == (B, H, T, S) and array.dtype == FLOAT32
+                check(right and array.flags.c_contiguous, name, array)
+                call.point(name, array)
         if call.run(self.threads):
             raise IndexError(f"visible must be from 1 to {_capacity(keys)} keys")
         return y.reshape(B, T, H, D).swapaxes(1, 2)
@@ -245,6 +259,13 @@ class NativeOps(DraftOps):
         scratch = self._workspace.empty((size,), _BYTE)
         call.point("scratch", scratch[-address(scratch) % _CACHE_LINE :])
         return call
+
+    def activate(self, x: Array, activation: str) -> Array:
+        x = np.ascontiguousarray(x, FLOAT32)
+        y = self._workspace.empty(x.shape, FLOAT32)
+        kind = bindings.ACTIVATIONS.index(activation)
+        bindings.Activate(x=x, y=y, n=x.size, activation=kind).run(self.threads)
+        return y
 
     def exp(self, x: Array) -> Array:
         # To within one ulp; 0 below -87.

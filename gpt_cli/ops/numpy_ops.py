@@ -115,6 +115,9 @@ class NumPyOps(Ops):
             y = ACTIVATIONS[activation](y)
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
+    def activate(self, x: Array, activation: str) -> Array:
+        return ACTIVATIONS[activation](x)
+
     def store(
         self, k: Array, v: Array, keys: Array, values: Array, past: Array, lengths: Array
     ) -> None:
@@ -122,7 +125,15 @@ class NumPyOps(Ops):
             keys[row, :, start : start + new] = k[row, :, :new]
             values[row, :, start : start + new] = v[row, :, :new]
 
-    def attend(self, q: Array, keys: Array, values: Array, scale: float, visible: Array) -> Array:
+    def attend(
+        self,
+        q: Array,
+        keys: Array,
+        values: Array,
+        scale: float,
+        visible: Array,
+        weights: tuple[Array, Array] | None = None,
+    ) -> Array:
         T = q.shape[2]
         attended: Array = np.empty(q.shape, np.float32)
         # In groups of queries: the scores stay in the processor's cache, and keys that come after
@@ -134,9 +145,17 @@ class NumPyOps(Ops):
             k, v = (x[:, :, :S].astype(np.float32, copy=False) for x in (keys, values))
             scores = q[:, :, group] @ k.swapaxes(-1, -2)
             scores *= scale  # (B, H, <T, S)
+            if weights:
+                for array, number in zip(weights, (-np.inf, 0), strict=True):
+                    array[:, :, group] = number
+                visible_keys = np.arange(S) < seen[:, None, :, None]
+                np.copyto(weights[0][:, :, group, :S], scores, where=visible_keys)
             if seen.min(initial=S) < S:
                 np.copyto(scores, MASKED, where=np.arange(S) >= seen[:, None, :, None])
-            np.matmul(softmax(scores), v, out=attended[:, :, group])
+            pattern = softmax(scores)
+            if weights:
+                weights[1][:, :, group, :S] = pattern
+            np.matmul(pattern, v, out=attended[:, :, group])
         return attended
 
     def log_normalizer(self, logits: Array) -> Array:

@@ -1,17 +1,20 @@
 """Log-likelihoods of texts."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeAlias, TypedDict
 
 import numpy as np
 
+from gpt_cli.errors import InputError
 from gpt_cli.generation.loaded import LoadedModel
-from gpt_cli.generation.prefix_cache import states_after
+from gpt_cli.generation.prefix_cache import passes, states_after
 from gpt_cli.generation.sampling import log_probabilities
-from gpt_cli.gpt2.model import GPT2, unembed
+from gpt_cli.gpt2.hooks import Recorder, select_hooks
+from gpt_cli.gpt2.model import GPT2, hidden_states, unembed
+from gpt_cli.gpt2.prefill import right_pad
 from gpt_cli.ops import Array
 from gpt_cli.options.declare import OptionError
 from gpt_cli.scoring.words import Measure, Word
@@ -21,6 +24,8 @@ Measures: TypeAlias = Sequence[Measure]
 Columns: TypeAlias = list[list[Any]]  # one per measure
 
 _LARGEST_EXPONENT = 709  # math.exp of more than this overflows
+# Fields of a score that have values of one measure after each layer, by that of the last.
+_LAYERS = {"token_logprobs": "layers", "initial_logprobs": "initial_layers"}
 
 
 class ScoreOptions(TypedDict, total=False):
@@ -31,23 +36,37 @@ class ScoreOptions(TypedDict, total=False):
     special: bool
     ranks: bool
     entropies: bool
+    gaps: bool
     words: bool
+    layers: bool
 
 
 @dataclass(frozen=True)
 class Score:
     """Log-likelihoods in nats; the first token is scored only if the start token is before it.
 
-    The last four fields are None unless they were requested.
+    All fields from `ranks` on are None unless they were requested.
     """
 
     ids: list[int]
     token_logprobs: list[float | None]  # of the ids; None if not scored
     bytes_scored: int  # in UTF-8, of the tokens that are scored
     ranks: list[int | None] | None = None  # of the ids by probability; 1 is the likeliest
-    entropies: list[float | None] | None = None  # of the distributions of the tokens, in nats
+    # Mean and standard deviation of log p under p, in the distributions of the tokens.
+    moments: list[list[float] | None] | None = None
+    gaps: list[float | None] | None = None  # to the log-probabilities of the likeliest tokens
     initial_logprobs: list[float | None] | None = None  # see `words.among`
     words: list[Word] | None = None
+    # Log-probabilities of the tokens after 0 to n_layer layers: see `measure_inner_layers`.
+    layers: list[list[float | None]] | None = None
+    initial_layers: list[list[float | None]] | None = None  # of `initial_logprobs`
+
+    @property
+    def entropies(self) -> list[float | None] | None:
+        """Return the entropies of the distributions of the tokens, in nats."""
+        if self.moments is None:
+            return None
+        return [None if pair is None else -pair[0] for pair in self.moments]
 
     @property
     def tokens_scored(self) -> int:
@@ -70,6 +89,24 @@ class Score:
         bits = -self.total_logprob / math.log(2)
         return bits / self.bytes_scored if self.tokens_scored else None
 
+    def min_k(self, percent: float) -> float | None:
+        """Return Min-K%: the mean log-probability of the least likely tokens.
+
+        Shi et al., arXiv 2310.16789. None if no token is scored.
+        """
+        return _mean_of_lowest((x for x in self.token_logprobs if x is not None), percent)
+
+    def min_k_plus_plus(self, percent: float) -> float | None:
+        """Return Min-K%++: the same of (log p - mean) / standard deviation.
+
+        Zhang et al., arXiv 2404.02936. InputError if the score has no `moments`.
+        """
+        if self.moments is None:
+            raise InputError("Min-K%++ needs a score with its entropies: set entropies=True")
+        pairs = zip(self.token_logprobs, self.moments, strict=True)
+        scored = ((x, *moments) for x, moments in pairs if x is not None and moments is not None)
+        return _mean_of_lowest((_standardized(*values) for values in scored), percent)
+
 
 def perplexity(total_logprob: float, tokens: int) -> float | None:
     """Return exp of the mean negative log-likelihood of a token; None if there is no token."""
@@ -79,6 +116,18 @@ def perplexity(total_logprob: float, tokens: int) -> float | None:
     return math.exp(mean) if mean < _LARGEST_EXPONENT else math.inf
 
 
+def _standardized(logprob: float, mean: float, std: float) -> float:
+    if std:
+        return (logprob - mean) / std
+    return 0.0 if logprob >= mean else -math.inf  # one token is certain
+
+
+def _mean_of_lowest(values: Iterable[float], percent: float) -> float | None:
+    ordered = sorted(values)
+    count = max(1, int(len(ordered) * percent / 100))
+    return math.fsum(ordered[:count]) / count if ordered else None
+
+
 def score(
     loaded: LoadedModel,
     texts: Sequence[list[int]],
@@ -86,6 +135,7 @@ def score(
     *,
     start: Sequence[int] = (),
     measures: Mapping[str, Measure] | None = None,
+    layers: bool = False,
 ) -> list[Score]:
     """Score texts, as ids, of any length side by side.
 
@@ -94,22 +144,37 @@ def score(
     all but the first n_positions tokens have at least n_positions - stride tokens before them.
 
     `start` are ids before the texts, which are not part of their scores. `measures` compute more
-    fields of the score.
+    fields of the score. `layers` computes log-probabilities after each layer, too.
     """
     texts = [[*start, *ids] for ids in texts]
     measures = {"token_logprobs": log_probabilities, **(measures or {})}
     columns = measure_texts(loaded, texts, list(measures.values()), stride)
+    names = [name for name in _LAYERS if name in measures] if layers else []
+    unscored = [None] * loaded.config.n_layer
+    inner_columns: list[Columns] = [[] for _ in texts]
+    if layers:
+        inner = [measures[name] for name in names]
+        inner_columns = measure_texts(loaded, texts, inner, stride, inner_layers=True)
     scores = []
-    for ids, values in zip(texts, columns, strict=True):
+    for ids, values, inner_values in zip(texts, columns, inner_columns, strict=True):
         ids = ids[len(start) :]
         pieces = islice(loaded.tokenizer.pieces(ids), 0 if start else 1, None)
-        fields = zip(measures, (column[len(start) :] for column in values), strict=True)
-        scores.append(Score(ids, bytes_scored=sum(map(len, pieces)), **dict(fields)))
+        fields = dict(zip(measures, values, strict=True))
+        for name, column in zip(names, inner_values, strict=True):
+            rows = zip(column, fields[name], strict=True)
+            fields[_LAYERS[name]] = [[*(x or unscored), last] for x, last in rows]
+        fields = {name: column[len(start) :] for name, column in fields.items()}
+        scores.append(Score(ids, bytes_scored=sum(map(len, pieces)), **fields))
     return scores
 
 
 def measure_texts(
-    loaded: LoadedModel, texts: Sequence[list[int]], measures: Measures, stride: int | None
+    loaded: LoadedModel,
+    texts: Sequence[list[int]],
+    measures: Measures,
+    stride: int | None,
+    *,
+    inner_layers: bool = False,
 ) -> list[Columns]:
     """Return a column per measure for texts of any length; its first value is None."""
     n_positions = loaded.config.n_positions
@@ -120,7 +185,8 @@ def measure_texts(
     cut = [(text, *window) for text, size in sizes for window in windows(size, n_positions, stride)]
     parts = [texts[text][start:end] for text, start, _, end in cut]
     firsts = [first - start for _, start, first, _ in cut]
-    measured = measure_windows(loaded, parts, firsts, measures)
+    measure = measure_inner_layers if inner_layers else measure_windows
+    measured = measure(loaded, parts, firsts, measures)
     columns: list[Columns] = [[[None] * len(ids) for _ in measures] for ids in texts]
     for (text, _, first, end), values in zip(cut, measured, strict=True):
         for column, part in zip(columns[text], values, strict=True):
@@ -166,6 +232,33 @@ def measure_windows(
             for index, values in zip(group, new, strict=True):
                 before = [column[firsts[index] - 1 :] for column in known]
                 columns[index] = [a + b for a, b in zip(before, values, strict=True)]
+    return [columns[index] for index in range(len(texts))]
+
+
+def measure_inner_layers(
+    loaded: LoadedModel, texts: Sequence[list[int]], firsts: Sequence[int], measures: Measures
+) -> list[Columns]:
+    """Return columns as `measure_windows` does, of lists: a value per layer but the last.
+
+    They are those of the model if it ended after 0, 1, ... layers: the "logit lens" of
+    nostalgebraist (2020).
+    """
+    model, ops = loaded.model, loaded.model.ops
+    names = frozenset(select_hooks(model.config, ["*.hook_resid_pre"]))
+    columns: dict[int, Columns] = {}
+    for indices in passes([len(text) - 1 for text in texts], len(texts)):
+        recorder = Recorder(names)
+        ids, lengths = right_pad([texts[index][:-1] for index in indices])
+        hidden_states(model, ops.xp.asarray(ids), None, lengths, recorder)
+        targets = [texts[index][firsts[index] :] for index in indices]
+        begun = [firsts[index] - 1 for index in indices]
+        rows = list(zip(range(len(ids)), begun, lengths.tolist(), strict=True))
+        layers = []
+        for x in recorder.values.values():
+            states = [ops.layer_norm(x[row, begin:end], model.ln_f) for row, begin, end in rows]
+            layers.append(measure_states(model, states, targets, measures))
+        for index, row in zip(indices, zip(*layers, strict=True), strict=True):
+            columns[index] = [[*map(list, zip(*m, strict=True))] for m in zip(*row, strict=True)]
     return [columns[index] for index in range(len(texts))]
 
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from gpt_cli.errors import counted
 from gpt_cli.generation.sampling import likeliest
+from gpt_cli.gpt2.hooks import Recorder, select_hooks
 from gpt_cli.gpt2.memory import FLOAT, logits_bytes
 from gpt_cli.gpt2.model import GPT2, hidden_states, unembed
 from gpt_cli.ops import Array, Ops
@@ -34,19 +35,23 @@ class Trace:
         """
         ops, (depth, T, _) = self.model.ops, self.residual.shape
         _check_memory(ops, logits_bytes(self.model.config, depth * T), "the logits", T)
-        return ops.to_host(unembed(self.model, ops.xp.asarray(self.residual)))
+        return ops.to_host(self._unembed(self.residual))
 
     def lens(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return the likeliest ids (L + 1, T, count), best first, and their log-probabilities."""
         ops, (depth, T, C) = self.model.ops, self.residual.shape
         states = self.residual.reshape(-1, C)
         best = [
-            likeliest(ops, unembed(self.model, ops.xp.asarray(part)), count)
+            likeliest(ops, self._unembed(part), count)
             for part in np.split(states, range(_SLICE, len(states), _SLICE))
         ]
         ids, logprobs = (ops.xp.concatenate(parts) for parts in zip(*best, strict=True))
         shape = depth, T, -1
         return ops.to_host(ids).reshape(shape), ops.to_host(logprobs).reshape(shape)
+
+    def _unembed(self, states: NDArray[np.float32]) -> Array:
+        ops = self.model.ops
+        return unembed(self.model, ops.layer_norm(ops.xp.asarray(states), self.model.ln_f))
 
 
 def trace(model: GPT2, ids: list[int]) -> Trace:
@@ -55,30 +60,14 @@ def trace(model: GPT2, ids: list[int]) -> Trace:
     T, L = len(ids), config.n_layer
     floats = (L + 1) * T * config.n_embd + L * config.n_head * T * T
     _check_memory(ops, FLOAT * floats, "the trace", T)
-    residual: list[Array] = []
-    attention: list[Array] = []
-    queries: list[Array] = []
-
-    def hook(name: str, value: Array) -> None:
-        if name == "resid_post" or (name == "resid_pre" and not residual):
-            residual.append(value)
-        elif name == "q":
-            queries.append(value)
-        elif name == "k":
-            scale = model.h[len(attention)].attn.scale
-            attention.append(_pattern(ops, queries.pop(), value, scale))
-
-    x = hidden_states(model, xp.asarray([ids]), hook=hook)
+    names = select_hooks(config, ["blocks.0.hook_resid_pre", "*.hook_resid_post", "*.hook_pattern"])
+    recorder = Recorder(frozenset(names))
+    x = hidden_states(model, xp.asarray([ids]), hook=recorder)
     unembed(model, x[:, -1])  # checks that all is finite: the last token depends on all others
+    values = recorder.values
+    attention = [value for name, value in values.items() if name.endswith("pattern")]
+    residual = [value for name, value in values.items() if not name.endswith("pattern")]
     return Trace(model, ids, *(ops.to_host(xp.concatenate(x)) for x in (residual, attention)))
-
-
-def _pattern(ops: Ops, q: Array, k: Array, scale: float) -> Array:
-    """Return the weights in `Ops.attend`: queries and keys (B, H, T, D) -> (B, H, T, T)."""
-    scores = scale * (q @ k.swapaxes(-1, -2))
-    scores = ops.xp.where(ops.xp.tri(q.shape[2], dtype=bool), scores, -ops.xp.inf)
-    weights = ops.xp.exp(scores - scores.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True)
 
 
 def _check_memory(ops: Ops, needed: int, what: str, T: int) -> None:

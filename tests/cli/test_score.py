@@ -7,6 +7,7 @@ import shlex
 import subprocess
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import gpt_cli
@@ -98,7 +99,7 @@ def test_a_file_and_a_pipe_have_the_same_score_with_or_without_a_line_end(whole,
 
 def test_json_has_the_numbers_of_python_and_all_tokens_of_the_text(tiny, whole):
     (told,) = records(run("--json", "--tokens", input=whole.encode() + b"\n"))
-    score = tiny.score(whole, ranks=True, entropies=True)
+    score = tiny.score(whole, ranks=True, entropies=True, gaps=True)
     tokens = told.pop("logprobs")
     assert told == {
         "index": 0,
@@ -111,11 +112,14 @@ def test_json_has_the_numbers_of_python_and_all_tokens_of_the_text(tiny, whole):
         "perplexity": close(score.perplexity),
         "bits_per_byte": close(score.bits_per_byte),
     }
-    names = {"id", "token", "bytes", "logprob", "rank", "entropy"}
+    names = {"id", "token", "bytes", "logprob", "rank", "entropy", "mean", "std", "gap"}
     assert all(set(token) == names for token in tokens)
     assert [token["rank"] for token in tokens] == score.ranks
     assert tokens[0]["entropy"] is None
     assert [token["entropy"] for token in tokens[1:]] == close(score.entropies[1:])
+    moments = zip(*score.moments[1:], strict=True)
+    for name, values in zip(("mean", "std", "gap"), (*moments, score.gaps[1:]), strict=True):
+        assert [token[name] for token in tokens[1:]] == close([*values])
     assert [token["id"] for token in tokens] == tiny.encode(whole)
     assert b"".join(bytes(token["bytes"]) for token in tokens) == whole.encode()
     assert all(bytes(token["bytes"]).decode(errors="replace") == token["token"] for token in tokens)
@@ -138,10 +142,49 @@ def test_each_token_has_a_line(tiny, whole):
 
 
 def test_figures_that_are_not_shown_are_not_computed(monkeypatch):
-    for name in ("ranks", "entropies"):
+    for name in ("ranks", "moments", "gaps"):
         monkeypatch.setattr(f"gpt_cli.generation.sampling.{name}", None)
     for flags in ([], ["--tokens"], ["--words"], ["--json"], ["--json", "--words"]):
         run(*flags, input=b"Once upon a time")
+
+
+def test_each_token_and_word_has_a_column_per_layer(tiny, whole):
+    score = tiny.score(whole, words=True, layers=True)
+    words = [word.layers for word in score.words]
+    for flags, layers, first in (
+        (["--layers"], score.layers, 4),
+        (["--tokens", "--layers", "--lines"], score.layers, 4),
+        (["--words", "--layers"], words, 6),
+    ):
+        data = whole.replace("\n", " ") if "--lines" in flags else whole
+        cells = rows_of(run(*flags, input=data.encode()))
+        depth = tiny.model.config.n_layer + 1
+        assert {len(row) for row in cells} == {first + depth}
+        assert cells[0][first:] == ["nan"] * depth
+        if "--lines" not in flags:
+            shown = [[float(cell) for cell in row[first:]] for row in cells[1:]]
+            np.testing.assert_allclose(shown, np.array(layers[1:]), rtol=1e-5, atol=1e-5)
+    (told,) = records(run("--json", "--layers", "--words", input=whole.encode()))
+    assert [word["layers"] for word in told["words"]] == words
+
+
+@pytest.mark.parametrize("flags", [[], ["--lines"]])
+def test_min_k_follows_the_other_figures(tiny, flags, tmp_path):
+    text, file = "Once upon a time, there was a moon.", tmp_path / "text.txt"
+    file.write_text(f"{text}\n")
+    score = tiny.score(text, entropies=True)
+    values = [f"{value:.6g}" for value in (score.min_k(30), score.min_k_plus_plus(30))]
+    shown = run("--min-k=30", *flags, file).decode().splitlines()
+    if flags:
+        assert shown[0].split("\t")[-3:] == [*values, text]
+        header = terminal_here(*SCORE, "--min-k=30", *flags, file)[1].split("\r\n")[0]
+        assert header.split()[-3:] == ["min-k%", "min-k%++", "text"]
+    else:
+        assert shown[-2:] == [f"Min-30%         {values[0]}", f"Min-30%++       {values[1]}"]
+    (told,) = records(run("--min-k=30", "--json", *flags, file))
+    assert (told["min_k"], told["min_k_plus_plus"]) == close(
+        (score.min_k(30), score.min_k_plus_plus(30))
+    )
 
 
 @pytest.mark.parametrize("flags", [[], ["--bos"]])
@@ -542,6 +585,11 @@ def test_a_terminal_shows_a_header_and_no_escape_codes(whole, facts, tmp_path):
     [
         ("--words", ["line", "start", "end", "tokens", "bits", "word"], [0, 2, 3, 4, 5, 1]),
         ("--tokens", ["line", "id", "log-lik.", "token"], [0, 1, 2, 3]),
+        (
+            "--layers",
+            ["line", "id", "log-lik.", *(f"layer{layer}" for layer in range(5)), "token"],
+            [0, 1, 2, *range(4, 9), 3],
+        ),
     ],
 )
 def test_a_terminal_aligns_what_a_pipe_separates_by_tabs(flag, header, order, lines, tmp_path):
@@ -584,6 +632,8 @@ def test_the_text_of_a_record_is_the_text_that_was_scored(text):
 NOT_TOTAL = {
     "--words": "--words",
     "--tokens": "--tokens",
+    "--layers": "--layers",
+    "--min-k=20": "--min-k",
     "--max-perplexity=9": "--max-perplexity or --min-perplexity",
     "--format=lines": "--output, --format or --template",
     "--output=out": "--output, --format or --template",
@@ -609,6 +659,10 @@ NOT_TOTAL = {
         (b"once upon\n", ["--words", "--tokens"], "--tokens and --words cannot be used together"),
         (b"once upon\n", ["--words", "--tokens", "--format=lines"], "cannot be used together"),
         (b"once upon\n", ["--words", "--max-perplexity", "9"], "--words with --max-perplexity"),
+        (b"once upon\n", ["--layers", "--min-perplexity", "9"], "--layers with --max-perplexity"),
+        (b"once upon\n", ["--layers", "--min-k", "9"], "--min-k with --layers needs --json"),
+        (b"once upon\n", ["--max-perplexity=9", "--min-k=9"], "--min-k with --max-perplexity"),
+        (b"once upon\n", ["--min-k", "0"], "--min-k must be above 0 and at most 100"),
         *(
             (b"once upon\n", ["--total", flag], f"--total cannot be used with {named}: leave")
             for flag, named in NOT_TOTAL.items()

@@ -13,7 +13,7 @@ from gpt_cli.generation.generate import Run, _batches, working_set
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.prefix_cache import PrefixCache, common_length, passes
 from gpt_cli.generation.row import Request
-from gpt_cli.generation.sampling import entropies, log_probabilities, ranks
+from gpt_cli.generation.sampling import log_probabilities, moments, ranks
 from gpt_cli.gpt2 import prefill
 from gpt_cli.gpt2.memory import prefix_bytes, weights_bytes
 from gpt_cli.options.request import Options
@@ -182,12 +182,13 @@ def test_scores_of_texts_that_begin_alike_are_those_of_each_alone(
     native, tokenizer, dtype, texts, earlier, limit, way
 ):
     model = model_of(native(dtype), dtype, **SMALL)
-    measures = {"ranks": ranks, "entropies": lambda ops, logits, _: entropies(ops, logits)}
-    alone = [score(LoadedModel(model, tokenizer), [text], measures=measures)[0] for text in texts]
+    options = {"measures": {"ranks": ranks, "moments": lambda ops, logits, _: moments(ops, logits)}}
+    options["layers"] = True
+    alone = [score(LoadedModel(model, tokenizer), [text], **options)[0] for text in texts]
     with computing(model.ops, *way), limits(**limit):
         loaded = LoadedModel(model, tokenizer)
         score(loaded, earlier)
-        assert score(loaded, texts, measures=measures) == alone
+        assert score(loaded, texts, **options) == alone
 
 
 @given(texts=alike(least=2), limit=all_limits, data=st.data())

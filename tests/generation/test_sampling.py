@@ -14,12 +14,13 @@ from gpt_cli.errors import InputError
 from gpt_cli.generation.sampling import (
     SamplingParams,
     cumulated_weights,
-    entropies,
+    gaps,
     generated_penalty,
     likeliest,
     likely_columns,
     log_probabilities,
     min_p,
+    moments,
     ranks,
     repeat_penalty,
     sample,
@@ -296,12 +297,20 @@ def test_a_rank_counts_higher_logits_only(ops):
 
 
 @given(logits=rows_of_logits)
-def test_the_entropy_is_the_mean_of_negative_log_probabilities(ops, logits):
+def test_moments_are_those_of_the_log_probabilities(ops, logits):
     p = softmax(logits)
-    exact = -np.sum(p * np.log(np.maximum(p, 1e-99)), axis=-1)
-    found = entropies(ops, logits)
-    np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-6)
-    assert found.tolist() == [entropies(ops, row[None]).item() for row in logits]
+    logprobs = np.log(np.maximum(p, 1e-99))
+    means = np.sum(p * logprobs, axis=-1)
+    deviations = np.sqrt(np.sum(p * (logprobs - means[:, None]) ** 2, axis=-1))
+    found = moments(ops, logits)
+    np.testing.assert_allclose(found, np.stack([means, deviations], 1), rtol=1e-5, atol=1e-6)
+    assert found.tolist() == [moments(ops, row[None])[0].tolist() for row in logits]
+
+
+def test_a_gap_is_the_distance_to_the_largest_logit(ops):
+    logits = np.array([[0, 3, 1], [5, 4, 2.5]], np.float32)
+    found = [gaps(ops, logits, np.full(2, id)).tolist() for id in range(3)]
+    assert found == [[3, 0], [0, 1], [2, 2.5]]
 
 
 @given(logits=rows_of_logits, count=st.integers(1, 12))

@@ -16,7 +16,8 @@ from gpt_cli.folder.config import ACTIVATIONS
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
 from gpt_cli.generation.sampling import cumulated_weights, sample
-from gpt_cli.gpt2.model import forward
+from gpt_cli.gpt2.hooks import Recorder, hook_shapes, rows_of
+from gpt_cli.gpt2.model import forward, hidden_states
 from gpt_cli.gpt2.prefill import right_pad
 from gpt_cli.options.request import Options, SamplingParams
 from gpt_cli.scoring.rank import continuations
@@ -119,6 +120,30 @@ def test_layers_in_one_call_equals_the_single_operations(native, dtype, config, 
         actual = forward_in_chunks(model, ids, ends, lengths)
     for one, other, length in zip(actual, expected, lengths, strict=True):
         assert_same_bits(one[:length], other[:length])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(config=configs, lengths=lengths_of_rows, way=threads_and_levels)
+@settings(max_examples=12)
+def test_each_hook_has_the_same_values_in_any_batch(native, dtype, config, lengths, way):
+    model = model_of(native(dtype), dtype, **config)
+    names = frozenset(hook_shapes(model.config))
+    rows = [np.arange(length) * 7 % config["vocab_size"] for length in lengths]
+    with computing(model.ops, 1, LEVELS[0]):
+        expected = []
+        for row in rows:
+            recorder = Recorder(names)
+            states = hidden_states(model, row[None], hook=recorder)
+            assert_same_bits(states, hidden_states(model, row[None]))  # in one call, no hooks
+            expected += rows_of(recorder.values, [len(row)])
+    ids, counts = right_pad(rows)
+    recorder = Recorder(names)
+    with computing(model.ops, *way):
+        hidden_states(model, ids, None, counts, recorder)
+    assert [*recorder.values] == [*hook_shapes(model.config)]
+    for values, alone in zip(rows_of(recorder.values, lengths), expected, strict=True):
+        for name in names:
+            assert_same_bits(values[name].copy(), alone[name].copy())
 
 
 # --- generation and scoring ----------------------------------------------------------------------

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from gpt_cli.folder.config import ACTIVATIONS
 from gpt_cli.gpt2.kv_cache import KVCache
-from gpt_cli.gpt2.model import forward, hidden_states, merge_heads, split_heads
+from gpt_cli.gpt2.model import forward, merge_heads, split_heads
 from gpt_cli.gpt2.prefill import right_pad
 from support.checkpoints import CASES, CONFIG
 from support.models import forward_in_chunks
@@ -157,17 +157,3 @@ def test_the_longest_text_that_fits_is_n_positions(make_model):
     assert forward(make_model(), np.zeros((1, CONFIG["n_positions"]), int)).shape[1] == 80
     with pytest.raises(IndexError):
         forward(make_model(), np.zeros((1, CONFIG["n_positions"] + 1), int))
-
-
-def test_hooks_get_the_values_of_each_layer_and_change_nothing(make_model):
-    model, seen = make_model(), []
-    ids = np.array([[1, 2, 3]])
-    x = hidden_states(model, ids, hook=lambda name, value: seen.append((name, value)))
-    assert [name for name, _ in seen] == ["resid_pre", "q", "k", "resid_post"] * 3
-    shapes = {name: value.shape for name, value in seen}
-    assert shapes["q"] == shapes["k"] == (1, 4, 3, 8)
-    assert shapes["resid_pre"] == shapes["resid_post"] == (1, 3, 32)
-    assert np.array_equal(seen[-1][1], x)
-    expected = hidden_states(model, ids)  # with the library, all layers in one call
-    assert np.array_equal(x, expected) or model.ops.name == "numpy"
-    assert np.allclose(x, expected, atol=1e-5)

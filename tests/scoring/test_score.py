@@ -177,9 +177,60 @@ def test_ranks_and_entropies_are_those_of_the_distributions(engine):
         assert result.entropies[position] == pytest.approx(-(p * np.log(p)).sum(), rel=1e-5)
 
 
-def test_ranks_entropies_and_words_are_given_if_asked_for(engine):
-    names = ("ranks", "entropies", "words", "initial_logprobs")
-    for options in ((), ("ranks",), ("entropies",), ("words",), names[:3]):
+def test_min_k_and_moments_are_those_of_the_distributions(engine):
+    result = engine.score("The sand is hering. The sand", entropies=True, gaps=True)
+    logits = engine.logits([result.ids])[0, :-1].astype(np.float64)
+    logprobs = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
+    p, own = np.exp(logprobs), logprobs[np.arange(len(logprobs)), result.ids[1:]]
+    means = (p * logprobs).sum(axis=-1)
+    deviations = np.sqrt((p * logprobs**2).sum(axis=-1) - means**2)
+    assert result.moments[0] is result.gaps[0] is None
+    np.testing.assert_allclose(result.moments[1:], np.stack([means, deviations], 1), rtol=1e-4)
+    assert result.gaps[1:] == pytest.approx((logprobs.max(axis=-1) - own).tolist(), abs=1e-5)
+    for percent, count in ((0.1, 1), (20, int(len(own) * 0.2)), (100, len(own))):
+        lowest = np.sort((own - means) / deviations)[:count]
+        assert result.min_k(percent) == pytest.approx(np.sort(own)[:count].mean(), rel=1e-5)
+        assert result.min_k_plus_plus(percent) == pytest.approx(lowest.mean(), rel=1e-4)
+
+
+def test_min_k_has_an_answer_for_every_distribution(engine):
+    result = Score([1, 2, 3], [None, -1.0, 0.0], 2, moments=[None, [-2.0, 0.5], [0.0, 0.0]])
+    assert (result.min_k_plus_plus(50), result.min_k_plus_plus(100)) == (0, 1)
+    assert replace(result, token_logprobs=[None, -1.0, -9.0]).min_k_plus_plus(50) == -math.inf
+    assert Score([1], [None], 0, moments=[None]).min_k_plus_plus(20) is None
+    assert Score([], [], 0).min_k(20) is None
+    with pytest.raises(InputError, match="set entropies=True"):
+        engine.score("He said").min_k_plus_plus(20)
+
+
+# --- layers --------------------------------------------------------------------------------------
+
+
+def test_layers_are_those_of_the_logit_lens(engine):
+    text = "The sand is hering. " * 9  # longer than the context
+    result = engine.score(text, stride=1, layers=True, words=True)
+    assert [row[-1] for row in result.layers] == result.token_logprobs
+    assert result.layers[0] == [None] * (engine.model.config.n_layer + 1)
+    for end in (N_POSITIONS, N_POSITIONS + 1, len(result.ids)):
+        window = result.ids[max(0, end - N_POSITIONS) : end]
+        logits = engine.trace(engine.decode(window)).logits[:, -2].astype(np.float64)
+        logprobs = logits[:, window[-1]] - np.logaddexp.reduce(logits, axis=-1)
+        assert result.layers[end - 1] == pytest.approx(logprobs.tolist(), rel=1e-4)
+
+
+def test_words_have_their_surprisal_after_each_layer(engine):
+    result = engine.score("The sand is hering. the ", bos=True, layers=True, words=True)
+    assert None not in (word.layers for word in result.words)
+    assert [word.layers[-1] for word in result.words] == [word.surprisal for word in result.words]
+    of_layers = zip(*(word.layers for word in result.words), strict=True)
+    for surprisals, logprobs in zip(of_layers, zip(*result.layers, strict=True), strict=True):
+        assert math.fsum(surprisals) == pytest.approx(-math.fsum(logprobs) / math.log(2))
+    assert engine.score_many(["", "a"], layers=True, words=True)[0].words == []
+
+
+def test_details_are_given_if_asked_for(engine):
+    names = ("ranks", "entropies", "gaps", "words", "initial_logprobs", "layers", "initial_layers")
+    for options in ((), ("ranks",), ("entropies",), ("gaps",), ("words",), ("layers",), names[:4]):
         result = engine.score("He said", **dict.fromkeys(options, True))
         present = [name for name in names if getattr(result, name) is not None]
         assert present == [*options, *(["initial_logprobs"] if "words" in options else [])]

@@ -313,3 +313,7 @@ CASES = {
     "padded_vocabulary": Case(CONFIG | {"vocab_size": len(VOCAB) + 20}),
     "one_head": Case(CONFIG | {"n_head": 1, "n_embd": 48}),
 }
+HOOKED = [  # those that differ between the embeddings and ln_f
+    *("hub", "n_inner", "gelu", "relu", "silu", "tanh", "unscaled", "inverse_layer", "upcast"),
+    *("epsilon", "minimal", "one_head"),
+]

@@ -1,18 +1,29 @@
-"""`gpt-cli bench`, `verify` and `doctor`: measure and check a model and this machine."""
+"""`gpt-cli bench`, `compare`, `verify` and `doctor`: measure and check models and this machine."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import typer
+
+from gpt_cli import records
 from gpt_cli.checks.plan import Plan
+from gpt_cli.cli import inputs
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.files import check_picture
-from gpt_cli.cli.output import hanging, write, write_json
-from gpt_cli.cli.progress import StatusLine
+from gpt_cli.cli.output import hanging, quoted, write, write_json
+from gpt_cli.cli.progress import LONG, StatusLine
 from gpt_cli.errors import CheckpointError, InputError, ResourceError, counted
+from gpt_cli.jobs import storage
 from gpt_cli.options.declare import option
 from gpt_cli.system.atomic import write_file
 from gpt_cli.system.startup import prepare
 
+if TYPE_CHECKING:
+    from gpt_cli.checks.compare import Comparison
+
+_MODEL = "A model, as for --model of other commands, or NAME@DTYPE, such as gpt2@int8."
 _WORDS = {True: "ok", False: "FAILED", None: "not checked"}
 
 
@@ -96,6 +107,69 @@ def verify(
             f"{model.model} failed {len(failed)} of {counted(run, 'check')} "
             f"({', '.join(failed)}): {cure(failed)}"
         )
+
+
+def compare(
+    a: str = typer.Argument(metavar="A", help=_MODEL, autocompletion=flags.complete_model),
+    b: str = typer.Argument(metavar="B", help="Another one.", autocompletion=flags.complete_model),
+    files: list[str] | None = flags.argument("[FILE]...", "Texts"),
+    *,
+    from_files: Sequence[str] | None = flags.ROWS_FILES,
+    loading: flags.LoadingByName,
+    as_json: bool = flags.JSON,
+) -> None:
+    """Show how the predictions of two models differ.
+
+    A and B have the same tokenizer, or are one model in two dtypes. At each token of the texts but
+    the first, compare the distributions of the two: print figures of the KL divergence KL(A || B)
+    in nats, how often the likeliest token is the same, both perplexities, and the tokens where the
+    models differ most, with the likeliest tokens by A and B.
+
+    Examples:
+        gpt-cli compare gpt2 gpt2@int8 article.txt
+        echo 'The fox was happy.' | gpt-cli compare tiny tiny@float32
+    """
+    files = inputs.files_or_pipe(files, from_files, "no text: give a FILE", quiet=loading.quiet)
+    texts = [storage.without_line_end(storage.read_text(file)) for file in files]
+    prepare(loading.threads)
+    from gpt_cli.checks.compare import compare
+
+    one, other = loading.load_named(a), loading.load_named(b)
+    with StatusLine(shown=not loading.quiet, delay=LONG) as status:
+        result = compare(one, other, texts, lambda tokens: status.show(status.rate(tokens)))
+    if as_json:
+        record = {"a": a, "b": b} | asdict(result)
+        record["perplexities"] = [*map(records.finite, result.perplexities)]
+        write_json(record | {"perplexity_ratio": records.finite(result.perplexity_ratio)})
+    else:
+        write(_as_text(result, [*map(storage.label, files)]))
+
+
+def _as_text(result: "Comparison", files: Sequence[str]) -> str:
+    """Return the figures, and a row for each of the tokens that differ most."""
+    by_a, by_b = result.perplexities
+    facts = {
+        "tokens": f"{result.tokens:,}",
+        "KL(A || B), mean": f"{result.kl['mean']:.3g} nats",
+        "    median": f"{result.kl['median']:.3g}",
+        "    99%": f"{result.kl['p99']:.3g}",
+        "    worst": f"{result.kl['max']:.3g}",
+        "same likeliest": f"{result.same_likeliest:.2%}",
+        "perplexity": f"{by_a:.6g} and {by_b:.6g}, ratio B / A {result.perplexity_ratio:.6g}",
+    }
+    lines = [f"{name:18}{value}" for name, value in facts.items()]
+    lines += [
+        "",
+        "      KL  position  likeliest by A    by B              text, and its next token",
+    ]
+    for token in result.worst:
+        cells = [f"{token.kl:8.3g}  {token.position:8}"]
+        cells += [f"{quoted(text.encode()):16}" for text in token.likeliest]
+        cells += [quoted(token.before.encode()), quoted(token.token.encode())]
+        if len(files) > 1:
+            cells.append(files[token.text])
+        lines.append("  ".join(cells))
+    return "\n".join(lines) + "\n"
 
 
 def doctor(as_json: bool = flags.JSON, verbose: bool = flags.VERBOSE) -> None:

@@ -195,6 +195,13 @@ INLINE float exponentials_of(float *scores, int64_t n, float scale)
     return sum_of(sums);
 }
 
+/* Copy factor * numbers to a row of S elements, and fill the rest of it. */
+static void copy_scaled(const float *numbers, int64_t n, float factor, float *row, int64_t S, float fill)
+{
+    for (int64_t s = 0; s < S; s++)
+        row[s] = s < n ? factor * numbers[s] : fill;
+}
+
 /* softmax(scale * q keysT, over the visible keys) values, for up to MAX_TILE_ROWS queries of a head. */
 static void attend(const void *operation, int64_t part, int slot)
 {
@@ -228,7 +235,12 @@ static void attend(const void *operation, int64_t part, int slot)
     }
     for (int64_t r = 0; r < rows; r++) {
         float *row = scores + r * stride;
+        int64_t start = (head * job->T + first + r) * job->S; /* of the row for hooks */
+        if (job->scores)
+            copy_scaled(row, visible[r], job->scale, job->scores + start, job->S, -INFINITY);
         sums[r] = exponentials_of(row, visible[r], job->scale);
+        if (job->pattern)
+            copy_scaled(row, visible[r], 1 / sums[r], job->pattern + start, job->S, 0);
         for (int64_t s = visible[r]; s < longest; s++)
             row[s] = 0; /* only other queries of the tile see this key */
     }
@@ -309,6 +321,14 @@ static void exponentials(const void *operation, int64_t part, int slot)
     exp_all(job->x + start, smaller(job->n - start, NUMBERS_PER_PART), job->y + start);
 }
 
+static void activations(const void *operation, int64_t part, int slot)
+{
+    const struct activate *job = operation;
+    int64_t end = smaller(job->n, (part + 1) * NUMBERS_PER_PART);
+    for (int64_t i = part * NUMBERS_PER_PART; i < end; i += LANES)
+        store_some(job->y + i, activate(load_some(job->x + i, end - i), job->activation), end - i);
+}
+
 /* A count is 1 + floor(ONE * e^(x - the largest)): the product and the conversion are exact. */
 static void cumulate(const void *operation, int64_t row, int slot)
 {
@@ -358,6 +378,7 @@ const struct kernels NAME(LEVEL) = {
     .attend = attend,
     .log_sum_exp = log_sum_exp,
     .exp = exponentials,
+    .activate = activations,
     .quantize = quantize,
     .choose = choose,
     .cumulate = cumulate,

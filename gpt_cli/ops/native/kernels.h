@@ -33,7 +33,7 @@ enum {
     MAX_TILE_ROWS = 12, /* at any level; see TILE_ROWS in products.h */
     ROW_PADDING = 16,   /* floats: rows a power of two apart would compete for few sets of the cache */
     ROWS_PER_PART = 16, /* of an operation on single rows */
-    NUMBERS_PER_PART = 4096, /* of `struct exp` */
+    NUMBERS_PER_PART = 4096, /* of `struct exp` and `struct activate` */
     ONE = 1 << 30,           /* count of a token of weight 1: see `struct cumulate` */
     MAX_PARTS = 2048,        /* that the panels of a matrix are cut into */
 };
@@ -157,8 +157,9 @@ struct attend {
     const int64_t *visible;    /* (B, T) numbers of keys that the queries see, from key 0 */
     float *y;                  /* (B, T, H * D), rows y_stride apart */
     float *scratch;            /* (threads, min(T, MAX_TILE_ROWS), scores_stride) */
+    float *scores, *pattern;   /* (B, H, T, S) for hooks, or NULL: before and after the softmax */
     int64_t b_stride, h_stride, t_stride, y_stride;
-    int64_t B, H, T, D, cache_panels;
+    int64_t B, H, T, D, cache_panels, S;
     float scale;
     int32_t half;
 };
@@ -199,6 +200,13 @@ struct exp {
     const float *x;
     float *y;
     int64_t n;
+};
+
+struct activate {
+    const float *x;
+    float *y;
+    int64_t n;
+    int32_t activation;
 };
 
 /* Running sums of the counts of rows of finite logits, `ONE` for the likeliest token. */
@@ -268,7 +276,7 @@ struct linear_parts {
 struct kernels {
     const char *level;
     part_function *embed, *layer_norm, *linear, *round_rows, *add, *store, *narrow, *attend,
-        *log_sum_exp, *exp, *quantize, *choose, *cumulate;
+        *log_sum_exp, *exp, *activate, *quantize, *choose, *cumulate;
 };
 
 #endif

@@ -89,7 +89,7 @@ static const struct level levels[] = {
 static const struct kernels *_Atomic kernels;
 
 const struct layout gpt2_layout = {
-    .version = 7,
+    .version = 8,
     .columns = COLUMNS,
     .group = GROUP,
     .max_tile_rows = MAX_TILE_ROWS,
@@ -101,8 +101,9 @@ const struct layout gpt2_layout = {
         sizeof(struct matrix), sizeof(struct norm), sizeof(struct block), sizeof(struct embed),
         sizeof(struct layer_norm), sizeof(struct linear), sizeof(struct store),
         sizeof(struct narrow), sizeof(struct attend), sizeof(struct layers),
-        sizeof(struct log_sum_exp), sizeof(struct exp), sizeof(struct cumulate),
-        sizeof(struct choose), sizeof(struct draft), sizeof(struct quantize), sizeof(struct pack),
+        sizeof(struct log_sum_exp), sizeof(struct exp), sizeof(struct activate),
+        sizeof(struct cumulate), sizeof(struct choose), sizeof(struct draft),
+        sizeof(struct quantize), sizeof(struct pack),
     },
 };
 
@@ -135,6 +136,7 @@ OPERATION(layer_norm, ceil_div(job->rows, ROWS_PER_PART))
 OPERATION(add, ceil_div(job->rows, ROWS_PER_PART))
 OPERATION(log_sum_exp, job->rows)
 OPERATION(exp, ceil_div(job->n, NUMBERS_PER_PART))
+OPERATION(activate, ceil_div(job->n, NUMBERS_PER_PART))
 OPERATION(choose, job->rows)
 OPERATION(cumulate, job->rows)
 OPERATION(quantize, ceil_div(job->w->n_out, COLUMNS))
@@ -224,9 +226,9 @@ int gpt2_narrow(const struct narrow *narrow, int threads)
 int gpt2_attend(const struct attend *attend, int threads)
 {
     int64_t B = attend->B, H = attend->H, T = attend->T, capacity = attend->cache_panels * COLUMNS;
-    int64_t visible = 0;
+    int64_t visible = 0, most = attend->scores || attend->pattern ? attend->S : capacity;
     for (int64_t i = 0; i < B * T; i++) {
-        if (attend->visible[i] < 1 || attend->visible[i] > capacity)
+        if (attend->visible[i] < 1 || attend->visible[i] > smaller(capacity, most))
             return 1;
         visible += attend->visible[i];
     }

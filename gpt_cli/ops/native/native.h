@@ -14,7 +14,7 @@ struct layout {
     int64_t version; /* of this interface */
     int64_t columns, group, max_tile_rows, row_padding, digits_bytes, formats;
     const struct storage *storage;
-    int64_t sizes[17]; /* of the structs in bindings.py, in its order */
+    int64_t sizes[18]; /* of the structs in bindings.py, in its order */
 };
 EXPORT extern const struct layout gpt2_layout;
 
@@ -34,6 +34,7 @@ EXPORT int gpt2_layers(const struct layers *layers, int threads);
 EXPORT int gpt2_draft(const struct draft *draft, int threads);
 EXPORT int gpt2_log_sum_exp(const struct log_sum_exp *sums, int threads);
 EXPORT int gpt2_exp(const struct exp *exp, int threads);
+EXPORT int gpt2_activate(const struct activate *activate, int threads);
 EXPORT int gpt2_cumulate(const struct cumulate *cumulate, int threads);
 EXPORT int gpt2_choose(const struct choose *choose, int threads);
 EXPORT int gpt2_quantize(const struct quantize *quantize, int threads);

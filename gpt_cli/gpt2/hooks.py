@@ -1,0 +1,152 @@
+"""Hook points: named values inside the forward pass, for those who read them.
+
+The names are TransformerLens's. `model.py` gives each value to a `Hook` under its name. As before
+TransformerLens 3, `hook_normalized` is what a LayerNorm returns, with its gain and bias.
+"""
+
+import fnmatch
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpt_cli.errors import did_you_mean
+from gpt_cli.folder.config import GPT2Config
+from gpt_cli.ops import Array
+from gpt_cli.options.declare import OptionError
+
+# The shape of a value for a text of T tokens, by the end of its name.
+_SHAPES = {
+    "hook_embed": ("T", "C"),
+    "hook_pos_embed": ("T", "C"),
+    "hook_resid_pre": ("T", "C"),
+    "ln1.hook_normalized": ("T", "C"),
+    "attn.hook_q": ("T", "H", "D"),
+    "attn.hook_k": ("T", "H", "D"),
+    "attn.hook_v": ("T", "H", "D"),
+    "attn.hook_attn_scores": ("H", "T", "T"),
+    "attn.hook_pattern": ("H", "T", "T"),
+    "attn.hook_z": ("T", "H", "D"),
+    "hook_attn_out": ("T", "C"),
+    "hook_resid_mid": ("T", "C"),
+    "ln2.hook_normalized": ("T", "C"),
+    "mlp.hook_pre": ("T", "inner"),
+    "mlp.hook_post": ("T", "inner"),
+    "hook_mlp_out": ("T", "C"),
+    "hook_resid_post": ("T", "C"),
+    "ln_final.hook_normalized": ("T", "C"),
+}
+_NUMBERED = re.compile(r"blocks\.\d+\.")
+FINAL = "ln_final.hook_normalized"  # the states that `hidden_states` returns
+_BEFORE, _AFTER = ("hook_embed", "hook_pos_embed"), (FINAL,)
+
+
+class Hook:
+    """Nobody listens: values pass unchanged."""
+
+    def at(self, layer: int) -> "Hook":
+        """Return the hook of a block."""
+        return self
+
+    def listens(self, *names: str) -> bool:
+        """Return whether one of the values is of interest; others need not be computed."""
+        return False
+
+    def __call__(self, name: str, value: Array) -> Array:
+        """Return a value, which the pass continues with.
+
+        A value is (B, T, ...), but (B, H, T, D) for q, k, v and z, and (B, H, T, S) for scores and
+        the pattern.
+        """
+        return value
+
+
+NO_HOOK = Hook()
+
+
+@dataclass(frozen=True)
+class Recorder(Hook):
+    """Keeps the values of some hook points."""
+
+    names: frozenset[str]
+    values: dict[str, Array] = field(default_factory=dict)  # in the order of computation
+    prefix: str = ""  # of the names in a block
+
+    def at(self, layer: int) -> "Recorder":
+        """Return a recorder of a block with the same values."""
+        return Recorder(self.names, self.values, f"blocks.{layer}.")
+
+    def listens(self, *names: str) -> bool:
+        """Return whether one of the values is kept."""
+        return any(self.prefix + name in self.names for name in names)
+
+    def __call__(self, name: str, value: Array) -> Array:
+        """Keep a value if its name is among those to keep."""
+        if self.listens(name):
+            self.values[self.prefix + name] = value
+        return value
+
+
+def hook_shapes(config: GPT2Config) -> dict[str, tuple[str | int, ...]]:
+    """Return the shapes of all hook points of a model, in order of computation; "T" is tokens."""
+    sizes = {
+        "C": config.n_embd,
+        "H": config.n_head,
+        "D": config.head_size,
+        "inner": config.inner_size,
+    }
+    shapes = {
+        name: tuple(sizes.get(axis, axis) for axis in shape) for name, shape in _SHAPES.items()
+    }
+    names = [*_BEFORE]
+    for layer in range(config.n_layer):
+        names += (f"blocks.{layer}.{n}" for n in _SHAPES if n not in _BEFORE + _AFTER)
+    return {name: shapes[_end(name)] for name in [*names, *_AFTER]}
+
+
+def _end(name: str) -> str:
+    """Return the name of a hook point without its layer."""
+    return name.split(".", 2)[2] if name.startswith("blocks.") else name
+
+
+def has_keys(name: str) -> bool:
+    """Return whether a value has numbers for each pair of tokens, as attention scores have."""
+    return _SHAPES[_end(name)] == ("H", "T", "T")
+
+
+def select_hooks(config: GPT2Config, globs: Sequence[str]) -> list[str]:
+    """Return the hook points that match one of the globs, in order of computation.
+
+    `*` and `?` match dots, too. OptionError if a glob matches none.
+    """
+    names = [*hook_shapes(config)]
+    for glob in globs:
+        if not fnmatch.filter(names, glob):
+            raise OptionError("hook", f"{glob!r:.80} is not a hook point{_hint(glob, names)}")
+    return [name for name in names if any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
+
+
+def _hint(glob: str, names: Sequence[str]) -> str:
+    if f"blocks.0.{glob}" in names:
+        return f" without its layer: give blocks.0.{glob}, or *.{glob} for all layers"
+    near = did_you_mean(glob, names)
+    if _NUMBERED.match(glob) and not near:
+        return f" of this model: the last one is {names[-2]}"
+    return near or ": `gpt-cli activations --hooks` lists them"
+
+
+def rows_of(values: Mapping[str, Array], lengths: Sequence[int]) -> list[dict[str, Array]]:
+    """Cut the values of a pass into texts, with the shapes of `hook_shapes`."""
+    return [
+        {name: _row(name, value[row], length) for name, value in values.items()}
+        for row, length in enumerate(lengths)
+    ]
+
+
+def _row(name: str, value: Array, length: int) -> Array:
+    match _SHAPES[_end(name)]:
+        case ("H", "T", "T"):
+            return value[:, :length, :length]
+        case ("T", "H", "D"):
+            return value[:, :length].swapaxes(0, 1)
+        case _:
+            return value[:length]
