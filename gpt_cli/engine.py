@@ -21,13 +21,14 @@ from gpt_cli.generation.row import Request
 from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.edits import Bound, Edit, editor
-from gpt_cli.gpt2.hooks import Hook, Recorder, rows_of
+from gpt_cli.gpt2.hooks import Hook, Recorder, rows_of, select_hooks
 from gpt_cli.gpt2.model import hidden_states, unembed
 from gpt_cli.gpt2.prefill import next_logits
 from gpt_cli.gpt2.weights import Weights
 from gpt_cli.options.arguments import check_type, checks_arguments
 from gpt_cli.options.declare import AT_LEAST_1, OptionError, check
 from gpt_cli.options.request import OptionFields, Options
+from gpt_cli.scoring.activations import Pool, TextActivations, check_pool, text_activations
 from gpt_cli.scoring.rank import Choice, Question, RankBy, rank
 from gpt_cli.scoring.score import Score, ScoreOptions, score
 from gpt_cli.scoring.trace import Trace, trace
@@ -37,6 +38,7 @@ from gpt_cli.scoring.words import (
     among,
     find_words,
     initial_tokens,
+    split_words,
     with_layers,
 )
 
@@ -285,6 +287,62 @@ class Engine:
 
         text_ids = partial(self._text_ids, special=special, start=len(start))
         return list(compute_valid(texts, text_ids, scores))
+
+    @checks_arguments()
+    def activations(
+        self,
+        texts: Iterable[str | Mapping[str, Any]],
+        hooks: Sequence[str],
+        *,
+        pool: Pool | None = None,
+        bos: bool = False,
+        special: bool = False,
+    ) -> Iterator[dict[str, NDArray[Any]]]:
+        """Return an iterator over the values at hook points of texts, float32 by name, in order.
+
+        A text that is empty or longer than the context is an InputError when it is its turn.
+
+        Args:
+            texts: any number, or mappings with a "text" and its "edits", a list.
+            hooks: names or globs: see `gpt2.hooks`.
+            pool: the values of the "last" token, the "mean" over the tokens of the text, or the
+                mean over the tokens of each "word": (words, ...), with "word", "start" and "end".
+            bos: put the start token before texts; it is no part of a mean.
+            special: read names such as `<|endoftext|>` in texts as special tokens.
+        """
+        rows = map(single, zip(self.activation_rows(texts, hooks, pool, bos=bos, special=special)))
+        if pool in ("last", "mean"):
+            return ({name: value[0] for name, value in row.values.items()} for row in rows)
+        return (row.word_columns | row.values for row in rows)
+
+    def activation_rows(
+        self,
+        texts: Iterable[str | Mapping[str, Any]],
+        hooks: Sequence[str],
+        pool: Pool | None,
+        *,
+        bos: bool = False,
+        special: bool = False,
+    ) -> Iterator[TextActivations | InputError]:
+        """Return an iterator over `activations` with their tokens and words, or errors."""
+        start = self.start(bos=bos)
+        names = select_hooks(self.model.config, hooks)
+        check_pool(pool, names)
+        if pool == "word":
+            check_bytes(self.tokenizer, "pool word")
+
+        def ids_of(row: str | Mapping[str, Any]) -> tuple[list[int], list[Bound]]:
+            ids, bounds = self._text_ids(row, special=special, start=len(start))
+            if not ids:
+                raise InputError("the text is empty: it has no tokens")
+            if pool == "word" and not split_words(self.tokenizer, ids):
+                raise InputError("the text has no words, only white space")
+            self.loaded.check_fits(len(start) + len(ids), "text")
+            return ids, bounds
+
+        return compute_valid(
+            texts, ids_of, lambda rows: text_activations(self.loaded, rows, names, pool, start)
+        )
 
     @checks_arguments()
     def compress(self, data: Data, *, block: int = SEGMENT_TOKENS) -> bytes:

@@ -26,18 +26,21 @@ from typing import TYPE_CHECKING, Any
 import pyarrow
 
 from gpt_cli.errors import InputError
+from gpt_cli.jobs import tasks
 from gpt_cli.jobs.layout import InputRow
-from gpt_cli.jobs.parquet import arrow_schema, whole
-from gpt_cli.jobs.tasks import Generation, Ranking, Scoring, Task
+from gpt_cli.jobs.parquet import table_of, whole
+from gpt_cli.jobs.tasks import Generation, OutDtype, Ranking, Scoring, Task
 from gpt_cli.loading import load
 from gpt_cli.options.arguments import check_type
+from gpt_cli.options.declare import OptionError
 from gpt_cli.options.request import Options
-from gpt_cli.records import COMPLETION, ERROR, SCORE, Schema
+from gpt_cli.records import COMPLETION, ERROR, SCORE, WORD, Schema
 
 if TYPE_CHECKING:
+    from gpt_cli.scoring.activations import Pool
     from gpt_cli.scoring.rank import RankBy
 
-__all__ = ["Generator", "Ranker", "Scorer"]
+__all__ = ["Activations", "Generator", "Ranker", "Scorer"]
 
 _USAGE: Schema = COMPLETION["usage"]
 
@@ -65,10 +68,12 @@ class _TableActor:
             InputRow(index, 0, None, fields={name: whole(value) for name, value in row.items()})
             for index, row in zip(indices, fields, strict=True)
         ]
-        records = self._task.records(self._engine, rows)
-        flat = [record | record.get("usage", {}) for record in records]
-        added = pyarrow.Table.from_pylist(flat, arrow_schema(self._added))
+        records = enumerate(self._task.records(self._engine, rows))
+        flat = [record | record.get("usage", {}) | {"index": row} for row, record in records]
+        added = table_of(flat, {"index": "int64"} | self._added)
         table = table.drop_columns([name for name in self._added if name in names])
+        if len(added) > len(table):  # such as a row per word
+            table = table.take(added["index"])
         for name in self._added:
             table = table.append_column(name, added[name])
         return table
@@ -110,6 +115,38 @@ class Scorer(_TableActor):
         self, model: str, stride: int | None = None, load_options: Mapping[str, Any] | None = None
     ):
         super().__init__(Scoring(stride), model, load_options)
+
+
+class Activations(_TableActor):
+    """Add the pooled values at hook points of the texts of a table.
+
+    A row has a "text". Added are "tokens", and a list of one size per hook point. With the pool
+    "word", a row becomes one per word, and "word", "start" and "end" are added. See
+    `Engine.activations`.
+    """
+
+    _needed = ("text",)
+
+    def __init__(
+        self,
+        model: str,
+        hooks: Sequence[str],
+        pool: "Pool" = "mean",
+        *,
+        bos: bool = False,
+        out_dtype: OutDtype = "float32",
+        load_options: Mapping[str, Any] | None = None,
+    ):
+        check_type("hooks", hooks, Sequence[str])
+        if pool is None:
+            raise OptionError("pool", "must be set for a table")
+        task = tasks.Activations(tuple(hooks), pool, bos, out_dtype=out_dtype)
+        super().__init__(task, model, load_options)
+        kind = {"float32": "float", "float16": "halffloat"}[out_dtype]
+        names = ("word", "start", "end") if pool == "word" else ()
+        self._added = task.schema | {name: WORD[name] for name in names} | ERROR
+        (example,) = self._engine.activations(["a"], hooks, pool="last", bos=bos)
+        self._added |= {name: (kind, value.size) for name, value in example.items()}
 
 
 class Ranker(_TableActor):

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from gpt_cli.scoring.score import Score
 
 Record: TypeAlias = dict[str, Any]
-# Names with the types of pyarrow; a list holds the type of its items, a dict is a struct.
+# Names with the types of pyarrow; a list holds the type of its items, a dict is a struct, and a
+# tuple holds the type and the number of the items of lists of one size.
 Schema: TypeAlias = dict[str, Any]
 
 IDENTITY: Schema = {"index": "int64", "id": "string"}
@@ -123,7 +124,7 @@ def of_score(
     sums = score.tokens_scored, score.total_logprob, finite(score.perplexity), score.bits_per_byte
     record = _record(SCORE, engine.name, engine.adapter, len(score.ids), *sums)
     if min_k is not None:
-        record |= _record(MIN_K, score.min_k(min_k), score.min_k_plus_plus(min_k))
+        record |= _record(MIN_K, score.min_k(min_k), finite(score.min_k_plus_plus(min_k)))
     if logprobs:
         pairs = zip(score.ids, score.token_logprobs, strict=True)
         record["logprobs"] = tokens = [of_token(engine, *pair) for pair in pairs]
@@ -168,8 +169,7 @@ def of_token(engine: "Engine", id: int, logprob: float | None) -> Record:
     some tokenizers have no bytes, either.
     """
     try:
-        data = engine.tokenizer.token_bytes(id)
-        name = engine.tokenizer.token_name(id) if data is None else data.decode(errors="replace")
+        name, data = engine.tokenizer.token_name(id), engine.tokenizer.token_bytes(id)
     except InputError:
         name, data = f"<{id}>", None
     return _record(TOKEN, id, name, list(data or b""), logprob)

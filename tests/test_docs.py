@@ -33,11 +33,14 @@ SKIPPED = {
     r"^(make|pip|python3 -m venv) ": "takes minutes, or asks the Python index",
     r"\bgpt2\b|\"Alan Turing": "needs the weights of gpt2",
     r"--device cuda": "needs a GPU",
+    r"goldfish-models/": "needs the Hub",
 }
 if find_spec("lm_eval") is None:
     SKIPPED[r"^python (-m gpt_cli\.lm_eval|evaluate\.py)"] = "needs lm-eval: `make test-eval`"
 if find_spec("openai") is None:
     SKIPPED[r"^python ask\.py"] = "needs openai: `make test-serve`"
+if find_spec("sklearn") is None:
+    SKIPPED[r"^python probe\.py"] = "needs scikit-learn"
 if find_spec("llm") is None:
     SKIPPED["llm -m tiny-local"] = "needs llm: `make test-serve`"
 # Pages that have such a line are run only if this is installed.
@@ -46,6 +49,7 @@ NEEDS = {
     "curl ": shutil.which("curl"),
     "gpt-cli serve": find_spec("uvicorn"),
     "gpt-cli compress": native_library(),
+    "@int8 ": native_library(),
     "--png ": find_spec("matplotlib"),
     ".parquet": find_spec("pyarrow"),
     "--engine ray": find_spec("ray"),  # `make test-ray`
@@ -63,8 +67,8 @@ VARIES = {
     r"(?<![\w.~)])(/[\w.+-]+){2,}/?": "PATH",
     # These print more if the compiled library or a GPU is available.
     r"^(ok|not checked) +bits in int8\b.*\n( {4}.*\n)*": "",
-    r"^(ok|not checked) +(cache on = off|batch = single|bits|native = numpy|compress, decompress|"
-    r"c\w+ in \w+ = float32)\b.*(\n {4}.*)*": r"\2",
+    r"^(ok|not checked) +(cache on = off|batch = single|bits|native = numpy|hooks|"
+    r"compress, decompress|c\w+ in \w+ = float32)\b.*(\n {4}.*)*": r"\2",
     r"computed by (native|numpy) with \d+ threads?": "computed",
 }
 # Run after each line: print its exit codes between two bytes that nothing else prints.

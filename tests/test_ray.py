@@ -19,7 +19,7 @@ from support.processes import COMMAND, LimitedProcess, posix
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("ray.data")
 
-from gpt_cli.ray import Generator, Ranker, Scorer  # noqa: E402 (needs both)
+from gpt_cli.ray import Activations, Generator, Ranker, Scorer  # noqa: E402 (needs both)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")  # Ray's own
 
@@ -142,6 +142,29 @@ def test_a_table_gets_columns_of_ranked_choices(tiny):
     assert [row["choices"] for row in actual[3:]] == [None, None]
     assert actual[3]["error"]["message"] == 'a row needs a string "prompt"'
     assert "more than the model's context" in actual[4]["error"]["message"]
+
+
+def test_a_table_gets_columns_of_pooled_values(tiny):
+    hooks = ["*.1.hook_resid_post", "hook_embed"]
+    texts = ["The fox ran", "", None, "Once"]
+    table = pa.table({"text": texts, "kept": range(4)})
+    actor = Activations("tiny", hooks, load_options={"threads": 1})
+    parts = [actor(table.slice(n, 2)) for n in (0, 2)]
+    assert actor(table.slice(1, 2)).schema == parts[0].schema  # also where all rows have failed
+    rows = pa.concat_tables(parts).to_pylist()
+    assert [(row["kept"], row["error"] is None) for row in rows] == [
+        (0, True), (1, False), (2, False), (3, True)
+    ]  # fmt: skip
+    for row in (rows[0], rows[3]):
+        (values,) = tiny.activations([row["text"]], hooks, pool="mean")
+        for name in values:
+            assert row[name] == pytest.approx(values[name].tolist(), abs=1e-4)
+    words = Activations("tiny", hooks, "word", out_dtype="float16")(table).to_pylist()
+    assert [(row["kept"], row["word"]) for row in words] == [
+        *((0, word) for word in ("The", "fox", "ran")), (1, None), (2, None), (3, "Once")
+    ]  # fmt: skip
+    with pytest.raises(InputError, match="pool must be set"):
+        Activations("tiny", hooks, None)
 
 
 def test_one_text_is_no_list_of_choices():

@@ -25,6 +25,9 @@ class Tokens:
             raise InputError("no such id")
         return bytes([id])
 
+    def token_name(self, id):
+        return self.token_bytes(id).decode(errors="replace")
+
 
 ENGINE = SimpleNamespace(name="m", adapter="a", load_seconds=1.23456, tokenizer=Tokens())
 COMPLETION = Completion(

@@ -103,12 +103,19 @@ def test_fields_of_texts():
 def test_fields_of_scores():
     names = names_of("Scores: `score --json`, `score --output`, `score --format`")
     row = b'{"id": 1, "text": "Once upon"}'
+    more = ["--layers", "--min-k", 20]
     tokens, words = (
-        fields_of_output("score", "-q", "--format", "jsonl", option, input=row)
+        fields_of_output("score", "-q", "--format", "jsonl", option, *more, input=row)
         for option in ("--tokens", "--words")
     )
     assert tokens | words == names
-    assert fields_of_output("score", "--json", "--tokens", input=b"Once upon") == tokens - {"id"}
+    one = fields_of_output("score", "--json", "--tokens", *more, input=b"Once upon")
+    assert one == tokens - {"id"}
+
+
+def test_fields_of_comparisons():
+    out, _ = run_here("compare", "--json", "tiny", "tiny@float32", input=b"Once upon a time")
+    assert {*fields_of(json.loads(out), [])} == names_of("Comparisons: `compare --json`")
 
 
 def test_fields_of_choices():
@@ -134,6 +141,11 @@ def test_fields_of_tokens():
     assert shown | fields_of_output("tokenize", "--json", "Once") == names
     out, _ = run_here("next", "--json", "-m", "tiny", "Once")
     assert set(json.loads(out.splitlines()[0])) - shown == names_of("A token")
+
+
+def test_fields_of_hook_points():
+    names = names_of("Hook points: `activations --hooks --json`")
+    assert fields_of_output("activations", "--hooks", "--json") == names
 
 
 def test_fields_of_views():

@@ -32,6 +32,7 @@ def test_no_test_imports_another():
 COVERED = {
     "checks/test_bench.py": ["checks/plan"],
     "checks/test_verify.py": ["cli/commands/checks"],
+    "cli/test_activations.py": ["jobs/arrays"],
     "cli/test_app.py": [
         "cli/commands/generate",
         "cli/options",
@@ -48,7 +49,7 @@ COVERED = {
     ],
     "compression/test_codec.py": ["gpt2/digests"],
     "folder/test_pipeline.py": ["folder/special_tokens", "folder/vocabularies"],
-    "folder/test_tokenizer.py": ["folder/byte_bpe", "folder/contents"],
+    "folder/test_tokenizer.py": ["folder/base_tokenizer", "folder/byte_bpe", "folder/contents"],
     "generation/test_drafts.py": ["generation/speculator"],
     "generation/test_generate.py": ["generation/row"],
     "gpt2/test_adapter.py": ["folder/adapter"],

@@ -9,7 +9,7 @@ machines.
 import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -31,11 +31,13 @@ from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.adapter import merge
 from gpt_cli.gpt2.digests import TEXT, logits_digest
+from gpt_cli.gpt2.hooks import FINAL, select_hooks
 from gpt_cli.gpt2.source import MODEL, is_edited
 from gpt_cli.gpt2.weights import named_weights
 from gpt_cli.hub.local import SHORT_NAMES
 from gpt_cli.ops import Array, Ops, bindings, get_ops
 from gpt_cli.ops.numpy_ops import NumPyOps
+from gpt_cli.scoring.activations import activations
 from gpt_cli.system import gpu
 from gpt_cli.system.files import file_hash
 
@@ -92,10 +94,11 @@ def verify(name: str, folder: Path, adapter: Path | None = None) -> Iterator[Che
 
     ops = get_ops("cpu", dtype)
     reference = load(NumPyOps(dtype))
-    expected = _logprobs(reference)
+    expected, hooked = _logprobs(reference), _activations(reference)
     needed = [dtype] if dtype == "int8" else ["float32", "int8"]
     needed += [] if gpu.problem() else ["float16"]
     limits = {other: _limits(reference, expected, other) for other in needed}
+    hook_limits = _limits(reference, hooked, dtype, _activations)
     del reference
     engine = load(ops)
     yield from _check_ways(engine, facts, limits[dtype])
@@ -103,6 +106,7 @@ def verify(name: str, folder: Path, adapter: Path | None = None) -> Iterator[Che
         yield Check("native = numpy", None, "only NumPy computes here: see `gpt-cli doctor`")
     else:
         yield _compare(f"{ops.name} = numpy", _logprobs(engine), expected, limits[dtype])
+    yield _check_hooks(engine, hooked, hook_limits)
     round_trip = _check_round_trip(engine)
     del engine
     others = [("cpu", "int8"), ("cuda", "float32"), ("cuda", "float16")]
@@ -237,6 +241,14 @@ def _check_bits(name: str, engine: Engine, facts: dict[str, Any]) -> Check:
     return Check(name, digest == known, detail, digest=digest)
 
 
+def _check_hooks(engine: Engine, expected: Array, limits: Array) -> Check:
+    """Compare values at hook points of texts side by side with NumPy's, and with those alone."""
+    values = _activations(engine, together=True)
+    if engine.model.ops.name == "native" and not np.array_equal(values, _activations(engine)):
+        return Check("hooks", False, "different bits alone and in a batch")
+    return _compare("hooks", values, expected, limits, "values, in standard deviations,")
+
+
 def _check_round_trip(engine: Engine) -> Check:
     """Compress the sample text at the highest level, and decompress it at all with one thread."""
     name, ops = "compress, decompress", engine.model.ops
@@ -274,7 +286,14 @@ def _computing(ops: Ops, level: str, threads: int) -> Iterator[None]:
         ops.threads = before
 
 
-def _limits(reference: Engine, expected: Array, dtype: str) -> Array:
+def _logprobs(engine: Engine) -> Array:
+    """Return the log-probability of each token of the sample text."""
+    return np.array(engine.score(TEXT).token_logprobs[1:], float)
+
+
+def _limits(
+    reference: Engine, expected: Array, dtype: str, compute: Callable[[Engine], Array] = _logprobs
+) -> Array:
     """Return the limits (2,) of `_differences` in a dtype: a multiple of the effect of noise."""
     model, random, effects = reference.model, np.random.default_rng(0), []
     for _ in range(_TRIALS):
@@ -284,24 +303,36 @@ def _limits(reference: Engine, expected: Array, dtype: str) -> Array:
                 noise = _NOISE[dtype] * random.standard_normal(weight.shape, np.float32)
                 weights[name] = weight + weight * noise
         noisy = replace(reference.loaded, model=checkpoint.build(model.config, model.ops, weights))
-        effects.append(_differences(_logprobs(Engine(noisy, reference.name, 0.0)), expected))
+        results = compute(Engine(noisy, reference.name, 0.0))
+        effects.append(_differences(results, expected))
     return _MARGIN * np.max(effects, axis=0)
 
 
-def _logprobs(engine: Engine) -> Array:
-    """Return the log-probability of each token of the sample text."""
-    return np.array(engine.score(TEXT).token_logprobs[1:], float)
+def _activations(engine: Engine, *, together: bool = False) -> Array:
+    """Return values at the hook points of the last layer, in standard deviations: see _PROMPTS."""
+    config = engine.model.config
+    names = select_hooks(config, [f"blocks.{config.n_layer - 1}.*", FINAL])
+    texts = [engine.encode(prompt)[: config.n_positions] for prompt in _PROMPTS]
+    rows = [
+        row
+        for part in ([texts] if together else [[text] for text in texts])
+        for row in activations(engine.model, part, names)
+    ]
+    arrays = [array[np.isfinite(array)] for row in rows for array in row.values()]
+    return np.concatenate([array / (array.std() or 1) for array in arrays])
 
 
-def _differences(logprobs: Array, others: Array) -> Array:
+def _differences(results: Array, others: Array) -> Array:
     """Return the largest and the mean difference (2,)."""
-    differences = np.abs(logprobs - others)
+    differences = np.abs(results - others)
     return np.array([differences.max(), differences.mean()])
 
 
-def _compare(name: str, logprobs: Array, expected: Array, limits: Array) -> Check:
-    """Compare log-probabilities within limits (2,)."""
-    differences = _differences(logprobs, expected)
-    text = "log-probabilities differ by at most {:.1e}, mean {:.1e} (limits: {:.0e}, {:.0e})"
-    passed, detail = bool((differences <= limits).all()), text.format(*differences, *limits)
+def _compare(
+    name: str, results: Array, expected: Array, limits: Array, what: str = "log-probabilities"
+) -> Check:
+    """Compare results within limits (2,)."""
+    differences = _differences(results, expected)
+    text = "{} differ by at most {:.1e}, mean {:.1e} (limits: {:.0e}, {:.0e})"
+    passed, detail = bool((differences <= limits).all()), text.format(what, *differences, *limits)
     return Check(name, passed, detail, *differences.tolist())

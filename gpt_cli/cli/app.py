@@ -15,7 +15,17 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from gpt_cli import __version__
-from gpt_cli.cli.commands import checks, compress, generate, models, rank, score, serve, tokens
+from gpt_cli.cli.commands import (
+    activations,
+    checks,
+    compress,
+    generate,
+    models,
+    rank,
+    score,
+    serve,
+    tokens,
+)
 from gpt_cli.cli.help import HelpFormatter, add_command
 from gpt_cli.cli.output import note, silence, verbose
 from gpt_cli.cli.parameters import command as with_flags
@@ -47,6 +57,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "batch": generate.batch,
     "score": score.score,
     "rank": rank.rank,
+    "activations": activations.activations,
     "compress": compress.compress,
     "decompress": compress.decompress,
     "serve": serve.serve,

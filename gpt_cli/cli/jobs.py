@@ -86,5 +86,6 @@ def run(
         )
     if summary.failed:
         total = counted(summary.rows, sink.noun)
-        why = f": {summary.reason}" if summary.reason else sink.advice
+        advice = sink.advice if ".jsonl" in task.endings else ": the output has their errors"
+        why = f": {summary.reason}" if summary.reason else advice
         raise RowsError(f"{summary.failed:,} of {total} {sink.failure}{why}")

@@ -97,13 +97,12 @@ class Form(Declared):
         for flag, used in excluded.items():
             if self.total and used:
                 raise InputError(f"--total cannot be used with {flag}: leave one of them out")
-        parts = {"--tokens": self.tokens, "--words": self.words, "--layers": self.layers}
-        shown = [flag for flag, used in parts.items() if used]
-        filters = ["--max-perplexity or --min-perplexity"] if self.filters else []
-        if self.min_k is not None and not (self.as_json or as_rows) and shown + filters:
-            raise InputError(f"--min-k with {(shown + filters)[0]} needs --json")
-        if filters and shown and not self.as_json:
-            raise InputError(f"{shown[0]} with {filters[0]} needs --json")
+        *parts, filters, _ = excluded
+        shown = [flag for flag in parts if excluded[flag]]
+        if self.filters and shown and not self.as_json:
+            raise InputError(f"{shown[-1]} with {filters} needs --json")
+        if len(shown) > 1 and "--min-k" in shown and not (self.as_json or as_rows):
+            raise InputError(f"--min-k with {shown[0]} needs --json")
         if (self.min_perplexity or 0) > (self.max_perplexity or math.inf):
             raise InputError("--min-perplexity is above --max-perplexity: no line could pass")
         if self.filters and as_rows:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
+from hashlib import sha256
 from itertools import islice
 from zlib import compress as deflate
 from zlib import crc32
@@ -66,7 +67,11 @@ class Codec:
         self.header = Header(model.ops.dtype, self._weights_digest(model.ops.dtype), bits)
 
     def _weights_digest(self, dtype: str) -> bytes:
-        return bytes.fromhex(weights_digest(self._model, self._tokenizer, dtype))[:8]
+        """Return the digest of the model and of its start token, on which all texts depend."""
+        digest = weights_digest(self._model, self._tokenizer, dtype)
+        if self._start != self._tokenizer.special.get("<|endoftext|>"):  # GPT-2's is not written
+            digest = sha256(f"{digest} {self._start}".encode()).hexdigest()
+        return bytes.fromhex(digest)[:8]
 
     @cached_property
     def _first_logits(self) -> Array:
@@ -124,14 +129,9 @@ class Codec:
 
     def _encode(self, data: bytes) -> list[int]:
         """Return ids whose joined bytes are `data`, with special tokens if the model has them."""
-        for special in (True, False):
-            ids = self._tokenizer.encode_bytes(data, special=special)
-            if max(ids) < self._model.config.vocab_size:
-                return ids
-        raise InputError(
-            "the tokenizer has tokens for this data that the model does not have: "
-            "use the tokenizer of the model"
-        )
+        ids = self._tokenizer.encode_bytes(data, special=True)
+        in_model = max(ids) < self._model.config.vocab_size
+        return ids if in_model else self._tokenizer.encode_bytes(data)
 
     def _bytes(self, ids: Sequence[int]) -> bytes:
         return b"".join(self._tokenizer.token_bytes(id) or b"" for id in ids)
@@ -204,8 +204,9 @@ class Codec:
             weights = self._weights_digest(header.dtype)
         if header.weights != weights:
             raise InputError(
-                f"the data was compressed with another model (digest {header.weights.hex()}, and "
-                f"this one has {weights.hex()}): use that model"
+                "the data was compressed with another model or start token (digest "
+                f"{header.weights.hex()}, and here it is {weights.hex()}): use that model, and the "
+                "same bos_token"
             )
         if header.bits != self.header.bits:
             raise InputError(

@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -21,47 +22,40 @@ from gpt_cli.options.declare import (
 from gpt_cli.system.files import read_json
 
 # Fields that change nothing after the training. Any other field that is set is refused. What the
-# targets were is what the file of weights holds.
+# targets were is what the file of weights holds; the last two are of features that are off.
 _OF_TRAINING = (
-    *("peft_type", "bias", "init_lora_weights", "fan_in_fan_out", "peft_version", "task_type"),
-    *("base_model_name_or_path", "revision", "auto_mapping", "inference_mode", "lora_dropout"),
-    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "eva_config"),
-    *("megatron_core", "qalora_group_size"),  # defaults of features that are off
+    *("fan_in_fan_out", "peft_version", "task_type", "revision", "auto_mapping", "inference_mode"),
+    *("lora_dropout", "target_modules", "exclude_modules", "layers_to_transform", "eva_config"),
+    *("layers_pattern", "megatron_core", "qalora_group_size"),
 )
 # The supported values of fields that are always set. Other initializers change the model, too.
-_INITIALIZERS = (None, True, False, "gaussian", "orthogonal", "eva")
-_ALLOWED = {"bias": (None, "none"), "init_lora_weights": _INITIALIZERS}
+_ALLOWED: dict[str, Collection[object]] = {"peft_type": ("LORA",), "bias": (None, "none")}
+_ALLOWED["init_lora_weights"] = (None, True, False, "gaussian", "orthogonal", "eva")
 _MERGE = "merge it into its model with PEFT (merge_and_unload), and load that"
 
 _RANKS, _ALPHAS = between(1, 2**20), between(-(2**20), 2**20)
 # Limits with which patterns and names are matched in seconds, whoever wrote them.
 _MOST = 500
 _NAMES = Range(lambda names: len(names) <= _MOST, f"up to {_MOST} names")
-_PATTERN = re.compile(r"[\w.^$|\\()\[\]*+-]{1,100}", re.ASCII)
-_COSTLY = re.compile(r"\)[*+]|\[\[|--|\|\||([*+(].*){3}")
-
-
-def _compile(key: str) -> re.Pattern[str]:
-    """Return the pattern of a key, which describes modules by the ends of their names."""
-    try:
-        if not _PATTERN.fullmatch(key) or _COSTLY.search(key):
-            raise ValueError
-        return re.compile(rf"(.*\.)?({key})$")  # as in PEFT
-    except re.error:
-        raise ValueError from None
+_COSTLY = r"\)[*+]|\[\[|--|\|\||([*+(].*){3}"
+_PATTERN = re.compile(rf"(?!.*({_COSTLY}))[\w.^$|\\()\[\]*+-]{{1,100}}", re.ASCII)
 
 
 def _patterns(number: Kind, range: Range) -> Any:
-    """Return the declaration of an option with a number for each of some patterns."""
+    """Return an option with numbers by patterns of the ends of modules' names, as in PEFT."""
 
     def convert(values: Any) -> dict[re.Pattern[str], Any]:
-        return {_compile(key): number.convert(value) for key, value in dict(values).items()}
+        numbers = {key: number.convert(value) for key, value in dict(values).items()}
+        if len(numbers) > _MOST or not all(map(range.contains, numbers.values())):
+            raise ValueError
+        with suppress(re.error):
+            if all(map(_PATTERN.fullmatch, numbers)):
+                return {re.compile(rf"(.*\.)?({key})$"): numbers[key] for key in numbers}
+        raise ValueError
 
-    def fit(values: dict[re.Pattern[str], Any]) -> bool:
-        return len(values) <= _MOST and all(map(range.contains, values.values()))
-
-    kind = Kind("numbers by the names of modules, or by simple patterns of them", str, convert)
-    return option((), range=Range(fit, f"up to {_MOST} numbers {range.name}"), kind=kind)
+    limits = f"up to {_MOST} numbers {range.name}"
+    kind = Kind(f"{limits} by the names of modules, or by simple patterns of them", str, convert)
+    return option((), kind=kind)
 
 
 @dataclass(frozen=True)
@@ -81,12 +75,11 @@ class LoraConfig(Declared):
         """Read a configuration; CheckpointError if a field is wrong or asks for more than LoRA."""
         raw = read_json(path)
         names = [field.name for field in fields(cls)]
-        if (kind := raw.get("peft_type")) != "LORA":
-            raise CheckpointError(f"{path}: peft_type is {kind!r:.40}, not LORA: {_MERGE}")
-        refused = [name for name in raw if raw[name] and name not in (*names, *_OF_TRAINING)]
-        refused += [name for name, values in _ALLOWED.items() if raw.get(name) not in values]
+        known = (*names, *_OF_TRAINING, *_ALLOWED)
+        refused = [name for name, values in _ALLOWED.items() if raw.get(name) not in values]
+        refused += [name for name in raw if raw[name] and name not in known]
         if refused:
-            shown = f"{refused[0]:.40} is {raw[refused[0]]!r:.40}"
+            shown = f"{refused[0]:.40} is {raw.get(refused[0])!r:.40}"
             raise CheckpointError(f"{path}: {shown}, which is not supported: {_MERGE}")
         try:
             return cls(**{name: raw[name] for name in names if raw.get(name) is not None})
@@ -95,11 +88,9 @@ class LoraConfig(Declared):
 
     def rank_and_scale(self, module: str) -> tuple[int, float]:
         """Return the rank of the change of a module's matrix, and the factor of the change."""
-
-        def of(patterns: Mapping[re.Pattern[str], Any], default: Any) -> Any:
-            return next((n for pattern, n in patterns.items() if pattern.match(module)), default)
-
-        rank, alpha = of(self.rank_pattern, self.r), of(self.alpha_pattern, self.lora_alpha)
+        ranks = (rank for pattern, rank in self.rank_pattern.items() if pattern.match(module))
+        alphas = (alpha for pattern, alpha in self.alpha_pattern.items() if pattern.match(module))
+        rank, alpha = next(ranks, self.r), next(alphas, self.lora_alpha)
         return rank, alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     def saves(self, name: str) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from gpt_cli.errors import CheckpointError, InputError
-from gpt_cli.options.declare import WHOLE, Declared, Kind, Range, between, option
+from gpt_cli.options.declare import WHOLE, Declared, Kind, OptionError, Range, between, option
 from gpt_cli.system.files import read_json
 
 SCALE = "_scale"  # suffix of the names of scales of int8 weights
@@ -86,10 +86,10 @@ class GPT2Config(Declared):
         return list(ids)
 
     def start_token(self, reason: str) -> int:
-        """Return the token that begins a text; without one, raise InputError with a reason."""
+        """Return the token that begins a text; without one, raise OptionError with a reason."""
         if self.bos_token_id is None or self.bos_token_id >= self.vocab_size:
-            raise InputError(
-                f"{reason}, and this model has no start token (bos_token_id): name one as bos_token"
+            raise OptionError(
+                "bos_token", f"must be given: {reason}, and this model has no start token"
             )
         return self.bos_token_id
 

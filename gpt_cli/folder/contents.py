@@ -9,9 +9,9 @@ from gpt_cli.system.files import read_json
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 # The files of a tokenizer's vocabulary; of those that a folder has, the first ones count.
-_BYTE_BPE = ("vocab.json", "merges.txt")
+BYTE_BPE = ("vocab.json", "merges.txt")
 VOCABULARIES = (
-    *(("tokenizer.json",), _BYTE_BPE, ("vocab.txt",)),
+    *(("tokenizer.json",), BYTE_BPE, ("vocab.txt",)),
     *(("spiece.model",), ("sentencepiece.bpe.model",)),
 )
 TOKENIZER = (
@@ -47,8 +47,8 @@ def select_weights(
 
 
 def has_safetensors(names: Collection[str]) -> bool:
-    """Return whether `names` has weights that need no conversion."""
-    return any(name in names for name in (_WEIGHTS[0], _WEIGHTS[0] + _INDEX))
+    """Return whether `names` has weights of a model or an adapter that need no conversion."""
+    return any(name in names for name in (_WEIGHTS[0], _WEIGHTS[0] + _INDEX, _ADAPTER_WEIGHTS[0]))
 
 
 def model_files(names: Collection[str], repo: str, get_index: Callable[[str], Path]) -> list[str]:
@@ -78,10 +78,13 @@ def other_files(names: Collection[str]) -> list[str]:
 
 def tokenizer_files(names: Collection[str]) -> list[str]:
     """Select the files of the tokenizer from `names`."""
-    files = [name for name in TOKENIZER if name in names]
-    if not any(all(name in names for name in vocabulary) for vocabulary in VOCABULARIES):
-        files += [name for name in _BYTE_BPE if name not in names]  # which are missing
-    return files
+    missing = [] if vocabulary(names) else [name for name in BYTE_BPE if name not in names]
+    return [name for name in TOKENIZER if name in names] + missing
+
+
+def vocabulary(names: Collection[str]) -> tuple[str, ...] | None:
+    """Return the files of the vocabulary that counts, if `names` has one."""
+    return next((files for files in VOCABULARIES if all(name in names for name in files)), None)
 
 
 def _read_index(path: Path, ending: str) -> list[str]:

@@ -1,6 +1,6 @@
 """Which tokens begin and end texts: what tokenizer_config.json and its neighbours say."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,22 +15,19 @@ _STARTS = {
     "GPTSw3Tokenizer": "<s>",
     "LlamaTokenizer": "<s>",
 }
-_ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 
 class SpecialIds(NamedTuple):
     """The special tokens of a tokenizer, as ids."""
 
-    bos: int | None = None  # begins a text; None if the files name none that exists
-    eos: int | None = None  # ends a text
-    usual_bos: int | None = None  # of the class of the tokenizer, if the files name none
+    bos: int | None = None  # begins a text; None if there is none
+    eos: int | None = None  # ends a text; None if the files beside the vocabulary name none
     begins_texts: bool = False  # whether transformers puts its start token before every text
 
     @property
     def start(self) -> list[int]:
         """Return the start token if transformers puts it before every text, else []."""
-        start = self.usual_bos if self.bos is None else self.bos
-        return [start] if self.begins_texts and start is not None else []
+        return [self.bos] if self.begins_texts and self.bos is not None else []
 
 
 @dataclass(frozen=True)
@@ -40,23 +37,25 @@ class TokenizerSettings:
     raw: dict[str, Any]  # tokenizer_config.json
     kind: str  # the class of the tokenizer in transformers
     tokens: dict[str, str]  # by their roles, such as bos_token
+    added: dict[str, int]  # added_tokens.json: tokens beside the vocabulary, and their ids
+    declared_bos: Any  # bos_token_id of config.json, which may be wrong
 
     @classmethod
     def from_folder(cls, folder: Path) -> "TokenizerSettings":
-        """Read tokenizer_config.json, special_tokens_map.json and the class in config.json."""
-        raw, tokens, config = (
-            read_json(folder / name) if (folder / name).is_file() else {}
-            for name in ("tokenizer_config.json", "special_tokens_map.json", "config.json")
-        )
+        """Read the files that exist."""
+        names = "tokenizer_config", "special_tokens_map", "added_tokens", "config"
+        paths = (folder / f"{name}.json" for name in names)
+        raw, tokens, added, config = (read_json(path) if path.is_file() else {} for path in paths)
         kind = raw.get("tokenizer_class") or config.get("tokenizer_class") or "GPT2Tokenizer"
         values = raw if "added_tokens_decoder" in raw else raw | tokens  # as in transformers
         contents = {
             role: value.get("content") if isinstance(value, dict) else value
             for role, value in values.items()
-            if role in _ROLES
+            if role.endswith("_token")  # add_bos_token is no text
         }
         named = {role: text for role, text in contents.items() if isinstance(text, str)}
-        return cls(raw, str(kind).removesuffix("Fast"), named)
+        declared = config.get("bos_token_id", 50256)
+        return cls(raw, str(kind).removesuffix("Fast"), named, added, declared)
 
     @property
     def adds_space(self) -> bool:
@@ -77,21 +76,26 @@ class TokenizerSettings:
         return description
 
     def special_ids(
-        self, token_id: Callable[[str], int | None], description: dict[str, Any] | None
+        self,
+        token_id: Callable[[str], int | None],
+        special: Collection[int],
+        description: dict[str, Any] | None,
     ) -> SpecialIds:
-        """Return the special tokens as ids; `description` is that of a tokenizer.json, if any.
+        """Return the special tokens as ids; `description` is a parsed tokenizer.json, if any.
 
         With a tokenizer.json, transformers ignores `add_bos_token` and applies its template.
         """
         names = [self.tokens.get("bos_token"), self.tokens.get("eos_token"), _STARTS.get(self.kind)]
-        bos, eos, usual = (None if name is None else token_id(name) for name in names)
+        named, eos, usual = (None if name is None else token_id(name) for name in names)
+        declared = self.declared_bos if self.declared_bos in special else None
+        bos = next((id for id in (named, declared, usual) if id is not None), None)
         begins = self.raw.get("add_bos_token") is True
         if description is not None:
             parts = _template(description.get("post_processor"))
             first = parts[0].get("SpecialToken") if parts else None
             alone = bool(parts) and "Sequence" in parts[-1]  # nothing after the text
             begins = first is not None and first["id"] == names[0] and (begins or alone)
-        return SpecialIds(bos, eos, usual, begins)
+        return SpecialIds(bos, eos, begins)
 
 
 def _template(processor: Any) -> list[dict[str, Any]]:

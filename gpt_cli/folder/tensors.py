@@ -29,11 +29,7 @@ _STORED = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I8": "i1"}
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "I8": "int8"}
 
 # The files of a model or an adapter; other files in its folder may change at any time.
-_FILES = (
-    *("*.safetensors", "pytorch_model*.bin", "*.index.json", "config.json"),
-    *("generation_config.json", "adapter_config.json", "adapter_model.bin"),
-    *TOKENIZER,
-)
+_FILES = ("*.safetensors", "*_model*.bin", "*.index.json", "*config.json", *TOKENIZER)
 
 
 class NotWeightsError(ValueError):

@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO, FileIO
+from itertools import chain, islice, pairwise, repeat
 from pathlib import Path
 from typing import Any
 
@@ -20,40 +21,24 @@ from gpt_cli.folder.tensors import NotWeightsError, Tensor
 from gpt_cli.system.files import version
 
 _LARGEST = 2_000_000  # bytes of a pickle or a directory; those of gpt2-xl have 150,000
-_MOST_OPCODES = 250_000  # a quarter of a second; gpt2-xl has 20,000
+_MOST_OPCODES = 100_000  # of a file, in less than half a second; gpt2-xl has 20,000
 _MOST_AXES, _MOST_ELEMENTS = 8, 2**40
-_SAFE = "get the model as safetensors"
+_CURE = "save `model.state_dict()` alone, or get the model as safetensors"
 _MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of the older form (before 1.6)
 _PROTOCOL = 1001  # the second one
 
-# Storages by their names: the dtype as in safetensors, and the bytes of an element.
-_STORAGES = {
-    "torch.FloatStorage": ("F32", 4),
-    "torch.HalfStorage": ("F16", 2),
-    "torch.BFloat16Storage": ("BF16", 2),
-    "torch.DoubleStorage": ("F64", 8),
-    "torch.LongStorage": ("I64", 8),
-    "torch.IntStorage": ("I32", 4),
-    "torch.ShortStorage": ("I16", 2),
-    "torch.CharStorage": ("I8", 1),
-    "torch.ByteStorage": ("U8", 1),
-    "torch.BoolStorage": ("BOOL", 1),
-}
-_FUNCTIONS = (
-    "collections.OrderedDict",
-    "torch._utils._rebuild_tensor_v2",
-    "torch._utils._rebuild_parameter",
-)
+# Types of storages: the dtype as in safetensors, and the bytes of an element.
+_TYPES = {"Float": ("F32", 4), "Half": ("F16", 2), "BFloat16": ("BF16", 2), "Double": ("F64", 8)}
+_TYPES |= {"Long": ("I64", 8), "Int": ("I32", 4), "Short": ("I16", 2), "Char": ("I8", 1)}
+_TYPES |= {"Byte": ("U8", 1), "Bool": ("BOOL", 1)}
+_STORAGES = {f"torch.{name}Storage": type for name, type in _TYPES.items()}
+_DICT, _TENSOR = "collections.OrderedDict", "torch._utils._rebuild_tensor_v2"
+_PARAMETER = "torch._utils._rebuild_parameter"
+_MARK = object()  # on the stack
 
 
-# --- the pickle ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Name:
+class _Name(str):
     """A name that the pickle mentions; it stands for nothing but itself."""
-
-    name: str
 
 
 @dataclass(frozen=True)
@@ -76,75 +61,82 @@ class _View:
     strides: tuple[int, ...]
 
 
-class _Interpreter:
-    """A stack machine for the opcodes that `torch.save` writes, over plain values."""
+# --- the pickle ----------------------------------------------------------------------------------
 
-    def __init__(self) -> None:
-        self.stack: list[Any] = []
-        self._marks: list[int] = []  # lengths of the stack
-        self._memo: dict[int, Any] = {}
 
-    def run(self, data: BytesIO) -> Any:
-        """Return the value of one pickle, and leave `data` after it."""
-        for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
-            if number > _MOST_OPCODES:
-                raise ValueError(f"it has more than {_MOST_OPCODES} opcodes")
-            if opcode.name == "STOP":
-                break
-            self._step(opcode.name, argument)
-        return self.stack.pop()
-
-    def _step(self, opcode: str, argument: Any) -> None:
-        stack = self.stack
-        match opcode:
+def _values(data: BytesIO) -> Iterator[Any]:
+    """Yield the values of the pickles in `data`, which is then right after each."""
+    stack: list[Any] = []
+    memo: dict[Any, Any] = {}  # by number
+    opcodes = chain.from_iterable(map(pickletools.genops, repeat(data)))
+    for number, (opcode, argument, _) in enumerate(opcodes):
+        if number == _MOST_OPCODES:
+            raise ValueError(f"it has more than {_MOST_OPCODES} opcodes")
+        match opcode.name:
             case "PROTO":
                 pass
-            case "NONE" | "NEWTRUE" | "NEWFALSE":
-                stack.append({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[opcode])
-            case "EMPTY_TUPLE" | "EMPTY_LIST" | "EMPTY_DICT":
-                stack.append({"EMPTY_TUPLE": (), "EMPTY_LIST": [], "EMPTY_DICT": {}}[opcode])
-            case "BININT" | "BININT1" | "BININT2" | "LONG1" | "BINFLOAT" | "BINUNICODE":
-                stack.append(argument)
             case "MARK":
-                self._marks.append(len(stack))
-            case "TUPLE":
-                stack.append(tuple(self._pop_marked()))
-            case "TUPLE1" | "TUPLE2" | "TUPLE3":
-                stack.append(tuple(self._pop(int(opcode[-1]))))
-            case "APPEND" | "APPENDS":
-                items = [stack.pop()] if opcode == "APPEND" else self._pop_marked()
-                _of_type(stack[-1], list).extend(items)
-            case "SETITEM" | "SETITEMS":
-                items = (
-                    [stack.pop(), stack.pop()][::-1] if opcode == "SETITEM" else self._pop_marked()
-                )
-                _add_items(_of_type(stack[-1], dict), items)
+                stack.append(_MARK)
             case "BINPUT" | "LONG_BINPUT":
-                self._memo[argument] = stack[-1]
+                memo[argument] = stack[-1]
             case "BINGET" | "LONG_BINGET":
-                stack.append(self._memo[argument])
-            case "GLOBAL":
-                stack.append(_known_name(argument.replace(" ", ".")))
-            case "BINPERSID":
-                stack.append(_storage(stack.pop()))
-            case "REDUCE":
-                arguments = _of_type(stack.pop(), tuple)
-                stack.append(_rebuilt(_of_type(stack.pop(), _Name).name, arguments))
-            case "BUILD":  # the versions of a state dict's modules
-                _of_type(stack.pop(), dict)
-                _of_type(stack[-1], dict)
-            case _:
-                raise NotWeightsError(
-                    f"its pickle has the opcode {opcode}, which is not run; {_SAFE}"
-                )
+                stack.append(memo[argument])
+            case "STOP":
+                yield stack.pop()
+                stack, memo = [], {}
+            case name:
+                stack.append(_result(name, argument, _operands(opcode, stack)))
 
-    def _pop(self, count: int) -> list[Any]:
-        """Pop the last values."""
-        return [self.stack.pop() for _ in range(count)][::-1]
 
-    def _pop_marked(self) -> list[Any]:
-        """Pop the values since the last mark."""
-        return self._pop(len(self.stack) - self._marks.pop())
+def _operands(opcode: pickletools.OpcodeInfo, stack: list[Any]) -> list[Any]:
+    """Pop what an opcode takes from the stack; the values since a mark are one list."""
+    operands: list[Any] = []
+    for kind in reversed(opcode.stack_before):
+        if kind is pickletools.stackslice:
+            operands.append([*iter(stack.pop, _MARK)][::-1])
+        elif kind is not pickletools.markobject:
+            operands.append(stack.pop())
+    return operands[::-1]
+
+
+def _result(opcode: str, argument: Any, operands: list[Any]) -> Any:
+    """Return what an opcode puts on the stack; NotWeightsError if a state dict does not need it."""
+    match [opcode, *operands]:
+        case ["NONE" | "BININT" | "BININT1" | "BININT2" | "LONG1" | "BINFLOAT" | "BINUNICODE"]:
+            return argument
+        case ["NEWTRUE" | "NEWFALSE"]:
+            return opcode == "NEWTRUE"
+        case ["EMPTY_LIST" | "EMPTY_DICT"]:
+            return [] if opcode == "EMPTY_LIST" else {}
+        case ["TUPLE", values] | ["EMPTY_TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3", *values]:
+            return tuple(values)
+        case ["APPENDS", list() as target, values] | ["APPEND", list() as target, *values]:
+            target += values
+            return target
+        case ["SETITEMS", dict() as target, items] | ["SETITEM", dict() as target, *items]:
+            for name, value in zip(items[::2], items[1::2], strict=True):
+                if _of_type(name, str) in target:
+                    raise ValueError(f"it has {name:.80} twice")
+                target[name] = value
+            return target
+        case ["BUILD", dict() as target, dict()]:  # the versions of a state dict's modules
+            return target
+        case ["GLOBAL"]:
+            if (name := argument.replace(" ", ".")) in (_DICT, _TENSOR, _PARAMETER, *_STORAGES):
+                return _Name(name)
+            raise NotWeightsError(f"it names {name:.80}, which is never called; {_CURE}")
+        case ["BINPERSID", ("storage", _Name() as name, str(key), _, int(count), *view)]:
+            if name in _STORAGES and not any(view):
+                return _Storage(key, *_STORAGES[name], count)
+        case ["REDUCE", _Name() as name, ()] if name == _DICT:
+            return {}
+        case ["REDUCE", _Name() as name, (_View() as view, *_)] if name == _PARAMETER:
+            return view
+        case ["REDUCE", _Name() as name, (_Storage() as storage, *numbers)] if name == _TENSOR:
+            return _view(storage, *numbers[:3])
+    kinds = [x if isinstance(x, _Name) else type(x).__name__ for x in operands]
+    shown = f"{opcode} of {', '.join(kinds)}" if kinds else opcode
+    raise NotWeightsError(f"its pickle has the opcode {shown}, which is not run; {_CURE}")
 
 
 def _of_type(value: Any, kind: type) -> Any:
@@ -153,67 +145,30 @@ def _of_type(value: Any, kind: type) -> Any:
     return value
 
 
-def _counts(values: Any) -> tuple[int, ...]:
-    """Return a tuple of numbers from 0 on."""
-    if any(_of_type(value, int) < 0 for value in _of_type(values, tuple)):
+def _view(storage: _Storage, offset: Any, shape: Any, strides: Any) -> _View:
+    """Return a tensor whose elements are all in its storage."""
+    numbers = (offset, *_of_type(shape, tuple), *_of_type(strides, tuple))
+    if any(_of_type(number, int) < 0 for number in numbers):
         raise ValueError("a tensor has a negative size, stride or offset")
-    return values
-
-
-def _add_items(target: dict[str, Any], items: list[Any]) -> None:
-    for name, value in zip(items[::2], items[1::2], strict=True):
-        if _of_type(name, str) in target:
-            raise ValueError(f"it has {name:.80} twice")
-        target[name] = value
-
-
-def _known_name(name: str) -> _Name:
-    if name not in _FUNCTIONS and name not in _STORAGES:
-        raise NotWeightsError(f"it names {name:.80}, which is never called; {_SAFE}")
-    return _Name(name)
-
-
-def _storage(identity: Any) -> _Storage:
-    """Return the storage of a persistent id."""
-    kind, name, key, _, count, *view = _of_type(identity, tuple)
-    if kind != "storage" or any(part is not None for part in view):
-        raise ValueError("its pickle refers to something that is not a storage")
-    dtype, itemsize = _STORAGES[_of_type(name, _Name).name]
-    (count,) = _counts((count,))
-    return _Storage(_of_type(key, str), dtype, itemsize, count)
-
-
-def _rebuilt(function: str, arguments: tuple[Any, ...]) -> Any:
-    """Return what a function of PyTorch describes."""
-    if function == "collections.OrderedDict" and not arguments:
-        return {}
-    if function == "torch._utils._rebuild_parameter":
-        return _of_type(arguments[0], _View)
-    if function != "torch._utils._rebuild_tensor_v2":
-        raise NotWeightsError(f"it calls {function}, which is never called; {_SAFE}")
-    storage, offset, shape, strides, *_ = arguments
-    (offset,), shape, strides = _counts((offset,)), _counts(shape), _counts(strides)
     if len(shape) > _MOST_AXES:
         raise ValueError(f"a tensor has {len(shape)} axes")
-    steps = zip(shape, strides, strict=True)
-    end = offset + sum((size - 1) * stride for size, stride in steps) + 1 if all(shape) else offset
-    if end > _of_type(storage, _Storage).count or math.prod(shape) > _MOST_ELEMENTS:
+    last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    end = offset + last + 1 if all(shape) else offset
+    if end > storage.count or math.prod(shape) > _MOST_ELEMENTS:
         raise ValueError(f"a tensor {list(shape)} goes beyond its storage")
     return _View(storage, offset, shape, strides)
 
 
-def _views(state: Any) -> dict[str, _View]:
-    """Return the tensors of a state dict; ValueError if it is something else."""
+def _parts(state: Any) -> tuple[dict[str, _View], dict[str, _Storage]]:
+    """Return the tensors of a state dict by their names, and their storages by their keys."""
     storages: dict[str, _Storage] = {}
     for name, value in _of_type(state, dict).items():
         if not isinstance(value, _View):
-            raise NotWeightsError(
-                f"{name:.80} is a {type(value).__name__}, not a tensor, as in a checkpoint of a "
-                "training; save the model's state_dict alone"
-            )
+            kind = f"{name:.80} is a {type(value).__name__}, not a tensor"
+            raise NotWeightsError(f"{kind}, as in a checkpoint of a training; {_CURE}")
         if storages.setdefault(value.storage.key, value.storage) != value.storage:
             raise ValueError(f"its storage {value.storage.key:.40} has two types or lengths")
-    return dict(state)
+    return state, storages
 
 
 # --- the file ------------------------------------------------------------------------------------
@@ -223,12 +178,10 @@ class _File(FileIO):
     """A file in which no single read is larger than a pickle or a directory may be."""
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Read up to `size` bytes, or the rest of the file."""
-        if size is None or size < 0:
-            size = os.fstat(self.fileno()).st_size - self.tell()
-        if size > _LARGEST:
+        """Read up to `size` bytes, or up to the limit; ValueError if `size` is beyond it."""
+        if size is not None and size > _LARGEST:
             raise ValueError(f"a part of its description has {size} bytes")
-        return super().read(size) or b""
+        return super().read(_LARGEST if size is None or size < 0 else size) or b""
 
 
 def read_torch(path: Path) -> Iterator[tuple[str, Tensor]]:
@@ -243,19 +196,13 @@ def read_torch(path: Path) -> Iterator[tuple[str, Tensor]]:
         except zipfile.BadZipFile as error:
             raise ValueError(error) from None
     for name, view in views.items():
-        storage = view.storage
+        storage, shape = view.storage, view.shape
         offset = offsets[storage.key] + view.offset * storage.itemsize
-        strides = None if view.strides == _row_major(view) else view.strides
-        yield name, Tensor(path, read, offset, storage.dtype, view.shape, strides)
-
-
-def _row_major(view: _View) -> tuple[int, ...]:
-    """Return the strides of the shape without gaps; an axis of length 1 has any stride."""
-    strides, step = [], 1
-    for size, stride in reversed([*zip(view.shape, view.strides, strict=True)]):
-        strides.append(stride if size == 1 else step)
-        step *= size
-    return tuple(reversed(strides))
+        gaps = any(  # an axis of length 1 has any stride
+            size != 1 and stride != math.prod(shape[axis + 1 :])
+            for axis, (size, stride) in enumerate(zip(shape, view.strides, strict=True))
+        )
+        yield name, Tensor(path, read, offset, storage.dtype, shape, view.strides if gaps else None)
 
 
 def _read_zip(file: _File) -> tuple[dict[str, _View], dict[str, int]]:
@@ -264,22 +211,21 @@ def _read_zip(file: _File) -> tuple[dict[str, _View], dict[str, int]]:
         entries = {entry.filename: entry for entry in archive.infolist()}
         if len(entries) < len(archive.infolist()):
             raise ValueError("two of its entries have the same name")
-        spans = sorted(_span(file, entry) for entry in entries.values())
-        next_starts = [start for start, _ in spans[1:]] + [archive.start_dir]
-        if any(end > start for (_, end), start in zip(spans, next_starts, strict=True)):
+        spans = {name: _span(file, entry) for name, entry in entries.items()}
+        ordered = [*sorted(spans.values()), (archive.start_dir, 0)]
+        if any(end > start for (_, end), (start, _) in pairwise(ordered)):
             raise ValueError("its entries overlap")
         (pickle,) = (name for name in entries if name.endswith("/data.pkl"))
         folder = pickle.removesuffix("data.pkl")
         if (order := entries.get(f"{folder}byteorder")) and archive.read(order) != b"little":
             raise ValueError("its numbers are big-endian")
-        views = _views(_Interpreter().run(BytesIO(archive.read(pickle))))
+        views, storages = _parts(next(_values(BytesIO(archive.read(pickle)))))
     offsets = {}
-    for storage in {view.storage for view in views.values()}:
-        entry = entries[f"{folder}data/{storage.key}"]
-        _, end = _span(file, entry)
-        if entry.file_size != storage.count * storage.itemsize:
-            raise ValueError(f"its storage {storage.key:.40} has {entry.file_size} bytes")
-        offsets[storage.key] = end - entry.file_size
+    for key, storage in storages.items():
+        size = entries[f"{folder}data/{key}"].file_size
+        if size != storage.count * storage.itemsize:
+            raise ValueError(f"its storage {key:.40} has {size} bytes")
+        offsets[key] = spans[f"{folder}data/{key}"][1] - size
     return views, offsets
 
 
@@ -300,15 +246,13 @@ def _read_older(file: _File) -> tuple[dict[str, _View], dict[str, int]]:
     Four pickles (two numbers, the system, the state dict), the list of the storages' keys, and for
     each of these its number of elements and its data. All numbers are little-endian.
     """
-    size = file.seek(0, os.SEEK_END)
     file.seek(0)
-    data = BytesIO(file.read(min(size, _LARGEST)))
-    magic, protocol, _, state, keys = (_Interpreter().run(data) for _ in range(5))
+    data = BytesIO(file.read())
+    magic, protocol, _, state, keys = islice(_values(data), 5)
     if (magic, protocol) != (_MAGIC, _PROTOCOL):
         raise ValueError("it is a pickle, but not PyTorch's")
-    views, offset, offsets = _views(state), data.tell(), {}
-    storages = {view.storage.key: view.storage for view in views.values()}
-    if sorted(_of_type(keys, list), key=str) != sorted(storages):
+    (views, storages), offset, offsets = _parts(state), data.tell(), {}
+    if sorted(_of_type(key, str) for key in _of_type(keys, list)) != sorted(storages):
         raise ValueError("its storages are not those of its tensors")
     for key in keys:
         storage = storages[key]
@@ -316,6 +260,6 @@ def _read_older(file: _File) -> tuple[dict[str, _View], dict[str, int]]:
         if int.from_bytes(file.read(8), "little") != storage.count:
             raise ValueError(f"its storage {key:.40} has another length")
         offsets[key], offset = offset + 8, offset + 8 + storage.count * storage.itemsize
-    if offset > size:
-        raise ValueError(f"it ends {offset - size} bytes early")
+    if (missing := offset - file.seek(0, os.SEEK_END)) > 0:
+        raise ValueError(f"it ends {missing} bytes early")
     return views, offsets

@@ -43,9 +43,11 @@ def weight_files(folder: Path) -> list[Path]:
 
 def read_tensors(path: Path) -> list[tuple[str, Tensor]]:
     """Return the names and tensors of a complete, valid file of weights, without their data."""
-    is_torch, start = path.suffix == ".bin", b""
+    read, start = _read_safetensors, b""
+    if is_torch := path.suffix == ".bin":
+        from gpt_cli.folder.torch_file import read_torch as read  # few models need its imports
     try:
-        return list((_read_torch if is_torch else _read_safetensors)(path))
+        return list(read(path))
     except _DAMAGED as error:
         with suppress(OSError), path.open("rb") as file:
             start = file.read(64).lstrip()
@@ -56,12 +58,6 @@ def read_tensors(path: Path) -> list[tuple[str, Tensor]]:
             reason += "; it is damaged or incomplete, get it again"
         kind = "a file of PyTorch's weights" if is_torch else "safetensors"
         raise CheckpointError(f"{path} is not {kind}: {[*kinds, reason][0]}") from None
-
-
-def _read_torch(path: Path) -> Iterator[tuple[str, Tensor]]:
-    from gpt_cli.folder.torch_file import read_torch  # few models need its imports
-
-    return read_torch(path)
 
 
 def _read_safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:

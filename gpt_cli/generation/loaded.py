@@ -53,13 +53,17 @@ class LoadedModel:
 
     def fitting_ids(self, prompt: str, *, special: bool) -> list[int]:
         """Return the ids of a prompt; raise ContextError if they do not fit the context."""
-        ids, n_positions = self.prompt_ids(prompt, special=special), self.config.n_positions
-        if len(ids) > n_positions:
+        ids = self.prompt_ids(prompt, special=special)
+        self.check_fits(len(ids), "prompt")
+        return ids
+
+    def check_fits(self, tokens: int, what: str) -> None:
+        """Raise ContextError if tokens do not fit the context."""
+        if tokens > (n_positions := self.config.n_positions):
             raise ContextError(
-                f"the prompt has {counted(len(ids), 'token')}, and the model's context is "
+                f"the {what} has {counted(tokens, 'token')}, and the model's context is "
                 f"{n_positions:,}; shorten it"
             )
-        return ids
 
     def bound_edits(self, texts: str | Sequence[str], length: int, most: int) -> list[Bound]:
         """Return the edits of a text, those of all texts and its own: see `edits.bind`."""
@@ -79,14 +83,9 @@ class LoadedModel:
 
     def fitting_edits(self, texts: str | Sequence[str], length: int) -> list[Bound]:
         """Return the edits of a text, which must fit the context if it has any."""
-        bounds = self.bound_edits(texts, length, length)
-        if bounds and length > self.config.n_positions:
-            count = counted(length, "token")
-            raise ContextError(
-                f"the text has {count}, and one with edits must fit the model's context of "
-                f"{self.config.n_positions:,}; shorten it"
-            )
-        return bounds
+        if texts or self.edits:
+            self.check_fits(length, "text with edits")
+        return self.bound_edits(texts, length, length)
 
     def release(self) -> None:
         """Give back the memory of all but the weights."""

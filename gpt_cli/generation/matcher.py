@@ -108,9 +108,8 @@ def _guide(tokenizer: Tokenizer, config: GPT2Config) -> "LLTokenizer":
     if config in guides:
         return guides[config]
     llguidance, size = import_llguidance(), config.vocab_size
-    missing = {*tokenizer.missing_ids(size)}
     check_bytes(tokenizer, "a constraint")
-    tokens = [b"" if id in missing else tokenizer.token_bytes(id) or b"" for id in range(size)]
+    tokens = tokenizer.all_bytes(size)
     ends = [id for id in config.eos_token_id if id < size]
     if not ends:  # one that the model cannot choose
         ends = [size]

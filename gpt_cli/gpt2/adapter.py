@@ -5,7 +5,7 @@ An adapter changes some matrices by products of low rank, W + scale B A, and rep
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,81 +67,68 @@ def merge(tensors: Mapping[str, Tensor | Int8Rows], source: Path, folder: Path) 
         _log.warning("the adapter %s was trained for %.80r, not for %s", folder, model, source)
     stored = read_tensors(weights)
     try:
-        replaced, factors = _parts(stored, tensors, config)
-        merged = {**tensors, **_changed(factors, tensors, config), **replaced}
+        return {**tensors, **_changed(_by_name(stored), tensors, config)}
     except ValueError as error:
         cure = f"get it again, or use {model or 'the model that it was trained for':.80}"
         raise CheckpointError(f"{weights}: {error}: {cure}") from None
-    if "wte.weight" in replaced:  # as after PEFT's merge_and_unload, the head is no longer tied
-        merged.setdefault("lm_head.weight", tensors["wte.weight"])
-    return merged
 
 
-def _parts(
-    stored: Sequence[tuple[str, Tensor]], model: Mapping[str, Rows], config: LoraConfig
-) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-    """Return the tensors that replace others, by name, and those of LoRA by module and name."""
-    shapes = {"lm_head.weight": model["wte.weight"].shape}
-    shapes |= {name: tensor.shape for name, tensor in model.items()}
-    replaced: dict[str, Tensor] = {}
-    factors: dict[str, dict[str, Tensor]] = {}
+def _by_name(stored: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the tensors of an adapter by their names without prefixes; ValueError if none."""
+    tensors: dict[str, Tensor] = {}
     for stored_name, tensor in stored:
-        full = stored_name.removeprefix(_PREFIX)
-        name = full.removeprefix(_TRANSFORMER)
-        lora = _LORA.fullmatch(name)
-        if lora and f"{lora[1]}.weight" in shapes:
-            group, key = factors.setdefault(lora[1], {}), name
-        elif name in shapes and config.saves(f"{_TRANSFORMER}{name}"):
-            group, key = replaced, name
-            _check(full, tensor, shapes[name])
-        else:
-            raise ValueError(f"the tensor {full:.80} is neither LoRA of a block nor a saved module")
-        if key in group:
-            raise ValueError(f"duplicate tensor {full}")
-        group[key] = tensor
-    for name in shapes:
-        if name not in replaced and config.saves(f"{_TRANSFORMER}{name}"):
-            raise ValueError(f"the tensor {name} of modules_to_save is missing")
-    if not replaced and not factors:
+        name = stored_name.removeprefix(_PREFIX).removeprefix(_TRANSFORMER)
+        if name in tensors:
+            raise ValueError(f"duplicate tensor {name}")
+        tensors[name] = tensor
+    if not tensors:
         raise ValueError("it has no tensors")
-    return replaced, factors
+    return tensors
 
 
 def _changed(
-    factors: Mapping[str, Mapping[str, Tensor]], model: Mapping[str, Rows], config: LoraConfig
+    parts: Mapping[str, Tensor], model: Mapping[str, Rows], config: LoraConfig
 ) -> dict[str, Rows]:
-    """Return the matrices that are changed by products of low rank."""
+    """Return the tensors of the model that are not as before; ValueError if a part does not fit."""
+    shapes = {"lm_head.weight": model["wte.weight"].shape}
+    shapes |= {name: tensor.shape for name, tensor in model.items()}
+    saved = {name: shapes[name] for name in shapes if config.saves(f"{_TRANSFORMER}{name}")}
+    needed = dict(saved)
+    modules: dict[str, float] = {}  # and the scales of their changes
+    for lora in filter(None, map(_LORA.fullmatch, parts)):
+        if shape := shapes.get(f"{lora[1]}.weight"):
+            rank, modules[lora[1]] = config.rank_and_scale(f"{_TRANSFORMER}{lora[1]}")
+            needed[f"{lora[1]}.lora_A.weight"] = rank, shape[0]
+            needed[f"{lora[1]}.lora_B.weight"] = shape[1], rank
+    _check(parts, needed)
     ops: Ops = NumPyOps()
     with suppress(InputError):  # of GPT_CLI_OPS=cupy
         ops = get_ops("cpu", "float32")  # the library's products have the same bits everywhere
     changed: dict[str, Rows] = {}
-    for module, pair in factors.items():
-        matrix = model[f"{module}.weight"]
-        n_in, n_out = matrix.shape
-        rank, scale = config.rank_and_scale(f"{_TRANSFORMER}{module}")
-        left = np.ascontiguousarray(_factor(pair, f"{module}.lora_A.weight", (rank, n_in)).T)
-        B = _factor(pair, f"{module}.lora_B.weight", (n_out, rank))
-        right = Linear(ops.place_matrix(B, transposed=True))
-        changed[f"{module}.weight"] = _Merged(matrix, left, right, np.float32(scale), ops)
-    return changed
+    for module, scale in modules.items():
+        A, B = (parts[f"{module}.lora_{letter}.weight"][:] for letter in "AB")
+        if not (np.isfinite(A).all() and np.isfinite(B).all()):
+            raise ValueError(f"the tensors of {module} are not finite")
+        left, right = np.ascontiguousarray(A.T), Linear(ops.place_matrix(B, transposed=True))
+        name = f"{module}.weight"
+        changed[name] = _Merged(model[name], left, right, np.float32(scale), ops)
+    if "wte.weight" in saved:  # as after PEFT's merge_and_unload, the head is no longer tied
+        changed["lm_head.weight"] = model.get("lm_head.weight", model["wte.weight"])
+    return changed | {name: parts[name] for name in saved}
 
 
-def _factor(pair: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Array:
-    """Return one of the two factors of a change; ValueError if it is missing or wrong."""
-    if name not in pair:
-        raise ValueError(f"the tensor {name} is missing")
-    _check(name, pair[name], shape)
-    array = pair[name][:]
-    if not np.isfinite(array).all():
-        raise ValueError(f"the tensor {name} is not finite")
-    return array
-
-
-def _check(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    """Raise ValueError if a tensor of an adapter has another shape, or is not supported."""
-    if tensor.shape != shape:
-        shapes = f"{list(tensor.shape)!s:.80}, not {list(shape)}"
-        raise ValueError(f"the tensor {name} has the shape {shapes}")
-    if tensor.dtype not in ("F32", "F16", "BF16") or tensor.strides:  # views may repeat numbers
-        form = "a view" if tensor.strides else tensor.dtype
-        raise ValueError(f"the tensor {name} is {form}, which is not supported")
+def _check(parts: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise ValueError if the tensors are not those of these names and shapes, in floats."""
+    for name in parts:
+        if name not in shapes:
+            raise ValueError(f"the tensor {name:.80} is neither LoRA of a block nor a saved module")
+    for name, shape in shapes.items():
+        if name not in parts:
+            raise ValueError(f"the tensor {name} is missing")
+        tensor = parts[name]
+        if tensor.shape != shape:
+            lengths = f"{list(tensor.shape)!s:.80}, not {list(shape)}"
+            raise ValueError(f"the tensor {name} has the shape {lengths}")
+        if tensor.dtype not in ("F32", "F16", "BF16") or tensor.strides:  # views repeat numbers
+            form = "a view" if tensor.strides else tensor.dtype
+            raise ValueError(f"the tensor {name} is {form}, which is not supported")

@@ -1,6 +1,7 @@
 """Hook points: named values inside the forward pass, for those who read them.
 
-The names are TransformerLens's. `model.py` gives each value to a `Hook` under its name.
+The names are TransformerLens's. `model.py` gives each value to a `Hook` under its name. As before
+TransformerLens 3, `hook_normalized` is what a LayerNorm returns, with its gain and bias.
 """
 
 import fnmatch
@@ -35,7 +36,8 @@ _SHAPES = {
     "ln_final.hook_normalized": ("T", "C"),
 }
 _NUMBERED = re.compile(r"blocks\.\d+\.")
-_BEFORE, _AFTER = ("hook_embed", "hook_pos_embed"), ("ln_final.hook_normalized",)
+FINAL = "ln_final.hook_normalized"  # the states that `hidden_states` returns
+_BEFORE, _AFTER = ("hook_embed", "hook_pos_embed"), (FINAL,)
 
 
 class Hook:
@@ -117,6 +119,11 @@ def hook_shapes(config: GPT2Config) -> dict[str, tuple[str | int, ...]]:
 def _end(name: str) -> str:
     """Return the name of a hook point without its layer."""
     return name.split(".", 2)[2] if name.startswith("blocks.") else name
+
+
+def has_keys(name: str) -> bool:
+    """Return whether a value has numbers for each pair of tokens, as attention scores have."""
+    return _SHAPES[_end(name)] == ("H", "T", "T")
 
 
 def select_hooks(config: GPT2Config, globs: Sequence[str]) -> list[str]:

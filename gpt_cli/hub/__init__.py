@@ -3,13 +3,13 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpt_cli.errors import InputError, ModelNotFoundError, ResourceError
+from gpt_cli.errors import GPTCLIError, InputError, ModelNotFoundError, ResourceError, import_extra
 from gpt_cli.folder import contents
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.hub import client, local
@@ -19,6 +19,7 @@ from gpt_cli.hub.local import BUNDLED, SHORT_NAMES, checked_revision, hub_id
 from gpt_cli.hub.local import conversion_of as conversion_of
 from gpt_cli.options.declare import OptionError
 from gpt_cli.system.atomic import new_folder
+from gpt_cli.system.files import read_json
 
 if TYPE_CHECKING:
     from gpt_cli.folder.tokenizer import Tokenizer
@@ -50,30 +51,50 @@ def resolve(
 
 @dataclass(frozen=True)
 class Description:
-    """A model's configuration and the name of its weights, known without reading them."""
+    """A model, known without reading its weights."""
 
-    config: GPT2Config
+    config: GPT2Config  # with the start and end token that are used, if `tokenizer` is known
     folder: Path | None  # None if the model is not on this machine
     weights: str | None  # the name of their file, or of the index of their shards
     request: str | None  # the pull request on the Hub that they are taken from
+    vocabulary: tuple[str, ...]  # the files of the tokenizer; empty if there are none
+    tokenizer: "Tokenizer | None"  # None if it cannot be read, or is not on this machine
+    problem: str | None  # why the model cannot be used as it is
 
 
 def describe(name: str, *, revision: str | None = None, offline: bool = False) -> Description:
-    """Describe a model; fetch only small files if it is not local. Errors are those of a download.
+    """Describe a model; fetch only config.json if it is not local. Errors are those of a download.
 
-    A folder may have no weights.
+    A folder may have no weights and no tokenizer.
     """
+    from gpt_cli.folder.tokenizer import read_tokenizer, with_special_tokens  # imports tiktoken
+
     if folder := find(name, revision):
-        names = {path.name for path in folder.iterdir()}
+        names, request = {path.name for path in folder.iterdir()}, local.conversion_of(folder)
         weights = contents.select_weights(names, str(folder), folder.joinpath)[0]
-        config, present = GPT2Config.from_folder(folder), weights if weights in names else None
-        return Description(config, folder, present, local.conversion_of(folder))
-    repo, revision = _on_hub(name, revision, offline)
-    with tempfile.TemporaryDirectory() as scratch:
-        snapshot = client.find_snapshot(repo, revision, Path(scratch))
-        weights, *_ = contents.model_files(snapshot.files, repo, snapshot.fetch)
-        config = GPT2Config.from_folder(snapshot.fetch(contents.CONFIG).parent)
-    return Description(config, None, weights, snapshot.request)
+        config = GPT2Config.from_folder(folder)
+    else:
+        with _temporary(name, revision, offline) as snapshot:
+            names, request = {*snapshot.files}, snapshot.request
+            weights = contents.model_files(names, snapshot.repo, snapshot.fetch)[0]
+            raw = read_json(snapshot.fetch(contents.CONFIG))
+        config = GPT2Config.from_dict(raw, f"{snapshot.repo}/{contents.CONFIG}")
+    files, tokenizer, problem = contents.vocabulary(names) or (), None, None
+    try:
+        if weights not in names:
+            cure = "add its model.safetensors or pytorch_model.bin"
+            raise ModelNotFoundError(f"{name} has no weights: {cure}")
+        if folder:
+            tokenizer = read_tokenizer(folder)
+            config = with_special_tokens(config, tokenizer, folder)
+        elif any(file not in names for file in contents.BYTE_BPE):  # else it is nearly always these
+            doubt = ", unless it is of GPT-2's own kind" if files[0] == "tokenizer.json" else ""
+            purpose = f"{files[0]} needs the package tokenizers{doubt}"
+            import_extra(purpose, "tokenizers", "tokenizers")
+    except GPTCLIError as error:
+        problem = str(error)
+    present = weights if weights in names else None
+    return Description(config, folder, present, request, files, tokenizer, problem)
 
 
 def resolve_all(
@@ -85,20 +106,18 @@ def resolve_all(
     quiet: bool = False,
 ) -> list[Path]:
     """Return the folder of a model, then that of its adapter, if there is one."""
-    folder = resolve(name, revision=revision, offline=offline, quiet=quiet)
-    if adapter is None:
-        return [folder]
-    return [folder, resolve_adapter(adapter, offline=offline, quiet=quiet)]
+    folders = [resolve(name, revision=revision, offline=offline, quiet=quiet)]
+    return folders if adapter is None else [*folders, _resolve_adapter(adapter, offline, quiet)]
 
 
-def resolve_adapter(name: str, *, offline: bool = False, quiet: bool = False) -> Path:
+def _resolve_adapter(name: str, offline: bool, quiet: bool) -> Path:
     """Return the folder of an adapter; download it from the main branch if it is not local."""
     if os.path.isdir(name):  # noqa: PTH112 (never raises)
         return Path(name)
     try:
         if os.path.isfile(name):  # noqa: PTH113 (never raises)
             raise ModelNotFoundError
-        cached = local.cached_snapshot(hub_id(name), "main", contents.adapter_files)
+        cached = local.cached_snapshot(hub_id(name), None, contents.adapter_files)
     except ModelNotFoundError:
         cure = "give the folder of an adapter, or OWNER/NAME on the Hub"
         raise ModelNotFoundError(f"no adapter {name!r:.80}: {cure}") from None
@@ -109,30 +128,24 @@ def read_tokenizer(name: str, *, revision: str | None = None, offline: bool = Fa
     """Return the tokenizer of a model; fetch only its files if the model is not local."""
     from gpt_cli.folder.tokenizer import read_tokenizer  # imports tiktoken
 
-    def choose(names: Collection[str]) -> list[str]:  # config.json may name the kind
-        return [*contents.tokenizer_files(names), *({contents.CONFIG} & {*names})]
-
-    with _folder_of(choose, name, revision, offline) as folder:
+    if folder := find(name, revision):
         return read_tokenizer(folder)
+    with _temporary(name, revision, offline) as snapshot:
+        files = contents.tokenizer_files(snapshot.files)
+        if contents.CONFIG in snapshot.files:  # which may name the kind
+            files.append(contents.CONFIG)
+        return read_tokenizer({snapshot.fetch(file).parent for file in files}.pop())
 
 
 @contextmanager
-def _folder_of(
-    choose: Callable[[Collection[str]], list[str]], name: str, revision: str | None, offline: bool
-) -> Iterator[Path]:
-    """Yield the folder of a local model, or a temporary one with the files that `choose` picks.
+def _temporary(name: str, revision: str | None, offline: bool) -> Iterator[client.Snapshot]:
+    """Yield a model on the Hub whose files are fetched to a temporary folder.
 
     They do not go to the cache, because a config.json there marks a complete model.
     """
-    if folder := find(name, revision):
-        yield folder
-        return
     repo, revision = _on_hub(name, revision, offline)
     with tempfile.TemporaryDirectory() as scratch:
-        snapshot = client.find_snapshot(repo, revision, Path(scratch))
-        for file in choose(snapshot.files):
-            snapshot.fetch(file)
-        yield Path(scratch)
+        yield client.find_snapshot(repo, revision, Path(scratch))
 
 
 def download(

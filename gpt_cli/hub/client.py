@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpt_cli.errors import CheckpointError, InputError, ModelNotFoundError, ResourceError, counted
-from gpt_cli.folder.contents import has_safetensors, model_files
-from gpt_cli.hub.local import Select, cache_folder, conversion_mark, nearest, repo_folder
+from gpt_cli.folder.contents import has_safetensors
+from gpt_cli.hub.local import Select, cache_folder, mark_conversion, nearest, repo_folder
 from gpt_cli.system.files import file_hash
 from gpt_cli.system.machine import format_size, within
 
@@ -45,8 +45,7 @@ class Snapshot:
     bars = False  # whether to show the progress of downloads
     request: str | None = None  # the pull request, if it was taken in place of `main`
 
-    def __init__(self, repo: str, revision: str | None, to: Path | None):
-        revision = revision or "main"
+    def __init__(self, repo: str, revision: str, to: Path | None):
         with _client(partial(_explain, repo, revision)):
             from huggingface_hub import HfApi
 
@@ -84,20 +83,15 @@ class Snapshot:
         It must be by the Hub's conversion bot, as in transformers: anybody can open a request.
         """
         with suppress(ModelNotFoundError), _client(partial(_explain, self.repo, self.commit)):
-            requests = self.api.get_repo_discussions(
-                self.repo,
-                author=_BOT,
-                discussion_type="pull_request",
-                discussion_status="open",
+            threads = self.api.get_repo_discussions(
+                self.repo, author=_BOT, discussion_type="pull_request", discussion_status="open"
             )
-            for request in requests:  # a mirror may ignore the filters
-                is_open = request.is_pull_request and request.status == "open"
-                if request.author != _BOT or not is_open:
-                    continue
-                reference = f"refs/pr/{request.num}"
-                commits = self.api.list_repo_commits(self.repo, revision=reference)
-                if [commit.commit_id for commit in commits[1:2]] == [self.commit]:
-                    return reference
+            for thread in threads:  # a mirror may ignore the filters
+                if thread.author == _BOT and thread.is_pull_request and thread.status == "open":
+                    reference = f"refs/pr/{thread.num}"
+                    commits = self.api.list_repo_commits(self.repo, revision=reference)
+                    if [commit.commit_id for commit in commits[1:2]] == [self.commit]:
+                        return reference
         return None
 
     def _expected_hash(self, name: str) -> str | None:
@@ -119,44 +113,32 @@ def _hash_of(file: "RepoSibling") -> str | None:
 
 
 def find_snapshot(repo: str, revision: str | None, to: Path | None = None) -> Snapshot:
-    """Return the revision of a model that is taken, by default `main` or its conversion.
-
-    Args:
-        repo: the Hub id.
-        revision: a name; then no conversion is looked for.
-        to: the folder to fetch into; None for the cache.
-    """
-    snapshot = Snapshot(repo, revision, to)
-    asks = revision is None and not has_safetensors(snapshot.files)
-    if asks and (request := snapshot.conversion()):
-        snapshot = Snapshot(repo, request, to)
-        snapshot.request = request
-    return snapshot
+    """Return the given revision, or by default `main` or its conversion to safetensors."""
+    snapshot = Snapshot(repo, revision or "main", to)
+    if revision or has_safetensors(snapshot.files) or not (request := snapshot.conversion()):
+        return snapshot
+    converted = Snapshot(repo, request, to)
+    converted.request = request
+    return converted
 
 
 def fetch_model(
     repo: str, revision: str | None, to: Path | None, quiet: bool, select: Select
 ) -> Path:
-    """Fetch the files that `select` chooses into the folder `to`, or into the cache.
-
-    Of a model, they are from `find_snapshot`.
-    """
+    """Fetch the files that `select` chooses into the folder `to`, or into the cache."""
     quiet = quiet or sys.stderr is None
-    is_model = select is model_files
-    snapshot = (find_snapshot if is_model else Snapshot)(repo, revision, to)
+    snapshot = find_snapshot(repo, revision, to)
     snapshot.bars = not quiet and sys.stderr.isatty()
     *others, config = select(snapshot.files, repo, snapshot.fetch)
     files = [snapshot.files[name] for name in (*others, config)]
-    if is_model and not quiet and (snapshot.request or not has_safetensors(snapshot.files)):
+    if not quiet and (snapshot.request or not has_safetensors(snapshot.files)):
         taken = snapshot.request or others[0]
         _log.warning("%s has no safetensors: taking %s", repo, taken)  # shown by default
     _check_space(repo, files, to, say=not quiet and not snapshot.bars)
     for name in others:
         snapshot.fetch(name)
     if snapshot.request and not to:
-        mark = conversion_mark(repo, snapshot.request)
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        mark.write_text(snapshot.commit)
+        mark_conversion(repo, snapshot.commit, snapshot.request)
     return snapshot.fetch(config, None if to else snapshot.revision).parent
 
 

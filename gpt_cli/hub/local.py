@@ -133,31 +133,33 @@ def cached_snapshot(repo: str, revision: str | None, select: Select = model_file
     # Other tools may have cached a model under its short name.
     for name in (repo, *(short for short, full in SHORT_NAMES.items() if full == repo)):
         folder = repo_folder(name)
-        marks = [folder / "refs" / (revision or "main")]
+        commits = [revision or "", _text(folder / "refs" / (revision or "main"))]
         if revision is None:
-            marks += sorted((folder / _CONVERTED).glob("*"), reverse=True)
-        for commit in (revision or "", *map(_commit, marks)):
+            marks = (folder / _CONVERTED).glob("*")
+            newest_first = sorted(marks, key=lambda mark: mark.stat().st_mtime, reverse=True)
+            commits += [mark.name for mark in newest_first]
+        for commit in commits:
             if _COMMIT.fullmatch(commit) and _is_complete(folder / "snapshots" / commit, select):
                 return folder / "snapshots" / commit
     return None
 
 
-def conversion_mark(repo: str, reference: str) -> Path:
-    """Return the file in the cache that holds the commit of a conversion, `refs/pr/N`."""
-    return repo_folder(repo) / _CONVERTED / Path(reference).name
+def mark_conversion(repo: str, commit: str, request: str) -> None:
+    """Note in the cache that a commit is that of a pull request, `refs/pr/N`, to be found again."""
+    mark = repo_folder(repo) / _CONVERTED / commit
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.write_text(request)
 
 
 def conversion_of(folder: Path) -> str | None:
     """Return the pull request, `refs/pr/N`, that a snapshot in the cache was taken from, if any."""
-    marks = (folder.parents[1] / _CONVERTED).glob("*") if len(folder.parents) > 1 else ()
-    numbers = (mark.name for mark in marks if _commit(mark) == folder.name)
-    return next((f"refs/pr/{number}" for number in numbers), None)
+    return _text(folder.parent.parent / _CONVERTED / folder.name) or None
 
 
-def _commit(mark: Path) -> str:
-    """Return the commit that a file of the cache holds, or ""."""
+def _text(path: Path) -> str:
+    """Return what a small file of the cache holds, or "" if there is none."""
     with suppress(OSError, ValueError):
-        return mark.read_text().strip()
+        return path.read_text().strip()
     return ""
 
 

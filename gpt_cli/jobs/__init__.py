@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from gpt_cli.jobs.layout import InputRow, Template
     from gpt_cli.jobs.runner import Summary, run
     from gpt_cli.jobs.sinks import Observer, Resumed, Sink
-    from gpt_cli.jobs.tasks import Generation, Ranking, Scoring, Task, spaced
+    from gpt_cli.jobs.tasks import Activations, Generation, Ranking, Scoring, Task, spaced
 
 __all__ = [
+    "Activations",
     "Cluster",
     "Generation",
     "InputRow",

@@ -2,10 +2,12 @@
 
 import json
 import shutil
-from collections.abc import Iterable
-from typing import BinaryIO
+from collections.abc import Callable, Iterable
+from typing import BinaryIO, TypeAlias
 
 from gpt_cli.records import Record, Schema, json_line
+
+Streams: TypeAlias = Callable[[], Iterable[BinaryIO]]  # opens parts, one after the other
 
 
 def encode(record: Record) -> bytes:
@@ -24,9 +26,7 @@ def count(stream: BinaryIO) -> tuple[int, int]:
     return len(failures), sum(failures)
 
 
-def join(
-    streams: Iterable[BinaryIO], schema: Schema, target: BinaryIO, manifest: bytes = b""
-) -> None:
+def join(streams: Streams, schema: Schema, target: BinaryIO, manifest: bytes = b"") -> None:
     """Write one file of several, without the manifest."""
-    for stream in streams:
+    for stream in streams():
         shutil.copyfileobj(stream, target)

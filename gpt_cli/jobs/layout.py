@@ -76,6 +76,7 @@ class Layout:
     template: Template | None = None  # its fields come first, instead of a text
     schema: Schema = field(default_factory=dict)  # of a result
     every_line: bool = False  # blank lines are rows, too, and rows have their lines
+    all_columns: bool = False  # of a table are read, and records have "columns" with the others
 
     def __post_init__(self) -> None:
         others = IDENTITY | self.schema | self.origin | ERROR

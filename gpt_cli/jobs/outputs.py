@@ -1,7 +1,7 @@
 """Choose the sink for the name of an output, and refuse names that would do harm."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -30,15 +30,16 @@ def open_sink(
 ) -> Sink | Resumed:
     """Return the sink of an output, or the counts of an output that an earlier run has completed.
 
-    Its name is that of a file, a folder (FOLDER/, FOLDER/*.jsonl, FOLDER/*.parquet) or an address
-    of these. The job is everything that the records depend on; see `Manifest`. An output that
-    exists, cannot be resumed or has an unsuitable name is an InputError.
+    Its name is that of a file, a folder (FOLDER/, or FOLDER/*.ENDING with one of the task) or an
+    address of these. The job is everything that the records depend on; see `Manifest`. An output
+    that exists, cannot be resumed or has an unsuitable name is an InputError.
     """
-    output, ending = _split(name, source)
+    output, ending = _split(name, source, task.endings)
     _check_folder_of(output)
     for input in source.names:
         _check_apart(input, f"{output}/part-0{ending}" if ending else name)
-    if not (ending or storage.is_address(name) or name.endswith(".parquet")):
+    in_lines = ".jsonl" in task.endings and not name.endswith(".parquet")
+    if in_lines and not (ending or storage.is_address(name)):
         _check_file(Path(name), source, resume=resume)
         return JSONLines(Path(name), task.layout.texts, job)
     from gpt_cli.jobs import parts  # brings fsspec
@@ -67,18 +68,27 @@ def _check_file(path: Path, source: Source, *, resume: bool) -> None:
         raise existing(path)
 
 
-def _split(name: str, source: Source) -> tuple[str, str]:
-    """Return the file or folder of an output, and the ending of the parts in a folder, else ""."""
+def _split(name: str, source: Source, endings: Sequence[str]) -> tuple[str, str]:
+    """Return the file or folder of an output, and the ending of the parts in a folder, else "".
+
+    The endings are those of the task. Without JSON Lines, a name without an ending is a folder.
+    """
     if not name:  # such as of a variable that is not set
         raise OptionError("output", "is empty: name a file")
-    output, ending = name, ""
+    output, ending, lines = name, "", ".jsonl" in endings
+    suffix = PurePosixPath(name).suffix
     start, slash, pattern = name.rpartition("/")
     if "*" in pattern:
-        if pattern not in ("*.jsonl", "*.parquet"):
-            raise _unsuitable(name, "name a folder as FOLDER/*.jsonl or FOLDER/*.parquet")
+        if pattern not in (patterns := [f"*{ending}" for ending in endings]):
+            folders = " or ".join(f"FOLDER/{pattern}" for pattern in patterns)
+            raise _unsuitable(name, f"name a folder as {folders}")
         output, ending = start + slash or ".", pattern.removeprefix("*")
-    elif name.endswith("/") or storage.is_folder(name):
-        ending = ".parquet" if source.reader.format == "parquet" else ".jsonl"
+    elif name.endswith("/") or storage.is_folder(name) or not (lines or suffix):
+        ending = endings[lines and source.reader.format == "parquet"]
+    elif not lines and suffix not in endings:
+        why = "a table needs a pool: choose one, or" if suffix == ".parquet" else "for arrays,"
+        files = " or ".join(endings)
+        raise _unsuitable(name, f"{why} name a FOLDER/ or a file that ends with {files}")
     output = output.rstrip("/")
     if storage.is_address(output) and storage.is_pattern(output):
         raise _unsuitable(name, "an address must not contain *, ? or [")

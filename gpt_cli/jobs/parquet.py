@@ -4,19 +4,22 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from itertools import chain
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from gpt_cli.errors import InputError, import_extra
+from gpt_cli.jobs.jsonl import Streams
 from gpt_cli.jobs.layout import Layout
 from gpt_cli.jobs.storage import open_file, reading
 from gpt_cli.records import Record, Schema
 
 if TYPE_CHECKING:
     import pyarrow
+    from numpy.typing import NDArray
     from pyarrow.parquet import ParquetFile
 
 _TEXTS = ("string", "large_string", "string_view")
@@ -31,10 +34,10 @@ def survey(file: str, layout: Layout) -> tuple[list[int], list[str], bool, int]:
     The checksum is that of the metadata, which has statistics of the columns.
     """
     types = library().types
-    columns = ("id", *layout.columns)
     _group.cache_clear()  # another file may have had this name
     with _opened(file) as (table, stream):
         schema = table.schema_arrow
+        columns = schema.names if layout.all_columns else ("id", *layout.columns)
         for name in columns:
             if schema.names.count(name) > 1:
                 raise InputError(f"{file} has several columns {name!r}: keep one of them")
@@ -56,9 +59,12 @@ def survey(file: str, layout: Layout) -> tuple[list[int], list[str], bool, int]:
         return sizes, ignored, whole_ids, zlib.crc32(stream.read())
 
 
-def read(file: str, group: int, start: int, end: int, fields: Sequence[str]) -> Iterator[Record]:
-    """Yield rows of a group with the fields that they have."""
-    for row in _group(file, group, tuple(fields)).slice(start, end - start).to_pylist():
+def read(
+    file: str, group: int, start: int, end: int, fields: Sequence[str] | None
+) -> Iterator[Record]:
+    """Yield rows of a group with the fields, by default all, that they have."""
+    rows = _group(file, group, None if fields is None else tuple(fields))
+    for row in rows.slice(start, end - start).to_pylist():
         values = ((name, _json_value(value)) for name, value in row.items())
         yield {name: value for name, value in values if value is not None}
 
@@ -83,10 +89,11 @@ def whole(value: Any) -> Any:
 
 # A group can only be read as a whole, and has several pieces.
 @lru_cache(maxsize=1)
-def _group(file: str, group: int, fields: tuple[str, ...]) -> "pyarrow.Table":
+def _group(file: str, group: int, fields: tuple[str, ...] | None) -> "pyarrow.Table":
     pyarrow = library()
     with _opened(file) as (table, _):
-        columns = [name for name in ("id", *fields) if name in table.schema_arrow.names]
+        names = table.schema_arrow.names
+        columns = [name for name in names if fields is None or name in ("id", *fields)]
         rows = table.read_row_group(group, columns)
     for index, (name, column) in enumerate(zip(rows.column_names, rows.columns, strict=True)):
         if pyarrow.types.is_dictionary(column.type):
@@ -97,39 +104,94 @@ def _group(file: str, group: int, fields: tuple[str, ...]) -> "pyarrow.Table":
     return rows
 
 
-def write(records: Iterable[Record], schema: Schema, stream: BinaryIO) -> None:
+def write(records: Sequence[Record], schema: Schema, stream: BinaryIO) -> None:
     """Write records as a table."""
+    table = table_of(records, schema)
+    library().parquet.write_table(table, stream)
+
+
+def table_of(records: Sequence[Record], schema: Schema) -> "pyarrow.Table":
+    """Return records as a table.
+
+    The arrays of a record have a row of the table for each of their items, such as words. Other
+    "columns" of the input follow the schema; values of several types become JSON.
+    """
     pyarrow = library()
-    rows = [dict(record) for record in records]
+    names = dict.fromkeys(name for r in records for name in r.get("arrays", {}))
+    sizes = [max(map(len, record.get("arrays", {}).values()), default=1) for record in records]
+    repeated = [r for r, size in zip(records, sizes, strict=True) for _ in range(size)]
+    table = _scalars(repeated, schema)
+    for name in dict.fromkeys(name for r in records for name in r.get("columns", {})):
+        values = [record.get("columns", {}).get(name) for record in repeated]
+        try:
+            column = pyarrow.array(values)
+        except (pyarrow.ArrowException, OverflowError, UnicodeEncodeError):
+            column = pyarrow.array([None if v is None else json.dumps(v) for v in values])
+        if name not in [*table.column_names, *names]:
+            table = table.append_column(name, column)
+    for name in names:
+        if name in schema:  # as nulls
+            table = table.drop_columns(name)
+        table = table.append_column(name, _column([r.get("arrays", {}).get(name) for r in records]))
+    return table
+
+
+def _column(arrays: "Sequence[NDArray[Any] | None]") -> "pyarrow.Array":
+    """Return the items of arrays, or a null for None; items with axes are lists of one size."""
+    pyarrow = library()
+    first = next(array for array in arrays if array is not None)
+    kind = pyarrow.from_numpy_dtype(first.dtype)
+    if first.ndim == 1:
+        items = ([None] if array is None else array.tolist() for array in arrays)
+    else:
+        kind = pyarrow.list_(kind, first[0].size)
+        items = ([None] if array is None else array.reshape(len(array), -1) for array in arrays)
+    return pyarrow.array(list(chain.from_iterable(items)), kind)
+
+
+def _scalars(records: Sequence[Record], schema: Schema) -> "pyarrow.Table":
+    pyarrow = library()
+    rows = [{name: r[name] for name in schema if name in r} for r in records]
     # An id may be any JSON value; the number of a line is in the column of a template's {line}.
     for name in ("id", "line"):
         for row in rows if schema.get(name) == "string" else []:
             if not isinstance(row.get(name, ""), str):
                 row[name] = json.dumps(row[name], ensure_ascii=False)
     try:
-        table = pyarrow.Table.from_pylist(rows, arrow_schema(schema))
+        return pyarrow.Table.from_pylist(rows, arrow_schema(schema))
     except UnicodeEncodeError:  # a path may hold bytes that are not UTF-8
         text = json.dumps(rows, ensure_ascii=False).encode(errors="surrogateescape")
         rows = json.loads(text.decode(errors="replace"))
-        table = pyarrow.Table.from_pylist(rows, arrow_schema(schema))
-    pyarrow.parquet.write_table(table, stream)
+        return pyarrow.Table.from_pylist(rows, arrow_schema(schema))
 
 
 def count(stream: BinaryIO) -> tuple[int, int]:
-    """Return the number of records in a table, and the number of errors among them."""
-    errors = library().parquet.read_table(stream, columns=["error"])["error"]
-    return len(errors), len(errors) - errors.null_count
+    """Return the number of records in a table, and the number of errors among them.
+
+    A record may have several rows.
+    """
+    table = library().parquet.read_table(stream, columns=["index", "error"])
+    return len(table["index"].unique()), len(table) - table["error"].null_count
 
 
-def join(
-    streams: Iterable[BinaryIO], schema: Schema, target: BinaryIO, manifest: bytes = b""
-) -> None:
-    """Write one table of several with the same schema, and a manifest into its metadata."""
+def join(streams: Streams, schema: Schema, target: BinaryIO, manifest: bytes = b"") -> None:
+    """Write one table of several, and a manifest into its metadata.
+
+    A table may lack columns in which it would have only nulls.
+    """
     pyarrow = library()
-    described = arrow_schema(schema).with_metadata({_MANIFEST: manifest})
-    with pyarrow.parquet.ParquetWriter(target, described) as writer:
-        for stream in streams:
-            writer.write_table(pyarrow.parquet.read_table(stream))
+    schemas = [pyarrow.parquet.read_schema(stream) for stream in streams()]
+    try:
+        one = pyarrow.unify_schemas(
+            schemas or [arrow_schema(schema)], promote_options="permissive"
+        ).with_metadata({_MANIFEST: manifest})
+    except pyarrow.ArrowException as error:
+        cure = "write FOLDER/*.parquet, or give its column one type"
+        raise InputError(f"the parts cannot be joined: {error!s:.200}; {cure}") from None
+    with pyarrow.parquet.ParquetWriter(target, one) as writer:
+        for stream in streams():
+            tables = one.empty_table(), pyarrow.parquet.read_table(stream)
+            writer.write_table(pyarrow.concat_tables(tables, promote_options="permissive"))
 
 
 def manifest(stream: BinaryIO) -> bytes | None:
@@ -147,6 +209,8 @@ def _type(kind: Any) -> "pyarrow.DataType":
         return library().type_for_alias(kind)
     if isinstance(kind, list):
         return library().list_(_type(kind[0]))
+    if isinstance(kind, tuple):
+        return library().list_(_type(kind[0]), kind[1])
     return library().struct([(name, _type(item)) for name, item in kind.items()])
 
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Self
 
 from fsspec.implementations.local import LocalFileSystem
@@ -24,13 +24,28 @@ from gpt_cli.jobs.sinks import (
 from gpt_cli.records import Record, Schema
 
 SECONDS, BYTES = 60.0, 64 << 20  # after which a part is written
-_FORMATS = {".jsonl": jsonl, ".parquet": parquet}
+
+
+def _format(ending: str) -> Any:
+    """Return the module or the object that writes and reads files with an ending."""
+    if ending in (".safetensors", ".npz"):
+        from gpt_cli.jobs import arrays  # brings NumPy
+
+        return arrays.Npz() if ending == ".npz" else arrays.Safetensors()
+    return parquet if ending == ".parquet" else jsonl
+
+
+def _size(record: Record) -> int:
+    """Return about the number of bytes of a record in a file."""
+    arrays = record.get("arrays", {})
+    rest = {name: value for name, value in record.items() if name not in ("arrays", "columns")}
+    return len(jsonl.encode(rest)) + sum(array.nbytes for array in arrays.values())
 
 
 class Folder(Sink):
     """Parts in a folder, or at its address, which is new or is resumed.
 
-    The name of a part has the index of its first row, and the ending ".jsonl" or ".parquet".
+    The name of a part has the index of its first row, and the ending of its format.
     `_job.json` is the manifest of the job, which has checksums of the input.
     """
 
@@ -40,7 +55,7 @@ class Folder(Sink):
         if ending == ".parquet":
             parquet.library()
         self.name = name
-        self._format: Any = _FORMATS[ending]
+        self._format = _format(ending)
         self._ending = ending
         self._schema = schema
         self._resume = resume
@@ -103,7 +118,7 @@ class Folder(Sink):
 
     def write(self, record: Record) -> None:
         self._part.append(record)
-        self._bytes += len(jsonl.encode(record))
+        self._bytes += _size(record)
         if self._bytes >= BYTES or time.perf_counter() - self._since >= SECONDS:
             self._write_part()
 
@@ -153,7 +168,7 @@ class Folder(Sink):
 class File(Folder):
     """One file, joined at the end from the parts in the folder FILE.parts, which then is removed.
 
-    The file is Parquet if its name ends with ".parquet", else JSON Lines.
+    Its format is that of the ending of its name, by default JSON Lines.
     """
 
     def __init__(self, name: str, schema: Schema, job: Mapping[str, Any], *, resume: bool):
@@ -166,7 +181,7 @@ class File(Folder):
         super().finish(rows)
         opened = storage.new_object(*storage.filesystem(self._file), self._file, LATER)
         with opened as target, storage.writing(self._file, LATER):
-            self._format.join(self._streams(), self._schema, target, self._manifest.begin())
+            self._format.join(self._streams, self._schema, target, self._manifest.begin())
         self._locked.close()  # Windows removes no file that is open
         with storage.writing(self.name, "remove it by hand"):
             self._fs.rm(self._folder, recursive=True)
@@ -174,18 +189,19 @@ class File(Folder):
 
 def _ending(name: str) -> str:
     """Return the ending that stands for the format of a file of records."""
-    return ".parquet" if name.endswith(".parquet") else ".jsonl"
+    ending = PurePosixPath(name).suffix
+    return ending if ending in (".parquet", ".safetensors", ".npz") else ".jsonl"
 
 
 def check_complete(name: str, job: Mapping[str, Any]) -> Resumed:
     """Return the numbers of records and of errors in a complete file.
 
-    Raise InputError if it is Parquet and was made by another job; JSON Lines have no manifest.
+    Raise InputError if it was made by another job; JSON Lines have no manifest.
     """
     resumed = count(name)
-    if _ending(name) == ".parquet":
+    if (ending := _ending(name)) != ".jsonl":
         with storage.open_file(name) as stream:
-            content = parquet.manifest(stream)
+            content = _format(ending).manifest(stream)
         if content is None:
             raise refusal(f"{name} has no manifest, so it may be of another job or an old version")
         Manifest(name, name, job).compare(content)
@@ -197,6 +213,6 @@ def count(name: str) -> Resumed:
     fs, path = storage.filesystem(name)
     with storage.reading(name), fs.open(path, "rb") as stream:
         try:
-            return Resumed(*_FORMATS[_ending(name)].count(stream))
+            return Resumed(*_format(_ending(name)).count(stream))
         except MALFORMED:
             raise refusal(f"{name} has no records of this command") from None

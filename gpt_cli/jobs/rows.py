@@ -42,7 +42,7 @@ class RowReader:
         """Return the rows of a piece; raise InputError if its file has changed."""
         lines: Iterable[tuple[int, Any]]
         if self.format == "parquet":
-            columns = self.layout.columns
+            columns = None if self.layout.all_columns else self.layout.columns
             table = parquet.read(piece.file, piece.group, piece.start, piece.end, columns)
             lines = enumerate(table, piece.line)
         else:

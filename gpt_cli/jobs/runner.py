@@ -160,7 +160,7 @@ class _Job:
             for row in rows:
                 if row.index < compared:
                     sink.check(row)
-            if self.task.template:
+            if self.task.template and not self.task.all_columns:
                 names = dict.fromkeys(name for row in rows for name in row.fields)
                 self._note_ignored([name for name in names if name not in read])
                 read.update(names)

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 from gpt_cli import records
 from gpt_cli.errors import InputError, compute_valid
@@ -17,12 +17,15 @@ from gpt_cli.records import Record, Schema
 if TYPE_CHECKING:
     from gpt_cli.engine import Engine
     from gpt_cli.generation.generate import Completion
+    from gpt_cli.scoring.activations import Pool, TextActivations
     from gpt_cli.scoring.rank import RankBy
     from gpt_cli.scoring.score import Score, ScoreOptions
 
 Rows: TypeAlias = Sequence[InputRow]
+OutDtype: TypeAlias = Literal["float32", "float16"]
 
 _ROWS_TOGETHER = 256
+_WHOLE_TOGETHER = 64  # of rows whose values are not pooled; a worker of Ray returns them at once
 
 
 class Task(Protocol):
@@ -30,6 +33,12 @@ class Task(Protocol):
 
     template: Template | None = None  # a text with fields of a row, instead of the row's text
     every_line: bool = False  # blank lines are rows, too, and records have the "data" of lines
+    all_columns: bool = False  # records have "columns", the other fields of their rows
+
+    @property
+    def endings(self) -> tuple[str, ...]:
+        """The endings of outputs; a part in a folder has the first, or .parquet beside .jsonl."""
+        return ".jsonl", ".parquet"
 
     @property
     @abstractmethod
@@ -44,7 +53,7 @@ class Task(Protocol):
     @cached_property
     def layout(self) -> Layout:
         """The fields of rows and records."""
-        return Layout(self.fields, self.template, self.schema, self.every_line)
+        return Layout(self.fields, self.template, self.schema, self.every_line, self.all_columns)
 
     @property
     def rows_together(self) -> int:
@@ -96,6 +105,8 @@ class Task(Protocol):
             known: Record = {"id": row.id, "data": row.data or None}
             if row.file is not None or isinstance(result, InputError):
                 known |= zip(layout.origin, (row.file, row.line), strict=True)
+            if self.all_columns:
+                known["columns"] = {n: v for n, v in row.fields.items() if n not in layout.texts}
             if isinstance(result, InputError):
                 content = records.of_error(result)
             else:
@@ -228,6 +239,60 @@ class Scoring(Task):
 
     def tokens(self, record: Record) -> int:
         return int(record["tokens_scored"])
+
+
+@dataclass(frozen=True)
+class Activations(Task):
+    """Compute the values at hook points of texts; they are the arrays of a record."""
+
+    hooks: tuple[str, ...]
+    pool: "Pool | None" = None
+    bos: bool = False
+    template: Template | None = None
+    out_dtype: OutDtype = "float32"
+
+    fields = ("text", "edits")
+    schema: ClassVar[Schema] = {"tokens": "int64"}
+    all_columns = True
+
+    @property
+    def endings(self) -> tuple[str, ...]:
+        return ".safetensors", ".npz", *([".parquet"] if self.pool else [])
+
+    @property
+    def rows_together(self) -> int:
+        return _ROWS_TOGETHER if self.pool else _WHOLE_TOGETHER
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        settings = super().settings
+        return {"hook": settings.pop("hooks")} | settings
+
+    def results(self, engine: "Engine", rows: Rows) -> Iterator[Record | InputError]:
+        texts = [{"text": self.layout.text(r), "edits": r.fields.get("edits")} for r in rows]
+        for row in engine.activation_rows(texts, self.hooks, self.pool, bos=self.bos):
+            try:
+                yield row if isinstance(row, InputError) else self._content(row)
+            except FloatingPointError:
+                yield InputError("a value is too large for float16: choose float32")
+
+    def ids(self, engine: "Engine", row: InputRow) -> list[int]:
+        return [*engine.start(bos=self.bos), *engine.loaded.text_ids(self.layout.text(row))]
+
+    def _content(self, row: "TextActivations") -> Record:
+        from numpy import errstate
+
+        from gpt_cli.gpt2.hooks import has_keys
+
+        arrays = row.word_columns if self.pool else row.token_columns
+        with errstate(over="raise"):
+            for name, value in row.values.items():
+                value = value.swapaxes(0, 1) if has_keys(name) else value
+                arrays[name] = value.astype(self.out_dtype)
+        return {"tokens": len(row.ids), "arrays": arrays}
+
+    def tokens(self, record: Record) -> int:
+        return int(record["tokens"])
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ Columns: TypeAlias = list[list[Any]]  # one per measure
 Edits: TypeAlias = Sequence[Sequence[Bound]]  # of each text; empty if none has any
 
 _LARGEST_EXPONENT = 709  # math.exp of more than this overflows
-_TINY = 1e-300  # replaces a standard deviation of 0
 # Fields of a score that have values of one measure after each layer, by that of the last.
 _LAYERS = {"token_logprobs": "layers", "initial_logprobs": "initial_layers"}
 
@@ -108,7 +107,7 @@ class Score:
             raise InputError("Min-K%++ needs a score with its entropies: set entropies=True")
         pairs = zip(self.token_logprobs, self.moments, strict=True)
         scored = ((x, *moments) for x, moments in pairs if x is not None and moments is not None)
-        return _mean_of_lowest(((x - mean) / (std or _TINY) for x, mean, std in scored), percent)
+        return _mean_of_lowest((_standardized(*values) for values in scored), percent)
 
 
 def perplexity(total_logprob: float, tokens: int) -> float | None:
@@ -117,6 +116,12 @@ def perplexity(total_logprob: float, tokens: int) -> float | None:
         return None
     mean = -total_logprob / tokens
     return math.exp(mean) if mean < _LARGEST_EXPONENT else math.inf
+
+
+def _standardized(logprob: float, mean: float, std: float) -> float:
+    if std:
+        return (logprob - mean) / std
+    return 0.0 if logprob >= mean else -math.inf  # one token is certain
 
 
 def _mean_of_lowest(values: Iterable[float], percent: float) -> float | None:

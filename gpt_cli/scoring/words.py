@@ -19,7 +19,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -54,9 +54,7 @@ def initial_tokens(tokenizer: Tokenizer, config: GPT2Config) -> NDArray[np.bool_
     no-break space, may be divided among tokens; it counts as a character of a word.
     """
     size = config.vocab_size
-    initial = np.zeros(size, bool)
-    for id in set(range(size)) - set(tokenizer.missing_ids(size)):
-        initial[id] = (tokenizer.token_bytes(id) or b"")[:1].isspace()
+    initial = np.array([token[:1].isspace() for token in tokenizer.all_bytes(size)])
     initial[[id for id in config.eos_token_id if id < size]] = True
     return initial
 
@@ -78,6 +76,23 @@ def among(allowed: NDArray[np.bool_]) -> Measure:
     return measure
 
 
+def split_words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[Word]:
+    r"""Return the words of a text without surprisal; all its tokens are in words, if there is one.
+
+    White space belongs to the word after it, or to the last word if none follows. A token with
+    bytes of several words, such as " \xa0 \xa0", belongs to the first of them.
+    """
+    pieces = list(tokenizer.pieces(ids))
+    starts = list(accumulate(map(len, pieces), initial=0))  # of the tokens, in bytes
+    text = b"".join(pieces)
+    spans = [match.span() for match in re.finditer(rb"\S+", text)]
+    cuts = [0, *(bisect_left(starts, end) for _, end in spans[:-1]), len(ids)]
+    return [
+        Word(text[start:end].decode(errors="replace"), start, end, last - first, None)
+        for (start, end), (first, last) in zip(spans, pairwise(cuts), strict=False)
+    ]
+
+
 def find_words(
     tokenizer: Tokenizer,
     ids: Sequence[int],
@@ -86,32 +101,26 @@ def find_words(
 ) -> list[Word]:
     """Return the words of a text, from log-likelihoods of its tokens among all and initial ones.
 
-    White space belongs to the word after it, or to the last word if none follows. The last word
-    does not count its end, because what follows the text is not known. So the surprisals sum to the
-    negative log-likelihood of the text, if all tokens are scored and there is a word.
+    The last word does not count its end, because what follows the text is not known. So the
+    surprisals sum to the negative log-likelihood of the text, if all tokens are scored and there is
+    a word.
     """
-    pieces = list(tokenizer.pieces(ids))
-    starts = list(accumulate(map(len, pieces), initial=0))  # of the tokens, in bytes
-    text = b"".join(pieces)
-    spans = [match.span() for match in re.finditer(rb"\S+", text)]
-    # The first tokens of words, and the number of all. A token with bytes of several words, such as
-    # " \xa0 \xa0", belongs to the first of them.
-    cuts = [0, *(bisect_left(starts, end) for _, end in spans[:-1]), len(ids)]
+    words = split_words(tokenizer, ids)
+    cuts = list(accumulate((word.tokens for word in words), initial=0))
+    starts = list(accumulate(map(len, tokenizer.pieces(ids)), initial=0))
     # nan for None
     scored, initial = (np.array(x, np.float64).tolist() for x in (logprobs, initial_logprobs))
     # Log-probabilities that the text so far is at the end of a word. At both ends of the text it is
     # assumed to be certain; if a token goes on with white space, that is part of the token.
     ends = [0.0] * len(cuts)
-    for number, (_, end) in enumerate(spans[:-1], 1):
-        if starts[cut := cuts[number]] == end:
+    for number, (word, cut) in enumerate(zip(words[:-1], cuts[1:], strict=False), 1):
+        if starts[cut] == word.end:
             ends[number] = scored[cut] - initial[cut]
-    words = []
-    for number, (start, end) in enumerate(spans):
-        first, last = cuts[number : number + 2]
-        nats = ends[number] - math.fsum(scored[first:last]) - ends[number + 1]
-        surprisal = None if math.isnan(nats) else nats / math.log(2)
-        word = text[start:end].decode(errors="replace")
-        words.append(Word(word, start, end, last - first, surprisal))
+    for number, word in enumerate(words):
+        nats = (
+            ends[number] - math.fsum(scored[slice(*cuts[number : number + 2])]) - ends[number + 1]
+        )
+        words[number] = replace(word, surprisal=None if math.isnan(nats) else nats / math.log(2))
     return words
 
 

@@ -1,4 +1,4 @@
-"""A server: OpenAI's completions over HTTP, by one loaded model.
+"""A server: OpenAI's completions and embeddings over HTTP, by one loaded model.
 
     serve.run(gpt_cli.load("gpt2"), serve.Settings(port=8080))
 

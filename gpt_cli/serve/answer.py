@@ -1,14 +1,16 @@
-"""The answer to a request for completions: from the events of its texts to JSON."""
+"""The answers to requests for completions and embeddings: from the events of texts to JSON."""
 
 import asyncio
 import json
 import logging
 import time
 import uuid
+from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, TypeAlias
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -18,9 +20,10 @@ from gpt_cli.errors import GPTCLIError, InputError
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.generation.decode import Step, TopLogprobs
 from gpt_cli.generation.row import Request
+from gpt_cli.options.request import Options
 from gpt_cli.serve.metrics import Metrics
-from gpt_cli.serve.prompts import Event, PendingText, PromptScore
-from gpt_cli.serve.protocol import MOST_ENTRIES, Completions, Json, Prompt
+from gpt_cli.serve.prompts import Event, PendingText, Pooling, PromptScore, Vector
+from gpt_cli.serve.protocol import MOST_ENTRIES, Completions, Embeddings, Json, Prompt
 from gpt_cli.serve.refusals import QueueFullError, RequestError
 from gpt_cli.serve.scheduler import Scheduler
 
@@ -31,6 +34,7 @@ _HEADERS = {
 }
 _STOPPED = ("stop", "eos", "complete")  # "stop" for OpenAI; the other reasons are "length"
 _COLUMNS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+_Push: TypeAlias = Callable[[Any], bool]  # adds an event to a text; returns whether it has ended
 _logger = logging.getLogger("gpt_cli")
 
 
@@ -48,49 +52,69 @@ class Service:
 class Answer(StreamingResponse):
     """The answer to a request; its texts are dropped if the client leaves."""
 
-    def __init__(self, service: Service, request: Completions):
-        super().__init__(self._stream(), headers=_HEADERS, media_type="text/event-stream")
-        self._service, self._request = service, request
-        self._frame = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": service.names[0],
-        }
-        prompts = (prompt for prompt in request.prompts for _ in range(request.fields.candidates))
-        self._choices = [
-            _Choice(service.engine.tokenizer, request, prompt, index)
-            for index, prompt in enumerate(prompts)
-        ]
+    id: str | None = None
+    texts: Sequence[PendingText]
+
+    def __init__(
+        self,
+        service: Service,
+        request: Completions | Embeddings,
+        stream: AsyncIterator[str] | None = None,
+    ):
+        super().__init__(stream or (), headers=_HEADERS, media_type="text/event-stream")
+        self._service, self._request, self._is_stream = service, request, stream is not None
         self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[tuple[_Choice, Event]] = asyncio.Queue()
-        self._start, self._has_begun = time.perf_counter(), False
+        self._events: asyncio.Queue[tuple[_Push, Event]] = asyncio.Queue()
+        self._ended = 0  # number of texts
+        self._start = time.perf_counter()
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """Return the numbers of tokens."""
+        prompts = sum(len(prompt.ids) for prompt in self._request.prompts)
+        return {"prompt_tokens": prompts, "total_tokens": prompts}
+
+    def complete(self) -> Response:
+        """Return the answer once all texts have ended."""
+        raise NotImplementedError
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer, until it is read or the client has left."""
         service, entries = self._service, self._request.entries
         if service.unread + entries > _MOST_UNREAD:
             raise QueueFullError("too many large answers are computed or unread; try again later")
-        choices = [choice for choice in self._choices if not choice.finish_reason]
-        texts = [choice.pending(partial(self._deliver, choice)) for choice in choices]
-        service.scheduler.submit(texts)
+        service.scheduler.submit(self.texts)
         service.unread += entries
         try:
             await super().__call__(scope, receive, send)
         finally:
             # For the access log (`guard`), also if the client has left.
-            scope.setdefault("state", {}).update(id=self._frame["id"], **self._usage)
+            scope.setdefault("state", {}).update(id=self.id, **self.usage)
             service.unread -= entries
-            for text in texts:
+            for text in self.texts:
                 text.cancelled = True
 
-    def _deliver(self, choice: "_Choice", event: Event) -> None:
+    def _deliver(self, push: _Push, event: Event) -> None:
         with suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._events.put_nowait, (choice, event))
+            self._loop.call_soon_threadsafe(self._events.put_nowait, (push, event))
+
+    async def _next_events(self) -> None:
+        """Wait for an event, and add all that have come; raise an error that is one of them."""
+        events = [await self._events.get()]
+        while not self._events.empty():
+            events.append(self._events.get_nowait())
+        for push, event in events:
+            if isinstance(event, Exception):
+                raise event
+            self._ended += push(event)
+
+    @property
+    def _finished(self) -> bool:
+        return self._ended == len(self.texts)
 
     async def stream_response(self, send: Send) -> None:
         """Send a stream, or the whole answer, whose status is known at its end."""
-        if self._request.fields.stream:
+        if self._is_stream:
             await super().stream_response(send)
             return
         whole = await self._whole()
@@ -103,15 +127,59 @@ class Answer(StreamingResponse):
         try:
             while not self._finished:
                 await self._next_events()
-            parts = [
-                choice.new_part() | {"index": index} for index, choice in enumerate(self._best)
-            ]
-            whole = self._frame | {"choices": parts, "usage": self._usage}
-            response: Response = JSONResponse(whole)
+            response = self.complete()
         except Exception as error:
             response = _failure(error).response
         self._count()
         return response
+
+    @property
+    def _seconds(self) -> float:
+        return time.perf_counter() - self._start
+
+    def _count(self) -> None:
+        self._service.metrics.add_answer(self.usage["prompt_tokens"], self._seconds)
+
+
+class CompletionAnswer(Answer):
+    """The answer to a request for completions."""
+
+    _request: Completions
+
+    def __init__(self, service: Service, request: Completions):
+        super().__init__(service, request, self._stream() if request.fields.stream else None)
+        self.id = f"cmpl-{uuid.uuid4().hex}"
+        self._frame = {
+            "id": self.id,
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": service.names[0],
+        }
+        prompts = (prompt for prompt in request.prompts for _ in range(request.fields.candidates))
+        self._choices = [
+            _Choice(service.engine.tokenizer, request, prompt, index)
+            for index, prompt in enumerate(prompts)
+        ]
+        self.texts = [
+            choice.pending(partial(self._deliver, partial(self._push, choice)))
+            for choice in self._choices
+            if not choice.finish_reason
+        ]
+        self._has_begun = False
+
+    def _push(self, choice: "_Choice", event: PromptScore | Step) -> bool:
+        if not self._has_begun:
+            self._has_begun = True
+            self._service.metrics.first_seconds.observe(self._seconds)
+        if isinstance(event, Step):
+            self._service.metrics.add_step(event)
+        choice.push(event)
+        return choice.finish_reason is not None
+
+    def complete(self) -> Response:
+        """Return the answer once all texts have ended."""
+        parts = [choice.new_part() | {"index": index} for index, choice in enumerate(self._best)]
+        return JSONResponse(self._frame | {"choices": parts, "usage": self.usage})
 
     @property
     def _best(self) -> "Iterator[_Choice]":
@@ -134,44 +202,53 @@ class Answer(StreamingResponse):
                     break
                 await self._next_events()
             if self._request.include_usage:
-                yield _event(self._frame | {"choices": [], "usage": self._usage})
+                yield _event(self._frame | {"choices": [], "usage": self.usage})
         except Exception as error:
             yield _event(_failure(error).json)
         self._count()
         yield "data: [DONE]\n\n"
 
-    async def _next_events(self) -> None:
-        """Wait for an event, and add all that have come; raise an error that is one of them."""
-        events = [await self._events.get()]
-        while not self._events.empty():
-            events.append(self._events.get_nowait())
-        if not self._has_begun:
-            self._has_begun = True
-            self._service.metrics.first_seconds.observe(self._seconds)
-        for choice, event in events:
-            if isinstance(event, Exception):
-                raise event
-            if isinstance(event, Step):
-                self._service.metrics.add_step(event)
-            choice.push(event)
-
     @property
-    def _finished(self) -> bool:
-        return all(choice.finish_reason for choice in self._choices)
-
-    @property
-    def _usage(self) -> dict[str, int]:
-        prompts = sum(len(prompt.ids) for prompt in self._request.prompts)
+    def usage(self) -> dict[str, int]:
+        """Return the numbers of tokens."""
+        prompts = super().usage["prompt_tokens"]
         generated = sum(choice.tokens for choice in self._choices)
         counts = {"prompt_tokens": prompts, "completion_tokens": generated}
         return counts | {"total_tokens": prompts + generated}
 
-    @property
-    def _seconds(self) -> float:
-        return time.perf_counter() - self._start
 
-    def _count(self) -> None:
-        self._service.metrics.add_completion(self._usage["prompt_tokens"], self._seconds)
+class EmbeddingAnswer(Answer):
+    """The answer to a request for embeddings."""
+
+    _request: Embeddings
+
+    def __init__(self, service: Service, request: Embeddings):
+        super().__init__(service, request)
+        self._encoded: dict[int, str] = {}  # JSON of each vector; that of all would take long
+        self.texts = [self._text(index, prompt) for index, prompt in enumerate(request.prompts)]
+
+    def _text(self, index: int, prompt: Prompt) -> PendingText:
+        fields, deliver = self._request.fields, partial(self._deliver, partial(self._push, index))
+        first = len(prompt.ids) - 1 if fields.pool == "last" else int(prompt.begins)
+        row = Request(prompt.ids, Options(), index)
+        return PendingText(row, deliver, Pooling(fields.hook, first), decode=False)
+
+    def _push(self, index: int, vector: Vector) -> bool:
+        if self._request.fields.encoding_format == "base64":
+            self._encoded[index] = f'"{b64encode(vector.astype("<f4").tobytes()).decode()}"'
+        else:
+            self._encoded[index] = json.dumps(vector.ravel().tolist())
+        return True
+
+    def complete(self) -> Response:
+        """Return the answer once all texts have ended."""
+        data = ", ".join(
+            f'{{"object": "embedding", "index": {index}, "embedding": {self._encoded[index]}}}'
+            for index in range(len(self.texts))
+        )
+        frame = {"object": "list", "model": self._service.names[0], "usage": self.usage}
+        content = f'{json.dumps(frame)[:-1]}, "data": [{data}]}}'
+        return Response(content, media_type="application/json")
 
 
 def _event(data: Json) -> str:
@@ -180,7 +257,7 @@ def _event(data: Json) -> str:
 
 def _failure(error: Exception) -> RequestError:
     if not isinstance(error, GPTCLIError):
-        _logger.error("a bug in a request for completions", exc_info=error)
+        _logger.error("a bug in the answer to a request", exc_info=error)
     return RequestError.of(error)
 
 

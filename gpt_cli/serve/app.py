@@ -25,10 +25,10 @@ from starlette.types import ASGIApp
 from gpt_cli.engine import Engine
 from gpt_cli.errors import MALFORMED, GPTCLIError
 from gpt_cli.hub import is_folder
-from gpt_cli.serve.answer import Answer, Service, token_name
+from gpt_cli.serve.answer import CompletionAnswer, EmbeddingAnswer, Service, token_name
 from gpt_cli.serve.guard import guarded
 from gpt_cli.serve.metrics import Metrics
-from gpt_cli.serve.protocol import Json, check_model, detokenize, read, tokenize
+from gpt_cli.serve.protocol import Json, check_model, detokenize, read, read_embeddings, tokenize
 from gpt_cli.serve.refusals import RequestError, StoppedError
 from gpt_cli.serve.scheduler import Scheduler
 from gpt_cli.serve.settings import Settings
@@ -58,6 +58,7 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
         get("/v1/models/{name:path}", partial(handlers.model, model)),
         get("/tokenizer_info", JSONResponse(_special_tokens(engine))),
         post("/v1/completions", handlers.completions),
+        post("/v1/embeddings", handlers.embeddings),
         post("/tokenize", partial(handlers.compute, tokenize)),
         post("/detokenize", partial(handlers.compute, detokenize)),
     ]
@@ -113,8 +114,7 @@ def _page() -> Response:
 
 def _special_tokens(engine: Engine) -> Json:
     config, tokenizer = engine.model.config, engine.tokenizer
-    ends = [id for id in config.eos_token_id if id < config.vocab_size]
-    start = config.bos_token_id
+    start, ends = config.bos_token_id, config.eos_token_id
     return {
         "eos_token": token_name(tokenizer, ends[0]) if ends else None,
         "bos_token": None if start is None else token_name(tokenizer, start),
@@ -159,7 +159,12 @@ class _Handlers:
         has_constraint = any(body.get(name) is not None for name in FIELDS)
         async with self._compiling if has_constraint else nullcontext():
             parsed = await self._in_thread(partial(read, names=self._service.names), body)
-        return Answer(self._service, parsed)
+        return CompletionAnswer(self._service, parsed)
+
+    async def embeddings(self, request: Request) -> Response:
+        """Return vectors of the texts of a request."""
+        parse = partial(read_embeddings, names=self._service.names)
+        return EmbeddingAnswer(self._service, await self._in_thread(parse, await _json(request)))
 
     async def refuse(self, request: Request, error: Exception) -> Response:
         refusal = RequestError.of(error)

@@ -32,14 +32,14 @@ class Metrics:
         self._generated = Counter("generated_tokens", "Generated tokens.", **shared)
         self._drafted = Counter("drafted_tokens", "Drafted tokens.", **shared)
         self._accepted = Counter("accepted_tokens", "Drafted tokens in texts.", **shared)
-        self._request_seconds = Histogram("request_seconds", "Time of a completion.", **shared)
+        self._request_seconds = Histogram("request_seconds", "Time of an answer.", **shared)
         self.first_seconds = Histogram("first_token_seconds", "Time to the first token.", **shared)
         running = Gauge("texts_running", "Texts that are being computed.", **shared)
         running.set_function(lambda: scheduler.running)
         waiting = Gauge("texts_waiting", "Texts in the queue.", **shared)
         waiting.set_function(lambda: scheduler.waiting)
         self._reused_before = 0
-        self.mean_seconds = 0.0  # of recent completions
+        self.mean_seconds = 0.0  # of recent answers
 
     def text(self) -> bytes:
         """Return all values in Prometheus' format."""
@@ -54,7 +54,7 @@ class Metrics:
         self._drafted.inc(step.drafted)
         self._accepted.inc(step.accepted)
 
-    def add_completion(self, prompt_tokens: int, seconds: float) -> None:
+    def add_answer(self, prompt_tokens: int, seconds: float) -> None:
         """Count an answered request."""
         self._prompts.inc(prompt_tokens)
         self._request_seconds.observe(seconds)

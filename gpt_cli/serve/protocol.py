@@ -1,16 +1,18 @@
-"""OpenAI's completions: from the JSON of a request to prompts and options.
+"""OpenAI's completions and embeddings: from the JSON of a request to prompts and options.
 
 The defaults are OpenAI's, not those of the command line: temperature 1, 16 tokens, no top-k.
 https://platform.openai.com/docs/api-reference/completions
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError, ResourceError, counted, did_you_mean
+from gpt_cli.gpt2.hooks import FINAL, hook_shapes
 from gpt_cli.options.declare import AT_LEAST_0, Declared, OptionError, between, option
 from gpt_cli.options.request import Options, SamplingParams
 from gpt_cli.serve import trial
@@ -18,10 +20,12 @@ from gpt_cli.serve.refusals import RequestError
 from gpt_cli.serve.structured import FIELDS, constraint_of
 
 Json: TypeAlias = dict[str, Any]
+F = TypeVar("F", "Fields", "EmbeddingFields")
 
 _MOST_TEXTS = 2048  # of a request
 _MOST_STOPS, _MOST_STOP_CHARACTERS = 64, 4096  # every text is searched for all
 MOST_ENTRIES = 500_000  # of an answer; an entry takes up to 200 bytes
+_ENTRY_NUMBERS = 4  # numbers of a vector that take as much memory as an entry
 _CANDIDATES = between(1, 128)
 
 
@@ -44,9 +48,19 @@ class Fields(Declared):
         return self.best_of or self.n
 
 
-_FIELDS = {*Fields.row_fields()}
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingFields(Declared):
+    """The fields of a request for embeddings but its texts."""
+
+    model: str | None = option(None)
+    encoding_format: Literal["float", "base64"] = option("float")
+    hook: str = option(FINAL)
+    pool: Literal["mean", "last"] = option("mean")
+    user: str | None = option(None)
+
+
 _OPTIONS = {*SamplingParams.row_fields(), "seed", "stop", "ignore_eos"}
-_KNOWN = _FIELDS | _OPTIONS | {"prompt", "stream_options", *FIELDS}
+_KNOWN = {*Fields.row_fields()} | _OPTIONS | {"prompt", "stream_options", *FIELDS}
 _DEFAULTS = {"temperature": 1, "top_k": 0, "top_p": 1}
 # Values that change nothing, of fields that this server does not have or reads in another way.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -89,23 +103,46 @@ class Completions:
         return self.fields.logprobs if self.fields.echo else None
 
 
+@dataclass(frozen=True)
+class Embeddings:
+    """A valid request for embeddings."""
+
+    prompts: Sequence[Prompt]  # without texts
+    fields: EmbeddingFields
+    entries: int  # what the numbers of the answer count as
+
+
 def read(engine: Engine, body: Json, names: Sequence[str]) -> Completions:
     """Return the request that a body describes; raise RequestError if a field is not valid.
 
     `names` are those of the model; see `check_model`.
     """
-    values = _parse(body)
-    fields = _fields(values, names)
+    body = body | {"guided_decoding_backend": None}  # there is only one
+    values = _changes(body, _KNOWN, _NEUTRAL)
+    fields = _completion_fields(values, names)
     options, include_usage = _options(engine, values, fields), _include_usage(values)
-    prompts = _prompts(values.get("prompt", ""))
-    if len(prompts) * fields.candidates > _MOST_TEXTS:  # before they take time
-        raise RequestError(f"prompt: a request may have up to {_MOST_TEXTS} texts", "prompt")
+    prompts = _texts("prompt", values.get("prompt", ""), fields.candidates)
     if len(options.stop) > _MOST_STOPS or len("".join(options.stop)) > _MOST_STOP_CHARACTERS:
         most = f"{_MOST_STOPS} texts, {_MOST_STOP_CHARACTERS} characters in all"
         raise RequestError(f"stop must be at most {most}", "stop")
     encoded = [_prompt(engine, prompt, fields) for prompt in prompts]
     entries = _entries(encoded, fields, engine.model.config.n_positions)
     return Completions(encoded, fields, options, include_usage, entries)
+
+
+def read_embeddings(engine: Engine, body: Json, names: Sequence[str]) -> Embeddings:
+    """Return the request that a body describes; raise RequestError if a field is not valid."""
+    values = _changes(body, {*EmbeddingFields.row_fields(), "input"}, {"dimensions": ()})
+    fields = _fields(EmbeddingFields, values, names)
+    shapes = {n: s[1:] for n, s in hook_shapes(engine.model.config).items() if s[0] == "T"}
+    if fields.hook not in shapes:
+        wrong = f"{fields.hook!r:.80} has no vector for each token"
+        raise RequestError(f"hook {wrong}{did_you_mean(fields.hook, shapes)}", "hook")
+    texts, size = _texts("input", values.get("input", "")), math.prod(map(int, shapes[fields.hook]))
+    if len(texts) * size > (most := _ENTRY_NUMBERS * MOST_ENTRIES):
+        raise RequestError(f"input: up to {most // size} texts fit an answer at this hook", "input")
+    prompts = [_embedded(engine, text) for text in texts]
+    return Embeddings(prompts, fields, len(texts) * size // _ENTRY_NUMBERS)
 
 
 def tokenize(engine: Engine, body: Json) -> Json:
@@ -126,33 +163,34 @@ def detokenize(engine: Engine, body: Json) -> Json:
         return {"prompt": engine.decode(body["tokens"])}
 
 
-def _parse(body: Json) -> Json:
+def _changes(body: Json, known: Set[str], neutral: Mapping[str, tuple[Any, ...]]) -> Json:
     """Return the fields of a body that change something."""
     values = {
         name: value
         for name, value in body.items()
-        if value is not None and value not in _NEUTRAL.get(name, ())
+        if value is not None and value not in neutral.get(name, ())
     }
-    values.pop("guided_decoding_backend", None)  # there is only one
-    if unknown := [name for name in values if name not in _KNOWN]:
-        name, known = unknown[0], ", ".join(sorted(_KNOWN))
-        reason = f"there is no such field{did_you_mean(name, _KNOWN)}; there are {known}"
-        if name in _NEUTRAL:
+    if unknown := [name for name in values if name not in known]:
+        name, names = unknown[0], ", ".join(sorted(known))
+        reason = f"there is no such field{did_you_mean(name, known)}; there are {names}"
+        if name in neutral:
             cure = f"use {_SYNONYMS[name]}" if name in _SYNONYMS else "leave it out"
             reason = f"this server does not have this field: {cure}"
         raise RequestError(f"{name!r:.40}: {reason}", name)
     return values
 
 
-def _prompts(value: Any) -> list[str | list[int]]:
-    """Return the prompts of a field: a text, ids, or a list of these."""
-    prompts = [value] if not value or _is_prompt(value) else value
-    if not isinstance(prompts, list) or not all(map(_is_prompt, prompts)):
-        raise RequestError("prompt must be a text, token ids, or a list of these", "prompt")
-    return prompts
+def _texts(field: str, value: Any, candidates: int = 1) -> list[str | list[int]]:
+    """Return the texts of a field: a text, ids, or a list of these; refuse too many."""
+    texts = [value] if not value or _is_text(value) else value
+    if not isinstance(texts, list) or not all(map(_is_text, texts)):
+        raise RequestError(f"{field} must be a text, token ids, or a list of these", field)
+    if len(texts) * candidates > _MOST_TEXTS:  # before they take time
+        raise RequestError(f"{field}: a request may have up to {_MOST_TEXTS} texts", field)
+    return texts
 
 
-def _is_prompt(value: Any) -> bool:
+def _is_text(value: Any) -> bool:
     return isinstance(value, str) or _is_ids(value)
 
 
@@ -172,14 +210,20 @@ def _include_usage(values: Json) -> bool:
     )
 
 
-def _fields(values: Json, names: Sequence[str]) -> Fields:
+def _fields(kind: type[F], values: Json, names: Sequence[str]) -> F:
     try:
-        chosen = {name: value for name, value in values.items() if name in _FIELDS}
-        fields = Fields(**Fields.parse_json(chosen))
+        known = kind.row_fields()
+        chosen = {name: value for name, value in values.items() if name in known}
+        fields = kind(**kind.parse_json(chosen))
     except OptionError as error:
         raise RequestError(str(error), error.args[0]) from None
     if fields.model is not None:
         check_model(fields.model, names)
+    return fields
+
+
+def _completion_fields(values: Json, names: Sequence[str]) -> Fields:
+    fields = _fields(Fields, values, names)
     if fields.candidates < fields.n:
         raise RequestError(f"best_of must be at least n, which is {fields.n}", "best_of")
     if fields.stream and fields.candidates > fields.n:
@@ -222,12 +266,26 @@ def _prompt(engine: Engine, prompt: str | list[int], fields: Fields) -> Prompt:
         ids = engine.encode(prompt) if isinstance(prompt, str) else prompt
         config = engine.model.config
         ids = config.check_ids(ids) or [config.start_token("the prompt is empty")]
-        most = config.n_positions - (1 if fields.max_tokens else 0)
-        if len(ids) > most:
-            raise InputError(f"it has {counted(len(ids), 'token')}; shorten it to at most {most:,}")
+        _check_length(ids, config.n_positions - (1 if fields.max_tokens else 0))
         if isinstance(prompt, str):
             return Prompt(ids, prompt, not prompt or bool(engine.loaded.start))
         return Prompt(ids, engine.decode(prompt) if fields.echo else "", not prompt)
+
+
+def _embedded(engine: Engine, text: str | list[int]) -> Prompt:
+    config = engine.model.config
+    with _about("input"):
+        begins = isinstance(text, str) and bool(engine.loaded.start)
+        ids = config.check_ids(engine.encode(text) if isinstance(text, str) else text)
+        if len(ids) == begins:
+            raise InputError("a text is empty: it has no tokens")
+        _check_length(ids, config.n_positions)
+    return Prompt(ids, "", begins)
+
+
+def _check_length(ids: Sequence[int], most: int) -> None:
+    if len(ids) > most:
+        raise InputError(f"it has {counted(len(ids), 'token')}; shorten it to at most {most:,}")
 
 
 @contextmanager

@@ -112,6 +112,7 @@ def test_the_server_has_the_same_texts_and_offsets(family, engine, folder):
     with serving(model=folder) as server:
         (plain,) = server.ask(COMPLETIONS, body).json()["choices"]
         (echoed,) = server.ask(COMPLETIONS, body | {"echo": True}).json()["choices"]
+        about = server.ask("/tokenizer_info").json()
         if family in WITHOUT_BYTES:
             answer = server.ask(COMPLETIONS, body | {"structured_outputs": {"regex": "a+"}})
             assert (answer.status, answer.json()["error"]["param"]) == (
@@ -125,6 +126,8 @@ def test_the_server_has_the_same_texts_and_offsets(family, engine, folder):
         assert offsets[0] == (family == "uer" and choice is plain)  # after a space
         assert offsets == sorted(offsets)
         assert offsets[-1] <= len(choice["text"])
+    names = {"goldfish": ("[CLS]", "[SEP]"), "uer": (None, None), "fallback": ("<s>", "</s>")}
+    assert (about["bos_token"], about["eos_token"]) == names[family]
     if family == "fallback":  # the start token has no text
         assert echoed["logprobs"]["text_offset"][:2] == [0, 0]
         assert echoed["logprobs"]["text_offset"][-12:] == [
@@ -177,8 +180,10 @@ def test_the_start_token_is_that_of_transformers(family, engine):
     if expected["bos"] is not None:
         assert config.bos_token_id == expected["bos"]
     assert engine.loaded.start == expected["start"]
-    if family != "uer":  # which has none
+    if family != "uer":
         assert engine.loaded.prompt_ids("") == [config.bos_token_id]
+    else:  # config.json names tokens outside the vocabulary
+        assert (config.bos_token_id, config.eos_token_id) == (None, ())
 
 
 def test_the_folder_names_special_tokens_that_config_json_has_wrong(folder_of, engine_of, tmp_path):
@@ -206,6 +211,13 @@ def test_generation_config_wins_unless_it_repeats_config_json(
     folder = changed(folder_of("german"), tmp_path / "model", eos_token="<|endoftext|>")
     (folder / "generation_config.json").write_text(json.dumps(generation))
     assert gpt_cli.load(str(folder)).model.config.eos_token_id == ends
+
+
+def test_an_empty_prompt_without_a_start_token_says_how_to_give_one(folder_of):
+    given = "must be given: the prompt is empty, and this model has no start token"
+    assert f"--bos-token {given}" in refusal("generate", "-m", folder_of("uer"), "")
+    with pytest.raises(InputError, match=f"^bos_token {given}"):
+        next(gpt_cli.load(str(folder_of("uer"))).stream(""))
 
 
 @pytest.mark.parametrize("token", ["[CLS]", 2, "2"])

@@ -2,11 +2,14 @@
 
 import signal
 import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from support.checkpoints import CASES, write_tokenizer
+from support.checkpoints import CASES, CONFIG, END_ID, write_checkpoint, write_tokenizer
+from support.families import tokenizer_folder, write_family
 from support.in_process import records_here, refusal, run_here, terminal_here
 from support.loopback_hub import model_files
 from support.processes import COMMAND, LimitedProcess, posix, run_on_terminal
@@ -144,8 +147,78 @@ def test_info_says_which_weights_are_taken_before_and_after_a_download(hub, case
     assert records_here(*command)[0]["model"] == "acme/old@refs/pr/22"
     (facts,) = records_here("info", "acme/old", "--json", "--offline")
     assert (facts["weights"], facts["request"]) == taken
+    hub.add("acme/code", saved | {"config.json": b'{"model_type": "gpt_bigcode"}'})
+    code = refusal("info", "acme/code", code=4)
+    assert "acme/code/config.json: model_type is 'gpt_bigcode', not gpt2" in code
     hub.add("acme/flax", others | {"flax_model.msgpack": b""})
     assert "weights only in flax_model.msgpack" in refusal("info", "acme/flax", code=4)
+
+
+NEEDED = {  # the file that counts, and what is said without the package
+    "german": ("vocab.json, merges.txt", None),
+    "digits": ("tokenizer.json", None),
+    "goldfish": ("tokenizer.json", "tokenizer.json needs the package tokenizers, unless it is of"),
+    "uer": ("vocab.txt", "vocab.txt needs the package tokenizers (import of"),
+}
+
+
+@pytest.mark.parametrize("family", NEEDED)
+def test_info_says_before_a_download_which_package_is_missing(hub, monkeypatch, family):
+    files = {path.name: path.read_bytes() for path in tokenizer_folder(family).iterdir()}
+    hub.add("acme/kind", files | {"pytorch_model.bin": b""})
+    names, problem = NEEDED[family]
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    (facts,) = records_here("info", "acme/kind", "--json")
+    assert (facts["tokenizer"], bool(facts["problem"])) == (names, bool(problem))
+    if problem:
+        assert facts["problem"].startswith(problem)
+        assert facts["problem"].endswith(": pip install tokenizers")
+    monkeypatch.setitem(sys.modules, "tokenizers", ModuleType("tokenizers"))
+    assert records_here("info", "acme/kind", "--json")[0]["problem"] is None
+    assert "end token" not in run_here("info", "acme/kind")[0].decode()  # not read yet
+    assert set(hub.fetched()) == {"config.json"}
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "start", "end"),
+    [
+        (
+            "german",
+            "GPT-2's own (vocab.json, merges.txt)",
+            "0 '<|endoftext|>'",
+            "0 '<|endoftext|>'",
+        ),
+        ("goldfish", "Unigram (tokenizer.json)", "2 '[CLS]'", "3 '[SEP]'"),
+        ("uer", "WordPiece (vocab.txt)", "none", "none"),
+        ("xlm", "Unigram (sentencepiece.bpe.model)", "0 '<s>'", "none"),
+    ],
+)
+def test_info_shows_the_tokenizer_and_the_tokens_that_are_used(tmp_path, family, kind, start, end):
+    pytest.importorskip("tokenizers")
+    shown = run_here("info", write_family(tmp_path, family))[0].decode()
+    rows = dict(line.split(maxsplit=1) for line in shown.replace(" token ", "_token ").splitlines())
+    named = [rows[name] for name in ("works", "tokenizer", "start_token", "end_token")]
+    assert named == ["yes", kind, start, end]
+
+
+def test_info_shows_settings_unlike_those_of_gpt2_and_ids_without_tokens(tmp_path):
+    config = CONFIG | {"vocab_size": END_ID + 9, "eos_token_id": END_ID + 5, "n_inner": 48}
+    shown = run_here("info", write_checkpoint(tmp_path, config))[0].decode()
+    assert "unlike GPT-2               n_inner 48\n" in shown
+    assert f"end token                  {END_ID + 5}\n" in shown
+    write_checkpoint(tmp_path, config | {"n_inner": 4 * CONFIG["n_embd"]})
+    assert "unlike" not in run_here("info", tmp_path)[0].decode()
+
+
+def test_info_names_what_a_folder_lacks(tmp_path):
+    folder = CASES["saved"].write(tmp_path)
+    (folder / "model.safetensors").unlink()
+    (facts,) = records_here("info", folder, "--json")
+    assert (facts["weights"], facts["tokenizer"]) == (None, "vocab.json, merges.txt")
+    assert f"no: {folder} has no weights: add" in run_here("info", folder)[0].decode()
+    write_checkpoint(folder, CONFIG)
+    (folder / "vocab.json").unlink()
+    assert f"{folder} has no tokenizer" in records_here("info", folder, "--json")[0]["problem"]
 
 
 def test_info_of_damaged_weights_is_exit_code_4(tmp_path):

@@ -312,9 +312,10 @@ def test_a_model_without_a_start_token_is_refused(small, start):
         small(bos_token_id=start)
 
 
-def test_a_tokenizer_with_more_tokens_is_refused(small):
-    with pytest.raises(InputError, match="use the tokenizer of the model"):
-        small(vocab_size=40, bos_token_id=0)
+def test_data_after_another_start_token_is_refused(small):
+    data = packed(small(), b"the end")
+    with pytest.raises(InputError, match=r"or start token \(digest .*, and the same bos_token$"):
+        unpacked(small(bos_token_id=0), data)
 
 
 @pytest.mark.parametrize("block", [0, -1, 65_537])

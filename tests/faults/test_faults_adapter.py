@@ -103,6 +103,9 @@ FAULTS = [
     fault("empty weights of an adapter", write(ADAPTER_WEIGHTS, b""), "it is empty", AGAIN, 2),
     fault("an adapter as a pickle", only_a_pickle, "names os.system, which is never called",
           "get the model as safetensors", 2),
+    fault("an adapter that is a Git LFS pointer",
+          write(ADAPTER_WEIGHTS, b"version https://git-lfs.github.com/spec/v1\n"),
+          "a Git LFS pointer", "run `git lfs pull`", 2),
     fault("a half of LoRA", without(A), f"{SUMS} is missing", AGAIN, 2),
     fault("a rank that is not that of adapter_config.json", tensor(A, 5, 32),
           "has the shape [5, 32], not [4, 32]", AGAIN, 2),
@@ -113,11 +116,12 @@ FAULTS = [
     fault("LoRA of the embeddings", tensor(f"{PREFIX}transformer.wte.lora_embedding_A", 4, 290),
           "wte.lora_embedding_A is neither", AGAIN, 2),
     fault("LoRA in F64", tensor(A, 4, 32, dtype="F64"), f"{SUMS} is F64, which is not", AGAIN, 2),
-    fault("LoRA that is nan", tensor(A, 4, 32, fill=b"\xff"), f"{SUMS} is not finite", AGAIN, 2),
+    fault("LoRA that is nan", tensor(A, 4, 32, fill=b"\xff"), "h.1.attn.c_attn are not finite",
+          AGAIN, 2),
     fault("LoRA that is named twice", tensor(A.replace("transformer.", ""), 4, 32),
           f"duplicate tensor {SUMS}", AGAIN, 2),
     fault("a saved module that is missing", configure(modules_to_save=["wte"]),
-          "wte.weight of modules_to_save is missing", AGAIN, 2),
+          "the tensor wte.weight is missing", AGAIN, 2),
 ]
 # fmt: on
 

@@ -5,15 +5,17 @@ import math
 import os
 import shutil
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from support.checkpoints import CONFIG, VOCAB, write_checkpoint
+from support.checkpoints import CONFIG, VOCAB, stored_tensors, write_checkpoint
 from support.damaged import INDEX, WEIGHTS, poison, tensor, tensors
 from support.in_process import records_here, run_here
 from support.processes import posix
+from support.torch_files import Name, pickled, write_torch, zip_bytes
 from support.world import fault_row
 
 FOLDER = "the model's folder"
@@ -78,9 +80,24 @@ def first_in(file: str) -> Damage:
     return sharded(lambda weight_map: weight_map.update({next(iter(weight_map)): file}))
 
 
-def only_a_pickle(folder: Path) -> None:
-    (folder / WEIGHTS).unlink()
-    (folder / "pytorch_model.bin").write_bytes(b"\x80\x04cos\nsystem\n(S'touch pwned'\ntR.")
+def of_torch(change: Callable[[bytes], bytes] = bytes, **options: object) -> Damage:
+    """Make it a model in files of PyTorch, of which the first was changed."""
+
+    def damage(folder: Path) -> None:
+        write_torch(folder, stored_tensors(CONFIG), **options)
+        first = min(folder.glob("*.bin"))
+        first.write_bytes(change(first.read_bytes()))
+
+    return damage
+
+
+def as_torch(data: bytes) -> Damage:
+    return of_torch(lambda _: data)
+
+
+def without_shard(folder: Path) -> None:
+    of_torch(shards=3)(folder)
+    (folder / "pytorch_model-00002-of-00003.bin").unlink()
 
 
 def without(name: str) -> Damage:
@@ -92,10 +109,30 @@ def swapped_merges(folder: Path) -> None:
     (folder / "merges.txt").write_text("\n".join([first, other, one, *rest, ""]))
 
 
+def longer_vocabulary(folder: Path) -> None:
+    """Add a token that the model does not have."""
+    vocab = json.loads((folder / "vocab.json").read_bytes())
+    (folder / "vocab.json").write_text(json.dumps(vocab | {"hehe": len(vocab)}))
+    with (folder / "merges.txt").open("a") as file:
+        file.write("he he\n")
+
+
+def only(name: str, content: bytes) -> Damage:
+    """Replace the files of the tokenizer by one."""
+
+    def damage(folder: Path) -> None:
+        (folder / "vocab.json").unlink()
+        (folder / "merges.txt").unlink()
+        (folder / name).write_bytes(content)
+
+    return damage
+
+
 AGAIN = "get it again"
 MATCHING = "get the weights and the config.json of the same GPT-2"
 MEND = "correct the file or get it again"
 SAFETENSORS = "get the model as safetensors"
+STATE_DICT = "save `model.state_dict()` alone"
 RENAME = "name it pytorch_model.bin"
 SAME = "of the same model"
 ONE = b'"h.9.x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'  # a tensor, in a header
@@ -141,8 +178,25 @@ FAULTS = [
           "a Git LFS pointer", "run `git lfs pull`"),
     fault(5, "a web page", write(WEIGHTS, "\n<!DOCTYPE html><html>404</html>"), "a web page",
           AGAIN),
-    fault(6, "only a pickle", only_a_pickle, "names os.system, which is never called",
-          SAFETENSORS),
+    fault(6, "only a pickle", as_torch(b"\x80\x04cos\nsystem\n(S'touch pwned'\ntR."),
+          "names os.system, which is never called", SAFETENSORS),
+    *(fault(6, f"a pytorch_model.bin {name}", of_torch(change, older=older), says, AGAIN)
+      for name, older, change, says in (
+          ("cut short", False, lambda raw: raw[:-30], "is not a zip file"),
+          ("without its middle", False, lambda raw: raw[:999] + raw[2999:], "damaged or"),
+          ("of the older form cut short", True, lambda raw: raw[:-1], "ends 1 bytes early"),
+          ("that is empty", False, lambda raw: b"", "damaged or incomplete"),
+          ("that is a web page", False, lambda raw: b"<!DOCTYPE html>", "a web page"))),
+    fault(6, "a pytorch_model.bin that is a Git LFS pointer",
+          as_torch(b"version https://git-lfs.github.com/spec/v1\n"), "a Git LFS pointer",
+          "run `git lfs pull`"),
+    fault(6, "a checkpoint of a training", as_torch(zip_bytes(pickled({"epoch": 3}), {})),
+          "epoch is a int, not a tensor, as in a checkpoint of a training", STATE_DICT),
+    fault(6, "a model that was saved whole",
+          as_torch(zip_bytes(pickled(Name("__main__", "GPT2")), {})),
+          "names __main__.GPT2, which is never called", STATE_DICT),
+    fault(6, "a pytorch_model.bin of no tensors", as_torch(zip_bytes(pickled({}), {})),
+          "the tensor wte.weight is missing", MATCHING),
     fault(6, "a pickle under the name of the weights", write(WEIGHTS, b"\x80\x04\x95}\x94."),
           "a file of PyTorch", RENAME),
     fault(6, "a PyTorch archive under that name", write(WEIGHTS, b"PK\x03\x04\x14\0\0"),
@@ -187,6 +241,8 @@ FAULTS = [
           "get the model again")
       for value in (math.nan, math.inf, -math.inf, 3e38)),
     # shards
+    fault(15, "a shard of PyTorch is missing", without_shard,
+          "pytorch_model-00002-of-00003.bin is missing", "get it too"),
     fault(15, "a shard is missing", first_in("model-00009-of-00003.safetensors"),
           "model-00009-of-00003.safetensors is missing", "get it too"),
     *(fault(16, f"a shard named {name}", first_in(name),
@@ -228,7 +284,7 @@ FAULTS = [
           "", SAME),
     fault(21, "merges that are no UTF-8", write("merges.txt", b"\xff"), "damaged", AGAIN),
     fault(21, "no vocabulary", without("vocab.json"), "has no tokenizer",
-          "add the model's vocab.json"),
+          "or spiece.model, or sentencepiece.bpe.model"),
     fault(21, "a vocabulary that is no JSON", write("vocab.json", "{"),
           "vocab.json cannot be read", AGAIN),
     fault(21, "a vocabulary that is a list", write("vocab.json", "[]"), "JSON object", AGAIN),
@@ -241,6 +297,24 @@ FAULTS = [
           "", AGAIN),
     fault(21, "settings of the tokenizer that are a list", write("tokenizer_config.json", "[]"),
           "tokenizer_config.json is not a JSON object", AGAIN),
+    fault(21, "a vocabulary that is larger than the model", longer_vocabulary,
+          "the vocabulary has 291 tokens, and the model has 290", SAME),
+    fault(21, "special tokens that are no JSON", write("special_tokens_map.json", "{"),
+          "special_tokens_map.json cannot be read as JSON", AGAIN),
+    fault(21, "added tokens that are a list", write("added_tokens.json", "[1]"),
+          "added_tokens.json is not a JSON object", AGAIN),
+    fault(21, "an added token with the id of another", write("added_tokens.json", '{"<a>": 5}'),
+          "two tokens have the same id", AGAIN),
+    *(fault(21, f"{name} that {fault_name}", only(name, content), f"{name}: damaged", AGAIN)
+      for name, fault_name, content in (
+          ("vocab.txt", "is no UTF-8", b"[UNK]\n\xff"),
+          ("vocab.txt", "has no unknown token", b"a\nb"),
+          ("spiece.model", "is a page of HTML", b"<html>"),
+          ("spiece.model", "is cut short", b"\x0a\x0c\x0a\x05<unk>\x15\0\0\0\0\x18"),
+          ("spiece.model", "has a number without an end", b"\x0a" + b"\xff" * 30),
+          ("sentencepiece.bpe.model", "is empty", b""))),
+    fault(21, "a tokenizer.json that is no JSON", write("tokenizer.json", "{"),
+          "tokenizer.json cannot be read as JSON", AGAIN),
     fault(21, "a tokenizer.json without a vocabulary", write("tokenizer.json", '{"model": {}}'),
           "tokenizer.json: damaged", AGAIN),
     fault(21, "a tokenizer.json that makes its library panic", write("tokenizer.json", PANIC),
@@ -276,7 +350,7 @@ FAULTS = [
       for kind, make in (("pipe", pipe), ("device", link("/dev/zero")), ("folder", Path.mkdir),
                          ("link to itself", link(WEIGHTS)))),
     fault(57, "a pipe in place of the vocabulary", odd_file("vocab.json", pipe),
-          "has no tokenizer", "add the model's vocab.json"),
+          "has no tokenizer", "or spiece.model, or sentencepiece.bpe.model"),
 ]
 # fmt: on
 
@@ -334,6 +408,21 @@ def test_verbose_names_the_weight_that_is_damaged(model, world):
     finished = world.run("generate", "-m", model, "-v", "-n", 3, "Once")
     assert finished.returncode == 4
     assert b"gpt-cli: not finite: h.1.mlp.c_fc.weight\n" in finished.stderr
+
+
+@pytest.mark.fault(21, "a tokenizer that needs a package that is missing", 5, intact=FOLDER)
+def test_a_missing_package_of_tokenizers_is_named(model, suffer_here, monkeypatch):
+    only("vocab.txt", b"[UNK]\n")(model)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    says = "vocab.txt needs the package tokenizers"
+    suffer_here("generate", "-m", model, "a", code=5, says=says, do="pip install tokenizers")
+
+
+@pytest.mark.fault(22, "a special token that the model does not have", 0, intact="the text")
+def test_a_special_token_beyond_the_model_is_no_error(model):
+    expected = text_of(model)
+    (model / "added_tokens.json").write_text('{"[PAD]": 290}')
+    assert text_of(model) == expected
 
 
 @pytest.mark.fault(22, "rows of wte that are no tokens", 0, intact="no such token is drawn")

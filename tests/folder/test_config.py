@@ -175,5 +175,5 @@ def test_an_id_that_the_model_does_not_have_is_refused(id):
 @pytest.mark.parametrize("bos", [None, 10, 11])
 def test_a_model_without_a_start_token_says_why_one_is_needed(bos):
     assert GPT2Config(vocab_size=10, bos_token_id=9).start_token("because") == 9
-    with pytest.raises(InputError, match=r"^because, and this model has no start token"):
+    with pytest.raises(InputError, match=r"^bos_token must be given: because, and "):
         GPT2Config(vocab_size=10, bos_token_id=bos).start_token("because")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt_cli.errors import CheckpointError, InputError
-from gpt_cli.folder.byte_bpe import ByteStream
+from gpt_cli.folder.base_tokenizer import Stream
 from gpt_cli.folder.tokenizer import read_tokenizer
 from support.checkpoints import ALPHABET, END, END_ID, MERGES, VOCAB, write_tokenizer
 
@@ -153,14 +153,14 @@ def test_missing_ids_have_no_token(tokenizer):
 
 @given(data=any_bytes)
 def test_pieces_joined_are_the_text_of_all_ids(tokenizer, data):
-    decoder, ids = ByteStream(tokenizer), ids_of_bytes(data)
+    decoder, ids = Stream(tokenizer), ids_of_bytes(data)
     pieces = [decoder.push(id) for id in ids]
     assert "".join(pieces) + decoder.flush() == tokenizer.decode(ids)
 
 
 @given(text=any_text)
 def test_a_character_comes_out_with_its_last_byte(tokenizer, text):
-    decoder = ByteStream(tokenizer)
+    decoder = Stream(tokenizer)
     for character in text:
         pieces = [decoder.push(id) for id in ids_of_bytes(character.encode())]
         assert pieces == [""] * (len(pieces) - 1) + [character]
@@ -168,7 +168,7 @@ def test_a_character_comes_out_with_its_last_byte(tokenizer, text):
 
 
 def test_a_character_that_never_ends_is_flushed_as_a_replacement_character(tokenizer):
-    decoder = ByteStream(tokenizer)
+    decoder = Stream(tokenizer)
     assert [decoder.push(id) for id in ids_of_bytes("😀".encode()[:3])] == ["", "", ""]
     assert decoder.flush() == "\ufffd"
 

@@ -30,7 +30,8 @@ from gpt_cli.compression.archive import ArchiveReader
 from gpt_cli.compression.codec import Codec
 from gpt_cli.errors import CheckpointError, InputError, ResourceError
 from gpt_cli.folder import weight_files
-from gpt_cli.folder.byte_bpe import ByteBPE, ByteStream
+from gpt_cli.folder.base_tokenizer import Stream
+from gpt_cli.folder.byte_bpe import ByteBPE
 from gpt_cli.folder.config import ACTIVATIONS, GPT2Config, expected_shapes
 from gpt_cli.folder.tensors import Tensor
 from gpt_cli.folder.tokenizer import Tokenizer, read_tokenizer
@@ -297,7 +298,7 @@ def tokenizer(data: bytes) -> None:
     except (CheckpointError, ResourceError) as error:
         assert str(error)
         return
-    if not isinstance(tokenizer, ByteBPE):
+    if not isinstance(tokenizer, ByteBPE) or tokenizer.decode(tokenizer.encode("a")) != "a":
         other_tokenizer(tokenizer, data)
         return
     for text in (*TEXTS, *tokenizer.special):
@@ -316,7 +317,7 @@ def other_tokenizer(tokenizer: Tokenizer, data: bytes) -> None:
         text = "".join(map(stream.push, ids[3:])) + stream.flush()
         whole, before = tokenizer.decode(ids), tokenizer.decode(ids[:3])
         assert not whole.startswith(before) or before + text == whole
-        if tokenizer.has_all_bytes:
+        if tokenizer.byte_ids:
             assert b"".join(map(tokenizer.token_bytes, tokenizer.encode_bytes(data))) == data
 
 
@@ -531,7 +532,7 @@ def decoder(data: bytes) -> None:
         tokens.append(rest[: length & 3])
         rest = rest[length & 3 :]
     tokens.append(rest)
-    decoder = ByteStream(SimpleNamespace(token_bytes=tokens.__getitem__))
+    decoder = Stream(SimpleNamespace(piece=lambda id, _: tokens[id]))
     data, text = b"", ""
     for id, token in enumerate(tokens):
         data += token

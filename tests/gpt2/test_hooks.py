@@ -8,8 +8,9 @@ import pytest
 from gpt_cli.errors import InputError
 from gpt_cli.gpt2.hooks import Recorder, hook_shapes, rows_of, select_hooks
 from gpt_cli.gpt2.model import hidden_states
-from support.checkpoints import CONFIG
+from support.checkpoints import CONFIG, HOOKED
 
+TOLERANCE = 1e-4  # in standard deviations of the reference
 T = 5
 IDS = np.arange(T)[None]
 
@@ -31,6 +32,23 @@ def test_all_values_come_in_order_with_the_shapes_that_are_listed(make_model):
     assert len(sizes) == 15 * CONFIG["n_layer"] + 3
     assert all(value.dtype == np.float32 for value in row.values())
     assert np.array_equal(row["ln_final.hook_normalized"], x[0])
+
+
+@pytest.mark.parametrize("case", HOOKED)
+def test_all_values_are_those_of_transformers(case, load_case, golden):
+    """Its modules' inputs and results; the file has them in the order of their names."""
+    reference = golden("hooks.npz")
+    model, ids = load_case(case), reference["ids"]
+    (row,) = rows_of(recorded(model, ids[None])[1], [len(ids)])
+    sizes = [row[name].size for name in sorted(row)]
+    assert sum(sizes) == reference[case].size
+    parts = np.split(reference[case], np.cumsum(sizes)[:-1])
+    for name, part in zip(sorted(row), parts, strict=True):
+        expected = part.reshape(row[name].shape)
+        visible = np.isfinite(expected)  # the others are scores of later tokens
+        assert np.array_equal(row[name][~visible], expected[~visible]), name
+        difference = abs(row[name][visible] - expected[visible]).max()
+        assert difference <= TOLERANCE * expected[visible].std(), name
 
 
 def test_hooks_change_nothing(make_model):

@@ -395,6 +395,25 @@ def test_the_conversion_of_the_bot_is_taken_and_found_again_without_the_hub(hub,
     raised(ModelNotFoundError, product.resolve, OLD, revision="main", offline=True)
 
 
+def test_an_adapter_in_a_file_of_pytorch_is_taken_with_a_note(hub, caplog):
+    hub.add("acme/lora", {"adapter_config.json": b"{}", "adapter_model.bin": b"pickle", "x": b""})
+    _, folder = product.resolve_all("tiny", "acme/lora")
+    assert {*names(folder)} == {"adapter_config.json", "adapter_model.bin"}
+    assert caplog.messages[0] == "acme/lora has no safetensors: taking adapter_model.bin"
+    assert product.resolve_all("tiny", "acme/lora", offline=True)[1] == folder
+
+
+@pytest.mark.parametrize("number", [9, 23])
+def test_the_newest_conversion_is_found_without_the_hub(hub, number):
+    for request, size in ((22, 5000), (number, 6000)):
+        hub.add(OLD, model_files(**PICKLED, **{"README.md": b"%d" % size}))
+        hub.add_pull(OLD, request, model_files(size=size))
+        folder = product.download(OLD)
+    assert (folder / "model.safetensors").stat().st_size == 6000
+    assert product.resolve(OLD, offline=True) == folder
+    assert product.conversion_of(folder) == f"refs/pr/{number}"
+
+
 @pytest.mark.parametrize("case", ["by name", "no request", "cannot be listed", "to a folder"])
 def test_weights_of_pytorch_are_taken_without_a_conversion(hub, tmp_path, case, caplog):
     hub.add(OLD, model_files(**PICKLED))

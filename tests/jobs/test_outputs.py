@@ -155,7 +155,7 @@ def test_an_existing_file_is_complete(name):
         part, schema = BytesIO(), {"index": "int64"} | ERROR
         form.write(records, schema, part)
         part.seek(0)
-        form.join([part], schema, stream, json.dumps(JOB).encode())
+        form.join(lambda: [part], schema, stream, json.dumps(JOB).encode())
     assert open_output(name, resume=True) == Resumed(rows=2, failed=1)
     assert refused(name) == f"{name} exists: name another output"
     fs.pipe_file(path, b"notes")

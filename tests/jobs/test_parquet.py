@@ -261,7 +261,8 @@ def test_a_value_fits_in_its_column(pa, schema, name, value, expected):
 def test_records_and_failures_are_counted(pa):
     error = {"error": {"code": "c", "message": "m"}}
     stream = BytesIO()
-    parquet.write([{"index": 0}, error, error], IDENTITY | ERROR, stream)
+    records = [{"index": 0}, {"index": 1} | error, {"index": 2} | error]
+    parquet.write(records, IDENTITY | ERROR, stream)
     assert parquet.count(stream) == (3, 2)
 
 
@@ -272,7 +273,7 @@ def test_tables_are_joined_in_order(pa):
     for stream, rows in zip(streams, [[{"index": 0}], [], [{"index": 1}]], strict=True):
         parquet.write(rows, IDENTITY, stream)
     target = BytesIO()
-    parquet.join(streams, IDENTITY, target)
+    parquet.join(lambda: streams, IDENTITY, target)
     assert read_table(target).to_pylist() == [{"index": 0, "id": None}, {"index": 1, "id": None}]
 
 

@@ -8,7 +8,7 @@ import pytest
 from gpt_cli import records
 from gpt_cli.errors import InputError
 from gpt_cli.generation.generate import read_ahead
-from gpt_cli.jobs import Generation, InputRow, Ranking, Scoring, Template
+from gpt_cli.jobs import Activations, Generation, InputRow, Ranking, Scoring, Template
 from gpt_cli.options.request import Options
 
 OPTIONS = Options(max_tokens=2, seed=1, temperature=1.5, ignore_eos=True)
@@ -68,6 +68,26 @@ def test_texts_are_scored(engine, logprobs, min_k, words, layers, bos):
     for name, columns in (("logprobs", records.SCORED_TOKEN), ("words", records.WORD)):
         columns = columns | (records.LAYERS if layers else {})
         assert all([*item] == [*columns] for item in good.get(name, []))
+
+
+@pytest.mark.parametrize("pool", [None, "last", "mean", "word"])
+def test_values_are_arrays_with_what_their_rows_are_of(engine, pool):
+    task = Activations(("hook_embed", "hook_pos_embed"), pool, out_dtype="float16")
+    good, bad = task.records(engine, [row(0, text="He said", label=7), row(1, 0)])
+    arrays = good.pop("arrays")
+    ids = engine.encode("He said")
+    assert good == {"index": 0, "text": "He said", "columns": {"label": 7}, "tokens": len(ids)}
+    assert bad == {"index": 1, "id": 0, "line": 2, "columns": {}} | ERROR
+    assert task.tokens(good) == len(ids)
+    (values,) = engine.activations(["He said"], task.hooks, pool=pool)
+    names = {None: ["position", "token"], "word": ["word", "start", "end"]}.get(pool, [])
+    assert [*arrays] == [*names, *task.hooks]
+    for name in task.hooks:
+        expected = values[name] if pool in (None, "word") else values[name][None]
+        assert (arrays[name] == expected.astype("float16")).all()
+    assert task.settings == {
+        "hook": task.hooks, "pool": pool, "bos": False, "template": None, "out_dtype": "float16"
+    }  # fmt: skip
 
 
 def test_prompts_are_ranked_by_a_template(engine):

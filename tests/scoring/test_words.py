@@ -30,8 +30,8 @@ class Pieces:
     def pieces(self, ids):
         return map(self.token_bytes, ids)
 
-    def missing_ids(self, vocab_size):
-        return list(range(len(self.tokens), vocab_size))
+    def all_bytes(self, vocab_size):
+        return [*self.tokens, *[b""] * (vocab_size - len(self.tokens))]
 
 
 def words_of(model, tokenizer, rows, start=(END_ID,)):

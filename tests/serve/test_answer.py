@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("uvicorn")
 from gpt_cli.serve import answer
-from gpt_cli.serve.answer import Answer, Service
+from gpt_cli.serve.answer import CompletionAnswer, Service
 from gpt_cli.serve.metrics import Metrics
 from gpt_cli.serve.protocol import read
 from gpt_cli.serve.refusals import QueueFullError, StoppedError
@@ -30,7 +30,7 @@ class Client:
     def __init__(self, service, **fields):
         body = {"prompt": "Once", "seed": 1, "max_tokens": 5} | fields
         self.request = read(service.engine, body, service.names)
-        self.response = Answer(service, self.request)
+        self.response = CompletionAnswer(service, self.request)
         self.reads, self.leaves, self.sent = asyncio.Event(), asyncio.Event(), []
         self.has_begun = asyncio.Event()
 

@@ -556,8 +556,12 @@ def test_any_body_has_an_answer(body, stream, server):
 
 
 @given(
-    path=st.sampled_from(["/tokenize", "/detokenize"]),
-    body=st.dictionaries(st.sampled_from(["prompt", "tokens", "nope"]), json_values, max_size=3),
+    path=st.sampled_from(["/tokenize", "/detokenize", "/v1/embeddings"]),
+    body=st.dictionaries(
+        st.sampled_from(["prompt", "tokens", "input", "hook", "encoding_format", "nope"]),
+        json_values,
+        max_size=3,
+    ),
 )
 @settings(max_examples=100)
 def test_any_text_or_ids_have_an_answer(path, body, server):

@@ -3,6 +3,7 @@
 Each gives what the engine gives: the server's answers are exact, and so is what clients read.
 """
 
+import base64
 import json
 import math
 import os
@@ -11,8 +12,10 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 
+from gpt_cli.scoring.activations import activations
 from support.eval_tasks import write_tasks
 from support.processes import posix
 from support.server_process import serving, write_slow_model
@@ -148,6 +151,35 @@ def test_a_bad_constraint_is_an_exception_of_openai(client, openai):
                 model="tiny", prompt=PROMPT, extra_body={"structured_outputs": value}
             )
         assert caught.value.param == param
+
+
+@pytest.mark.parametrize("format", ["base64", "float", None])
+def test_openai_gets_embeddings(format, client, tiny):
+    """Without a format, it asks for base64, and decodes it."""
+    texts, hook = [PROMPT, "The fox"], "blocks.1.hook_resid_post"
+    options = {"encoding_format": format} if format else {}
+    own = {"hook": hook, "pool": "last"}
+    given = {"model": "tiny", "input": texts, **options}
+    for body, name, first in (({}, "ln_final.hook_normalized", 0), (own, hook, -1)):
+        found = client.embeddings.create(**given, extra_body=body)
+        rows = activations(
+            tiny.model,
+            map(tiny.encode, texts),
+            [name],
+            lambda ids, first=first: [(first % len(ids), len(ids))],
+        )
+        for entry, row in zip(found.data, rows, strict=True):
+            vector = entry.embedding
+            if format == "base64":  # asked for, it is not decoded
+                vector = np.frombuffer(base64.b64decode(vector), "<f4")
+            assert np.array_equal(vector, row[name][0])
+        assert found.usage.prompt_tokens == found.usage.total_tokens > 0
+
+
+def test_openai_says_that_dimensions_are_refused(client, openai):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.embeddings.create(model="tiny", input=PROMPT, dimensions=64)
+    assert caught.value.param == "dimensions"
 
 
 def test_openai_lists_the_models(client):

@@ -20,11 +20,13 @@ from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
 from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2 import prefill
+from gpt_cli.gpt2.hooks import FINAL
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.options.request import Options
+from gpt_cli.scoring.activations import activations
 from gpt_cli.scoring.score import score
 from gpt_cli.serve import prompts, scheduler
-from gpt_cli.serve.prompts import PendingText, PromptScore
+from gpt_cli.serve.prompts import PendingText, Pooling, PromptScore
 from gpt_cli.serve.scheduler import QueueFullError, Scheduler, StoppedError
 from support.checkpoints import VOCAB
 from support.models import DTYPES, computing, model_of
@@ -60,7 +62,7 @@ class Caller:
 
     def __init__(self):
         self.events = queue.Queue()
-        self.completions, self.scores, self.errors = {}, {}, {}
+        self.completions, self.scores, self.vectors, self.errors = {}, {}, {}, {}
 
     def task(self, request, score=None, decode=True):
         number = len(self.completions)
@@ -83,6 +85,9 @@ class Caller:
             task = next(task for task in tasks if task.number == number)
             if isinstance(event, Exception):
                 self.errors[number] = event
+                left.discard(number)
+            elif isinstance(event, np.ndarray):
+                self.vectors[number] = event
                 left.discard(number)
             elif isinstance(event, PromptScore):
                 self.scores[number] = event
@@ -279,6 +284,27 @@ def test_short_prompts_share_a_pass_and_a_long_one_has_pieces(running, passes):
     caller.compute(shared, tasks, at_once=True)
     assert passes[0] == (4, 13)
     assert passes[1:] == [(1, 72), (1, 72), (1, 4)]
+
+
+@pytest.mark.parametrize("hook", [FINAL, "blocks.1.mlp.hook_post", "blocks.0.attn.hook_q"])
+def test_vectors_are_computed_in_the_passes_of_prompts(loaded, running, passes, hook):
+    shared, caller = running(), Caller()
+    texts = [[9] * 20, [8] * 15, [7] * 149]
+    vectors = [caller.task(Request(ids, Options()), Pooling(hook, 0), False) for ids in texts]
+    text = caller.task(Request([9] * 20, Options(max_tokens=3, seed=1)), score=0)
+    caller.compute(shared, [*vectors, text], at_once=True)
+    assert all(rows * width <= prompts.PIECE for rows, width in passes)
+    assert passes[0] == (2 if hook == FINAL else 3, 20)  # side by side, and with the text
+    rows = activations(loaded.model, texts, [hook], lambda ids: [(0, len(ids))])
+    for task, row in zip(vectors, rows, strict=True):
+        assert np.array_equal(caller.vectors[task.number], row[hook][0])
+    assert_same(caller.completions[text.number], alone(loaded, text.request))
+    # The prefix cache has the texts of states, and no other values.
+    again = caller.task(Request([7] * 149, Options()), Pooling(FINAL, 148), False)
+    reused = shared.reused
+    caller.compute(shared, [again])
+    assert shared.reused - reused == (149 if hook == FINAL else 0)
+    assert (shared.running, shared.waiting) == (0, 0)
 
 
 def test_others_go_on_while_a_long_prompt_is_computed(running, monkeypatch):
@@ -487,6 +513,19 @@ def test_damaged_weights_end_only_the_texts_that_use_them(loaded, running):
     for text in short:
         assert_same(caller.completions[text.number], alone(loaded, text.request))
     assert (shared.running, shared._batch.rows) == (0, [])
+
+
+def test_damaged_weights_end_only_the_vectors_that_use_them(loaded, running):
+    loaded.model.wpe[20] = np.nan
+    shared, caller = running(), Caller()
+    pooling = Pooling("blocks.0.hook_resid_post", 0)
+    bad, good = (
+        caller.task(Request([n] * length, Options()), pooling, False)
+        for n, length in ((3, 30), (4, 18))
+    )
+    caller.compute(shared, [bad, good], at_once=True)
+    assert isinstance(caller.errors.pop(bad.number), CheckpointError)
+    assert (caller.errors, [*caller.vectors]) == ({}, [good.number])
 
 
 def test_damaged_weights_end_only_the_scores_that_use_them(loaded, running):

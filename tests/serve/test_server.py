@@ -514,6 +514,7 @@ def test_the_access_log_has_the_id_and_the_tokens_of_completions(tiny, capfd):
             received = b""
             while b"data: " not in received:
                 received += leaves.recv(1000)
+        clients.ask("/v1/embeddings", {"input": ["Once upon a time"] * 2})
         clients.ask("/v1/models")
     lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     values = [tuple(line[name] for name in OF_COMPLETIONS) for line in lines]
@@ -522,7 +523,7 @@ def test_the_access_log_has_the_id_and_the_tokens_of_completions(tiny, capfd):
     assert left[1] == 4
     assert 0 < left[2] < 500
     values.remove(left)
-    assert values == [(whole["id"], 4, 6), (chunk["id"], 4, 3), (None, None, None)]
+    assert values == [(whole["id"], 4, 6), (chunk["id"], 4, 3), (None, 8, None), (None, None, None)]
 
 
 def test_without_the_flag_nothing_is_written(capfd):

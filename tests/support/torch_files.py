@@ -1,15 +1,15 @@
 """Files as `torch.save` writes them, written without PyTorch, to be read as data."""
 
 import io
-import json
 import struct
 import sys
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from support.checkpoints import Stored
+from support.checkpoints import Stored, write_weights
 
 KINDS = {"F32": "Float", "F16": "Half", "BF16": "BFloat16", "F64": "Double", "U8": "Byte"}
 KINDS |= {"I64": "Long", "BOOL": "Bool"}
@@ -107,9 +107,13 @@ def zip_bytes(
     storages: dict[str, bytes],
     *,
     change: Callable[[zipfile.ZipInfo], object] = lambda entry: None,
+    relist: Callable[[zipfile.ZipFile], object] = lambda archive: None,
     **others: bytes,
 ) -> bytes:
-    """Return a file of PyTorch since 1.6; `change` sees each entry before it is written."""
+    """Return a file of PyTorch since 1.6.
+
+    `change` sees each entry before it is written, and `relist` all before the directory is.
+    """
     files = {"data.pkl": pickle, "byteorder": b"little"}
     files |= {f"data/{key}": data for key, data in storages.items()} | {"version": b"3\n"} | others
     file = io.BytesIO()
@@ -118,6 +122,7 @@ def zip_bytes(
             entry = zipfile.ZipInfo(f"archive/{name}")
             change(entry)
             archive.writestr(entry, data)
+        relist(archive)
     return file.getvalue()
 
 
@@ -144,15 +149,6 @@ def write_torch(
 ) -> Path:
     """Replace the weights of a checkpoint by files of PyTorch; return the folder."""
     (folder / "model.safetensors").unlink(missing_ok=True)
-    if shards == 1:
-        (folder / "pytorch_model.bin").write_bytes(torch_bytes(tensors, older=older))
-        return folder
-    weight_map = {}
-    for place in range(shards):
-        file = f"pytorch_model-{place + 1:05}-of-{shards:05}.bin"
-        part = dict(list(tensors.items())[place::shards])
-        (folder / file).write_bytes(torch_bytes(part, older=older))
-        weight_map |= dict.fromkeys(part, file)
-    index = json.dumps({"metadata": {}, "weight_map": weight_map})
-    (folder / "pytorch_model.bin.index.json").write_text(index, encoding="utf-8")
+    encode = partial(torch_bytes, older=older)
+    write_weights(folder / "pytorch_model.bin", tensors, encode, shards)
     return folder

@@ -126,7 +126,8 @@ def compare(
     models differ most, with the likeliest tokens by A and B.
 
     Examples:
-        echo 'The fox was happy.' | gpt-cli compare tiny tiny@int8
+        gpt-cli compare gpt2 gpt2@int8 article.txt
+        echo 'The fox was happy.' | gpt-cli compare tiny tiny@float32
     """
     files = inputs.files_or_pipe(files, from_files, "no text: give a FILE", quiet=loading.quiet)
     texts = [storage.without_line_end(storage.read_text(file)) for file in files]

@@ -3,17 +3,25 @@
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.output import on_terminal, write, write_json
+from gpt_cli.folder.config import GPT2Config
 from gpt_cli.options.declare import option
 from gpt_cli.system.machine import format_size
 
 if TYPE_CHECKING:
+    from gpt_cli.folder.tokenizer import Tokenizer
     from gpt_cli.hub import Description
+
+# Fields of config.json that `info` shows only where they differ from GPT-2's.
+_SETTINGS = (
+    *("n_inner", "activation_function", "layer_norm_epsilon", "scale_attn_weights"),
+    *("scale_attn_by_inverse_layer_idx", "tie_word_embeddings"),
+)
 
 
 def _complete_download() -> list[str]:
@@ -102,7 +110,9 @@ def models(as_json: bool = flags.JSON, verbose: bool = flags.VERBOSE) -> None:
 def info(
     name: str | None = flags.MODEL_NAME, *, model: flags.Adapted, as_json: bool = flags.JSON
 ) -> None:
-    """Show the configuration of a model, the file of its weights and the memory it needs.
+    """Show whether a model works, its weights, tokenizer and configuration, and its memory.
+
+    Before a download, it says this from config.json and the list of files.
 
     Examples:
         gpt-cli info tiny
@@ -113,26 +123,38 @@ def info(
 
     model = model.named(name)
     about = hub.describe(model.model, revision=model.revision, offline=model.offline)
-    config, folder, dtype = about.config, about.folder, _held_dtype(about, model)
-    facts = {"name": model.model, "folder": str(folder) if folder else None}
-    facts |= {"weights": about.weights, "request": about.request, "adapter": model.adapter}
-    facts |= asdict(config) | {"dtype": dtype}
+    config, dtype, files = about.config, _held_dtype(about, model), ", ".join(about.vocabulary)
     itemsize = 2 if config.dtype == "int8" else 4  # on a CPU
+    facts = {"name": model.model, "folder": str(about.folder) if about.folder else None}
+    facts |= {"problem": about.problem, "weights": about.weights, "request": about.request}
+    facts |= {"tokenizer": f"{about.tokenizer.kind} ({files})" if about.tokenizer else files}
+    facts |= {"adapter": model.adapter} | asdict(config) | {"dtype": dtype}
     sizes = {
         "parameters": count_parameters(config),
         "weights_bytes": weights_bytes(config, dtype),
         "kv_cache_bytes": cache_bytes(config, config.n_positions, itemsize),
     }
-    if as_json:
-        write_json(facts | sizes)
-        return
-    shown = facts | {
-        "parameters": f"{sizes['parameters']:,}",
-        "memory for weights": format_size(sizes["weights_bytes"]),
-        "memory for a full context": format_size(sizes["kv_cache_bytes"]),
-        "eos_token_id": " ".join(map(str, config.eos_token_id)),
-    }
-    write("".join(f"{key:32} {value}\n" for key, value in shown.items() if value is not None))
+    write_json(facts | sizes) if as_json else write(_table(facts, sizes, about.tokenizer))
+
+
+def _table(facts: dict[str, Any], sizes: dict[str, int], tokenizer: "Tokenizer | None") -> str:
+    """Return what is known about a model as text, but for settings that are as in GPT-2."""
+    usual = asdict(GPT2Config()) | {"n_inner": facts["n_inner"] and 4 * facts["n_embd"]}
+    changed = [f"{name} {facts[name]}" for name in _SETTINGS if facts[name] != usual[name]]
+    works = f"no: {facts['problem']}" if facts["problem"] else "yes"
+    shown = {"name": facts["name"], "works": works} | facts
+    shown |= dict.fromkeys(("problem", *_SETTINGS))
+    shown |= {"bos_token_id": None, "eos_token_id": None, "unlike GPT-2": ", ".join(changed)}
+    if tokenizer is not None:
+        unnamed = tokenizer.missing_ids(facts["vocab_size"])
+        for role, ids in (("start", [facts["bos_token_id"]]), ("end", facts["eos_token_id"])):
+            known = [id for id in ids if id is not None]
+            names = ["" if id in unnamed else f" {tokenizer.token_name(id)!r}" for id in known]
+            shown[f"{role} token"] = ", ".join(map("{}{}".format, known, names)) or "none"
+    shown["parameters"] = f"{sizes['parameters']:,}"
+    shown["memory for weights"] = format_size(sizes["weights_bytes"])
+    shown["memory for a full context"] = format_size(sizes["kv_cache_bytes"])
+    return "".join(f"{key:26} {value}\n" for key, value in shown.items() if value)
 
 
 def _held_dtype(about: "Description", model: flags.Adapted) -> str:

@@ -7,7 +7,7 @@ from gpt_cli.serve import Settings
 
 
 def serve(*, settings: Settings, loading: flags.Generating) -> None:
-    """Serve a model over HTTP, as OpenAI's completions, with a page at /.
+    """Serve a model over HTTP, as OpenAI's completions and embeddings, with a page at /.
 
     Load the model once, and answer requests side by side until SIGTERM or Ctrl+C.
 

@@ -149,10 +149,9 @@ def _records(tokenizer: "Tokenizer", ids: Sequence[int]) -> Iterator[Record]:
     """Yield the records of tokens, with their positions in the input in bytes."""
     start = 0
     for id, piece in zip(ids, tokenizer.pieces(ids), strict=True):
-        data = tokenizer.token_bytes(id)
-        name = tokenizer.token_name(id) if data is None else data.decode(errors="replace")
+        name, data = tokenizer.token_name(id), tokenizer.token_bytes(id) or b""
         end = start + len(piece)
-        yield {"id": id, "token": name, "bytes": list(data or b""), "start": start, "end": end}
+        yield {"id": id, "token": name, "bytes": list(data), "start": start, "end": end}
         start = end
 
 

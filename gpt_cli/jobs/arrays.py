@@ -1,0 +1,126 @@
+"""The arrays of records as `.safetensors` files, or as `.npz` files, which can also hold texts.
+
+A file has an array per name. Along their first axes are the tokens, words or means of all rows, and
+`row` has the index of the row of each. Other axes are as long as the longest, filled up with NaN.
+The metadata are JSON values, such as the errors of rows.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any, BinaryIO, TypeAlias
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load
+
+from gpt_cli.jobs.jsonl import Streams
+from gpt_cli.records import Record, Schema
+
+Arrays: TypeAlias = dict[str, NDArray[Any]]
+
+_DTYPES = {"int64": "I64", "float32": "F32", "float16": "F16"}
+_MOST_ERRORS = 1000  # in one file; those who read safetensors limit the metadata
+
+
+class Safetensors:
+    """Files with numbers only; it has the functions of `parquet`."""
+
+    def save(self, arrays: Arrays, metadata: Mapping[str, Any], stream: BinaryIO) -> None:
+        """Write a file, with one copy of an array at a time; `safetensors` would copy all twice."""
+        numbers = {name: array for name, array in arrays.items() if array.dtype.kind != "U"}
+        texts = {name: json.dumps(value) for name, value in metadata.items()}
+        header: dict[str, Any] = {"__metadata__": texts}
+        end = 0
+        for name, array in numbers.items():
+            begin, end = end, end + array.nbytes
+            entry = {"dtype": _DTYPES[array.dtype.name], "shape": array.shape}
+            header[name] = entry | {"data_offsets": [begin, end]}
+        data = json.dumps(header).encode()
+        data += b" " * (-len(data) % 8)
+        stream.write(len(data).to_bytes(8, "little") + data)
+        for array in numbers.values():
+            stream.write(array.tobytes())
+
+    def arrays(self, stream: BinaryIO) -> Arrays:
+        """Return the arrays of a file."""
+        return dict(load(stream.read()))
+
+    def metadata(self, stream: BinaryIO) -> dict[str, Any]:
+        """Return the metadata of a file; raise ValueError if it is damaged."""
+        length = int.from_bytes(stream.read(8), "little")
+        end = stream.seek(0, 2)
+        stream.seek(8)
+        header = json.loads(stream.read(min(length, end)))
+        texts = header.pop("__metadata__")
+        if 8 + length + max(entry["data_offsets"][1] for entry in header.values()) != end:
+            raise ValueError("it has another size than its header says")
+        return {name: json.loads(text) for name, text in texts.items()}
+
+    def write(self, records: Sequence[Record], schema: Schema, stream: BinaryIO) -> None:
+        """Write records, whose arrays are removed."""
+        tables: list[Arrays] = [{"row": np.empty(0, np.int64)}]
+        for record in records:
+            if arrays := record.pop("arrays", None):
+                length = len(next(iter(arrays.values())))
+                tables.append({"row": np.full(length, record["index"])} | arrays)
+        errors = [{n: v for n, v in r.items() if n != "columns"} for r in records if "error" in r]
+        counts = {"rows": len(records), "failed": len(errors)}
+        self.save(_concatenated(tables), counts | {"errors": errors[:_MOST_ERRORS]}, stream)
+
+    def count(self, stream: BinaryIO) -> tuple[int, int]:
+        """Return the number of records in a file, and the number of errors among them."""
+        metadata = self.metadata(stream)
+        return metadata["rows"], metadata["failed"]
+
+    def join(
+        self, streams: Streams, schema: Schema, target: BinaryIO, manifest: bytes = b""
+    ) -> None:
+        """Write one file of several, which must fit the memory, and a manifest."""
+        parts = [self.metadata(stream) for stream in streams()]
+        metadata = {name: sum(part[name] for part in parts) for name in ("rows", "failed")}
+        errors = [*chain.from_iterable(part["errors"] for part in parts)][:_MOST_ERRORS]
+        arrays = _concatenated([self.arrays(stream) for stream in streams()])
+        self.save(arrays, metadata | {"errors": errors, "job": json.loads(manifest)}, target)
+
+    def manifest(self, stream: BinaryIO) -> bytes | None:
+        """Return the manifest of a joined file; None if there is none."""
+        metadata = self.metadata(stream)
+        return json.dumps(metadata["job"]).encode() if "job" in metadata else None
+
+
+class Npz(Safetensors):
+    """Files of `numpy.savez`; the array "metadata" is one text, JSON."""
+
+    def save(self, arrays: Arrays, metadata: Mapping[str, Any], stream: BinaryIO) -> None:
+        """Write a file."""
+        files: dict[str, Any] = {"metadata": json.dumps(metadata)} | arrays
+        np.savez(stream, **files)
+
+    def arrays(self, stream: BinaryIO) -> Arrays:
+        """Return the arrays of a file."""
+        with np.load(stream) as arrays:
+            return {name: arrays[name] for name in arrays if name != "metadata"}
+
+    def metadata(self, stream: BinaryIO) -> dict[str, Any]:
+        """Return the metadata of a file; raise ValueError if it is damaged."""
+        try:
+            with np.load(stream) as arrays:
+                return dict(json.loads(arrays["metadata"].item()))
+        except (BadZipFile, EOFError) as error:
+            raise ValueError(str(error)) from None
+
+
+def _concatenated(tables: Sequence[Arrays]) -> Arrays:
+    """Return the concatenation of the arrays of each name, which are removed from the tables."""
+    columns: Arrays = {}
+    for name in list(dict.fromkeys(chain.from_iterable(tables))):
+        arrays = [table.pop(name) for table in tables if name in table]
+        widest = tuple(map(max, zip(*(array.shape[1:] for array in arrays), strict=True)))
+        for number, array in enumerate(arrays):
+            if array.shape[1:] != widest:
+                arrays[number] = np.full((len(array), *widest), np.nan, array.dtype)
+                arrays[number][tuple(map(slice, array.shape))] = array
+        columns[name] = np.concatenate(arrays)
+    return columns
