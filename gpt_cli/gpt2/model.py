@@ -156,16 +156,15 @@ def block(
 def blocks(model: GPT2, x: Array, visible: Array, cache: KVCache, hook: Hook) -> Array:
     """Run all layers, one after the other: x (B, T, C) -> (B, T, C)."""
     ops = model.ops
-    in_one_call = ops.layers if not is_edited() else None  # those in which nobody listens
-    runs = groupby(range(len(model.h)), lambda layer: in_one_call and not hook.at(layer).listens())
-    for quiet, run in runs:
+    in_one_call = None if ops.layers is None or is_edited() else ops.layers
+    for listens, run in groupby(range(len(model.h)), lambda layer: hook.at(layer).listens()):
         layers = [*run]
-        if in_one_call and quiet:
-            h = model.h[layers[0] : layers[-1] + 1]
-            x = in_one_call(x, h, visible, cache.of_layers(layers[0], layers[-1] + 1))
-            continue
-        for layer in layers:
-            x = block(ops, x, model.h[layer], visible, cache, layer, hook.at(layer))
+        if in_one_call and not listens:  # the same, faster
+            first, end = layers[0], layers[-1] + 1
+            x = in_one_call(x, model.h[first:end], visible, cache.of_layers(first, end))
+        else:
+            for layer in layers:
+                x = block(ops, x, model.h[layer], visible, cache, layer, hook.at(layer))
     return x
 
 

@@ -1,6 +1,6 @@
 """Rows whose activations the edits of other rows take: `HOOK=row:ID`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -9,12 +9,16 @@ from gpt_cli.jobs.layout import InputRow
 
 if TYPE_CHECKING:
     from gpt_cli.engine import Engine
-    from gpt_cli.jobs.tasks import Task
 
 _REFERENCE = "row:"
 
 
-def with_donors(engine: "Engine", task: "Task", rows: Sequence[InputRow]) -> "Engine":
+def with_donors(
+    engine: "Engine",
+    rows: Sequence[InputRow],
+    prepare: Callable[[InputRow], InputRow],
+    ids_of: Callable[["Engine", InputRow], list[int]],
+) -> "Engine":
     """Return an engine with the activations that edits of rows take from others of these rows.
 
     A row that cannot be computed, or that takes from itself in a circle, gives none: the edits that
@@ -37,9 +41,9 @@ def with_donors(engine: "Engine", task: "Task", rows: Sequence[InputRow]) -> "En
         for other, _ in _references(engine, by_id[donor]):
             compute(other)
         with suppress(InputError):
-            row = task.prepare(by_id[donor])
+            row = prepare(by_id[donor])
             edits = row.fields.get("edits") or ()
-            values = engine.recorded(task.ids(engine, row), sorted(hooks[donor]), edits)
+            values = engine.recorded(ids_of(engine, row), sorted(hooks[donor]), edits)
             engine = engine.with_donors({donor: values})
 
     for donor in hooks:
