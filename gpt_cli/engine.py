@@ -21,7 +21,7 @@ from gpt_cli.generation.row import Request
 from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.edits import Edit, editor
-from gpt_cli.gpt2.hooks import Hook
+from gpt_cli.gpt2.hooks import Hook, select_hooks
 from gpt_cli.gpt2.model import hidden_states, unembed
 from gpt_cli.gpt2.prefill import next_logits
 from gpt_cli.gpt2.weights import Weights
@@ -32,6 +32,7 @@ from gpt_cli.scoring.rank import Choice, Question, RankBy, rank
 from gpt_cli.scoring.score import Score, ScoreOptions, score
 from gpt_cli.scoring.trace import Trace, trace
 from gpt_cli.scoring.tree import Node, tree
+from gpt_cli.scoring.vectors import Direction, VectorPool, direction
 from gpt_cli.scoring.words import Measure, among, find_words, initial_tokens
 
 Data: TypeAlias = bytes | bytearray | memoryview
@@ -308,6 +309,36 @@ class Engine:
         logits = next_logits(self.model, [ids], hook=self._editor([len(ids)]))
         best = sampling.likeliest(ops, logits, count)
         return list(zip(*(ops.to_host(row[0]).tolist() for row in best), strict=True))
+
+    @checks_arguments()
+    def vector(
+        self,
+        positive: Sequence[str],
+        negative: Sequence[str],
+        hook: str,
+        *,
+        pool: VectorPool = "mean",
+        pca: bool = False,
+    ) -> Direction:
+        """Return the vector from the activations of some texts to those of others, at a hook point.
+
+        Args:
+            positive: texts that it points to, at least two.
+            negative: the other texts, at least two.
+            hook: the name of a hook point, but scores or a pattern.
+            pool: the activations of the last token of a text ("last"), or their mean.
+            pca: return the first principal component of all texts, not the difference of the means.
+        """
+        if self.loaded.edits:
+            raise OptionError("edits", "cannot be used to find a vector")
+        names = select_hooks(self.model.config, [hook])
+        if len(names) > 1:
+            raise OptionError("hook", f"must name one hook point: {hook} names {len(names)}")
+        sets = [
+            [self.loaded.fitting_ids(text, special=False) for text in texts]
+            for texts in (positive, negative)
+        ]
+        return direction(self.model, *sets, names[0], pool=pool, pca=pca)
 
     @checks_arguments()
     def tree(self, prompt: str, count: int = 20, *, special: bool = False) -> list[Node]:

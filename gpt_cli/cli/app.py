@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from gpt_cli import __version__
-from gpt_cli.cli.commands import checks, compress, generate, models, rank, score, serve, tokens
+from gpt_cli.cli.commands import checks, compress, generate, models, rank, score, serve, tokens, vector
 from gpt_cli.cli.help import HelpFormatter, add_command
 from gpt_cli.cli.output import note, silence, verbose
 from gpt_cli.cli.parameters import command as with_flags
@@ -51,6 +51,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "decompress": compress.decompress,
     "serve": serve.serve,
     "next": rank.next_tokens,
+    "vector": vector.vector,
     "bench": checks.bench,
     "tokenize": tokens.tokenize,
     "detokenize": tokens.detokenize,
