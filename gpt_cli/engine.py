@@ -334,11 +334,9 @@ class Engine:
         names = select_hooks(self.model.config, [hook])
         if len(names) > 1:
             raise OptionError("hook", f"must name one hook point: {hook} names {len(names)}")
-        sets = [
-            [self.loaded.fitting_ids(text, special=False) for text in texts]
-            for texts in (positive, negative)
-        ]
-        return direction(self.model, *sets, names[0], pool=pool, pca=pca)
+        ids = partial(self.loaded.fitting_ids, special=False)
+        texts = [*map(ids, positive)], [*map(ids, negative)]
+        return direction(self.model, texts[0], texts[1], names[0], pool=pool, pca=pca)
 
     @checks_arguments()
     def tree(self, prompt: str, count: int = 20, *, special: bool = False) -> list[Node]:

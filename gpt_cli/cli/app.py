@@ -15,7 +15,17 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from gpt_cli import __version__
-from gpt_cli.cli.commands import checks, compress, generate, models, rank, score, serve, tokens, vector
+from gpt_cli.cli.commands import (
+    checks,
+    compress,
+    generate,
+    models,
+    rank,
+    score,
+    serve,
+    tokens,
+    vector,
+)
 from gpt_cli.cli.help import HelpFormatter, add_command
 from gpt_cli.cli.output import note, silence, verbose
 from gpt_cli.cli.parameters import command as with_flags

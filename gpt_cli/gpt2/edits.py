@@ -255,7 +255,8 @@ def _index(text: str | None, size: int) -> list[int] | slice:
         if not match or not match[0] or "-" in match[0]:
             raise InputError(f"[{text:.40}] must be numbers such as 3, 3,5 or 0:4")
         first = int(match[1] or 0)
-        numbers += range(first, int(match[3] or size) if match[2] else first + 1)
+        last = int(match[3] or size) if match[2] else first + 1
+        numbers += range(first, min(last, size + 1))  # a request may name any number
     if not numbers or max(numbers) >= size:
         raise InputError(f"[{text:.40}] is not in 0:{size}")
     return numbers

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -42,6 +43,7 @@ class Service:
     scheduler: Scheduler
     metrics: Metrics
     names: Sequence[str]  # of the model: the first is shown, and requests may have any
+    folder: Path | None = None  # of the files of edits, if requests may have edits
     unread: int = 0  # entries of answers that are being computed, or that clients have not read
 
 
@@ -205,7 +207,7 @@ class _Choice:
 
     def pending(self, deliver: Callable[[Event], None]) -> PendingText:
         """Return the text to compute."""
-        row = Request(self._prompt.ids, self._request.options, self._index)
+        row = Request(self._prompt.ids, self._request.options, self._index, self._prompt.edits)
         return PendingText(row, deliver, self._request.score, self._fields.max_tokens > 0)
 
     def push(self, event: PromptScore | Step) -> None:

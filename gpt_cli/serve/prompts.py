@@ -9,6 +9,7 @@ from gpt_cli.generation.decode import Step, TopLogprobs, top_logprobs
 from gpt_cli.generation.prefix_cache import PrefixCache
 from gpt_cli.generation.row import Request
 from gpt_cli.generation.sampling import log_probabilities
+from gpt_cli.gpt2.edits import editor
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import GPT2, unembed
 from gpt_cli.gpt2.prefill import prefill
@@ -46,6 +47,11 @@ class PendingText:
         """Return the tokens of the prompt but the last, which `Batch` computes."""
         return self.request.prompt[:-1]
 
+    @property
+    def shared(self) -> list[int]:
+        """Return the tokens whose keys and values other texts may share: none with edits."""
+        return [] if self.request.edits else self.known
+
     def fail(self, error: Exception) -> None:
         """End the text with an error."""
         self.cancelled = True
@@ -61,14 +67,15 @@ class Prompts:
         self.cache = KVCache(model.config, model.ops, len(texts), max(map(len, known)))
         empty = model.ops.xp.empty((0, model.config.n_embd), "f4")
         self.states = [empty] * len(texts)  # (n, C) of the tokens of each text so far
-        for row, ids in enumerate(known):
-            prefix, length = prefixes.find(ids)
+        for row, text in enumerate(texts):
+            prefix, length = prefixes.find(text.shared)
             if prefix:
                 self.cache.copy_row(row, prefix.cache, 0, length)
                 self.states[row] = prefix.states[:length].copy()
         self.reused = int(self.cache.lengths.sum())
         rests = [ids[n:] for ids, n in zip(known, self.cache.lengths, strict=True)]
-        self._passes = prefill(model, rests, self.cache, PIECE)
+        hook = editor([text.request.edits for text in texts], model.ops.xp)
+        self._passes = prefill(model, rests, self.cache, PIECE, hook)
         self._passes_left = -(-max(map(len, rests)) // max(1, PIECE // len(texts)))
         self._scores = {text: PromptScore([], []) for text in texts if text.score is not None}
 

@@ -164,7 +164,7 @@ class Scheduler:
                     entry = heapq.heappop(self._waiting)
                     text = entry.text
                     self._running.add(text)  # at once, so that any error ends it
-                prefix, known = self._prefixes.find(text.known)
+                prefix, known = self._prefixes.find(text.shared)
                 if known == len(text.known) and text.score is None:
                     self._join(text, prefix.cache if prefix else None, 0)
                     self.reused += known
@@ -196,7 +196,7 @@ class Scheduler:
         if not self._prefixes.keeps:
             return False
         others = [*new, *(other for prompts in self._prompts for other in prompts.texts)]
-        common = [common_length(text.known, other.known) for other in others]
+        common = [common_length(text.shared, other.shared) for other in others]
         return max(common, default=0) >= max(known + 1, SHORTEST)
 
     def _advance(self) -> None:
@@ -213,7 +213,7 @@ class Scheduler:
     def _finish(self, prompts: Prompts) -> None:
         """Keep prompts that are ready, and let their texts join."""
         for row, text in enumerate(prompts.texts):
-            if self._prefixes.keeps and len(text.known) >= SHORTEST:
+            if self._prefixes.keeps and len(text.shared) >= SHORTEST:
                 cache, known = prompts.cache, len(text.known)
                 if len(prompts.texts) > 1:
                     cache = KVCache(self._model.config, self._model.ops, 1, known)

@@ -19,9 +19,7 @@ def vector(
     positive: str = typer.Argument(metavar="POSITIVE", help="Texts to point to, as for score."),
     negative: str = typer.Argument(metavar="NEGATIVE", help="Texts to point away from."),
     *,
-    hook: str = option(
-        ..., "The hook point, such as blocks.6.hook_resid_pre.", metavar="HOOK"
-    ),
+    hook: str = option(..., "The hook point, such as blocks.6.hook_resid_pre.", metavar="HOOK"),
     output: Path = option(..., "The new .safetensors file.", aliases=("-o",), metavar="FILE"),
     pool: Literal["last", "mean"] = option(
         "mean", "Read the activations of the last token of a text, or the mean over its tokens."
@@ -49,10 +47,10 @@ def vector(
     import numpy as np
     from safetensors.numpy import save
 
-    texts = [_texts(name) for name in (positive, negative)]
-    found = engine.vector(*texts, hook, pool=pool, pca=pca)
+    towards, away = _texts(positive), _texts(negative)
+    found = engine.vector(towards, away, hook, pool=pool, pca=pca)
     write_file(output, save({found.hook: found.vector}), replace=force)
-    counts = {"positive": len(texts[0]), "negative": len(texts[1]), "tested": found.tested}
+    counts = {"positive": len(towards), "negative": len(away), "tested": found.tested}
     norm = float(np.linalg.norm(found.vector))
     if as_json:
         write_json({"hook": found.hook, "norm": norm, "accuracy": found.accuracy, **counts})
