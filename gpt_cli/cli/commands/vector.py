@@ -38,7 +38,7 @@ def vector(
     vector in the file uses all lines. Steer with it by --edit 'HOOK+=4*FILE'.
 
     Examples:
-        gpt-cli vector rain.txt sun.txt -m tiny --hook blocks.2.hook_resid_pre -o rain.safetensors
+        gpt-cli vector wet dry -m gpt2 --hook blocks.6.attn.hook_z -o v.safetensors
     """
     check_file("--output", output, (".safetensors",), force=force)
     if positive == negative == "-":
