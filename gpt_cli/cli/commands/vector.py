@@ -19,7 +19,7 @@ def vector(
     positive: str = typer.Argument(metavar="POSITIVE", help="Texts to point to, as for score."),
     negative: str = typer.Argument(metavar="NEGATIVE", help="Texts to point away from."),
     *,
-    hook: str = option(..., "The hook point, such as blocks.6.hook_resid_pre.", metavar="HOOK"),
+    hook: str = option(..., "The name of the hook point.", metavar="HOOK"),
     output: Path = option(..., "The new .safetensors file.", aliases=("-o",), metavar="FILE"),
     pool: Literal["last", "mean"] = option(
         "mean", "Read the activations of the last token of a text, or the mean over its tokens."
