@@ -1,4 +1,4 @@
-"""The public Python API: generate text with a model, score texts, compress data."""
+"""The public Python API: generate text with a model, score texts, compress data; look inside."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,32 +20,25 @@ from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
 from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2 import checkpoint
-from gpt_cli.gpt2.edits import Bound, Edit, editor
-from gpt_cli.gpt2.hooks import Hook, Recorder, rows_of, select_hooks
-from gpt_cli.gpt2.model import hidden_states, unembed
-from gpt_cli.gpt2.prefill import next_logits
-from gpt_cli.gpt2.weights import Weights
+from gpt_cli.gpt2.edits import Bound, Edit
+from gpt_cli.introspection import Introspection
 from gpt_cli.options.arguments import check_type, checks_arguments
 from gpt_cli.options.declare import AT_LEAST_1, OptionError, check
 from gpt_cli.options.request import OptionFields, Options
-from gpt_cli.scoring.activations import Pool, TextActivations, check_pool, text_activations
 from gpt_cli.scoring.rank import Choice, Question, RankBy, rank
 from gpt_cli.scoring.score import Score, ScoreOptions, score
-from gpt_cli.scoring.trace import Trace, trace
-from gpt_cli.scoring.tree import Node, tree
 from gpt_cli.scoring.words import (
     Measure,
     among,
     find_words,
     initial_tokens,
-    split_words,
     with_layers,
 )
 
 Data: TypeAlias = bytes | bytearray | memoryview
 
 
-class Engine:
+class Engine(Introspection):
     """A model with its tokenizer, from `load`.
 
     Every method that computes raises CheckpointError if the weights are damaged, ResourceError if
@@ -80,11 +73,6 @@ class Engine:
         """Raise InputError if no text of this model matches the constraint of options."""
         matcher.check(self.tokenizer, self.model.config, options.constraint)
 
-    @cached_property
-    def weights(self) -> Weights:
-        """The weights by their names in the checkpoint: float32 copies in its layout."""
-        return Weights(self.model)
-
     def with_weights(self, arrays: Mapping[str, Any]) -> "Engine":
         """Return an engine with other weights, by their names in `weights`; the rest is shared.
 
@@ -114,50 +102,6 @@ class Engine:
         """Return an engine whose edits may be `HOOK=row:ID`: the values of these rows, by hook."""
         loaded = replace(self.loaded, donors={**self.loaded.donors, **donors})
         return Engine(loaded, self.name, self.load_seconds, self.adapter)
-
-    def recorded(
-        self, ids: Sequence[int], hooks: Sequence[str], edits: str | Sequence[str] = ()
-    ) -> dict[str, NDArray[np.float32]]:
-        """Return the values at hook points of one text with edits."""
-        ops, bounds = self.model.ops, self.loaded.fitting_edits(edits, len(ids))
-        recorder = Recorder(frozenset(hooks), editor([bounds], ops.xp))
-        hidden_states(self.model, ops.xp.asarray([ids]), hook=recorder)
-        (values,) = rows_of(recorder.values, [len(ids)])
-        return {name: ops.to_host(value) for name, value in values.items()}
-
-    def start(self, *, bos: bool) -> list[int]:
-        """Return the tokens before a text to score."""
-        return [self.model.config.start_token("bos is set")] if bos else self.loaded.start
-
-    def _editor(self, lengths: Sequence[int]) -> Hook:
-        """Return the editor of texts of these lengths."""
-        bounds = [self.loaded.bound_edits((), length, length) for length in lengths]
-        return editor(bounds, self.model.ops.xp)
-
-    @checks_arguments()
-    def logits(self, ids: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-        """Return the logits of the next token at all positions.
-
-        Args:
-            ids: (B, T) token ids, T from 1 to n_positions.
-
-        Returns:
-            (B, T, V) float32, on the host.
-        """
-        ops, config = self.model.ops, self.model.config
-        if len({len(row) for row in ids}) != 1 or not 1 <= len(ids[0]) <= config.n_positions:
-            raise InputError(f"all rows must have the same length, from 1 to {config.n_positions}")
-        rows = np.array([config.check_ids(row) for row in ids])
-        hook = self._editor(list(map(len, ids)))
-        return ops.to_host(
-            unembed(self.model, hidden_states(self.model, ops.xp.asarray(rows), hook=hook))
-        )
-
-    @checks_arguments()
-    def trace(self, text: str, *, special: bool = False) -> Trace:
-        """Return the residual stream, the attention and the lens of a text."""
-        ids = self.loaded.fitting_ids(text, special=special)
-        return trace(self.model, ids, self._editor([len(ids)]))
 
     @checks_arguments()
     def run(self, prompts: Sequence[str], options: Options) -> Run:
@@ -289,62 +233,6 @@ class Engine:
         return list(compute_valid(texts, text_ids, scores))
 
     @checks_arguments()
-    def activations(
-        self,
-        texts: Iterable[str | Mapping[str, Any]],
-        hooks: Sequence[str],
-        *,
-        pool: Pool | None = None,
-        bos: bool = False,
-        special: bool = False,
-    ) -> Iterator[dict[str, NDArray[Any]]]:
-        """Return an iterator over the values at hook points of texts, float32 by name, in order.
-
-        A text that is empty or longer than the context is an InputError when it is its turn.
-
-        Args:
-            texts: any number, or mappings with a "text" and its "edits", a list.
-            hooks: names or globs: see `gpt2.hooks`.
-            pool: the values of the "last" token, the "mean" over the tokens of the text, or the
-                mean over the tokens of each "word": (words, ...), with "word", "start" and "end".
-            bos: put the start token before texts; it is no part of a mean.
-            special: read names such as `<|endoftext|>` in texts as special tokens.
-        """
-        rows = map(single, zip(self.activation_rows(texts, hooks, pool, bos=bos, special=special)))
-        if pool in ("last", "mean"):
-            return ({name: value[0] for name, value in row.values.items()} for row in rows)
-        return (row.word_columns | row.values for row in rows)
-
-    def activation_rows(
-        self,
-        texts: Iterable[str | Mapping[str, Any]],
-        hooks: Sequence[str],
-        pool: Pool | None,
-        *,
-        bos: bool = False,
-        special: bool = False,
-    ) -> Iterator[TextActivations | InputError]:
-        """Return an iterator over `activations` with their tokens and words, or errors."""
-        start = self.start(bos=bos)
-        names = select_hooks(self.model.config, hooks)
-        check_pool(pool, names)
-        if pool == "word":
-            check_bytes(self.tokenizer, "pool word")
-
-        def ids_of(row: str | Mapping[str, Any]) -> tuple[list[int], list[Bound]]:
-            ids, bounds = self._text_ids(row, special=special, start=len(start))
-            if not ids:
-                raise InputError("the text is empty: it has no tokens")
-            if pool == "word" and not split_words(self.tokenizer, ids):
-                raise InputError("the text has no words, only white space")
-            self.loaded.check_fits(len(start) + len(ids), "text")
-            return ids, bounds
-
-        return compute_valid(
-            texts, ids_of, lambda rows: text_activations(self.loaded, rows, names, pool, start)
-        )
-
-    @checks_arguments()
     def compress(self, data: Data, *, block: int = SEGMENT_TOKENS) -> bytes:
         """Return data as a compressed file; for streams, see `compression.codec`.
 
@@ -402,41 +290,11 @@ class Engine:
             )
         )
 
-    @checks_arguments()
-    def next_tokens(
-        self, prompt: str, count: int = 10, *, special: bool = False
-    ) -> list[tuple[int, float]]:
-        """Return the ids of the likeliest next tokens, best first, with log-probabilities."""
-        check("count", count, AT_LEAST_1)
-        ops = self.model.ops
-        ids = self.loaded.fitting_ids(prompt, special=special)
-        logits = next_logits(self.model, [ids], hook=self._editor([len(ids)]))
-        best = sampling.likeliest(ops, logits, count)
-        return list(zip(*(ops.to_host(row[0]).tolist() for row in best), strict=True))
-
-    @checks_arguments()
-    def tree(self, prompt: str, count: int = 20, *, special: bool = False) -> list[Node]:
-        """Return the likeliest continuations of a prompt, of any length, as a tree."""
-        check("count", count, AT_LEAST_1)
-        ids = self.loaded.fitting_ids(prompt, special=special)
-        bounds = self.loaded.bound_edits((), len(ids), self.model.config.n_positions)
-        return tree(self.model, ids, count, editor([bounds], self.model.ops.xp))
-
     def _question(self, row: Sequence[Any]) -> Question:
         check_type("row", row, Sequence[Any])
         if len(row) not in (2, 3):
             raise InputError(f"a row must be a prompt and its choices, not {row!r:.40}")
         return Question.of_texts(self.loaded, *row)
-
-    def _text_ids(
-        self, row: str | Mapping[str, Any], *, special: bool, start: int
-    ) -> tuple[list[int], list[Bound]]:
-        """Return the ids of a text, and its edits, `start` tokens after the start token."""
-        fields = row if isinstance(row, Mapping) else {"text": row}
-        if not isinstance(text := fields.get("text"), str):
-            raise InputError('a row needs a string "text"')
-        ids, texts = self.loaded.text_ids(text, special=special), fields.get("edits") or ()
-        return ids, self.loaded.fitting_edits(texts, start + len(ids))
 
     def _with_words(self, scored: Score) -> Score:
         find = partial(find_words, self.tokenizer, scored.ids)

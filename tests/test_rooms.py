@@ -47,6 +47,7 @@ COVERED = {
     "cli/test_show.py": [
         f"cli/show/{x}" for x in ("colours", "commands", "picture", "terminal", "views")
     ],
+    "cli/test_vector.py": ["scoring/vectors"],
     "compression/test_codec.py": ["gpt2/digests"],
     "folder/test_pipeline.py": ["folder/special_tokens", "folder/vocabularies"],
     "folder/test_tokenizer.py": ["folder/base_tokenizer", "folder/byte_bpe", "folder/contents"],

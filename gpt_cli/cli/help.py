@@ -23,11 +23,11 @@ GROUPS = {
     "Sampling": "max-tokens temperature top-k top-p min-p repeat-penalty presence-penalty "
     "frequency-penalty logit-bias stop include-stop ignore-eos seed samples",
     "Choices and constraints": "choices choices-file by exact regex json-schema grammar",
-    "Output": "output out-dtype to resume salvage block top layer head html png plot force echo "
-    "stream json logprobs tokens words layers min-k total count max-perplexity min-perplexity "
-    "stats",
-    "Server": "name host port unix-socket api-key allow-anyone cors max-queue max-body grace "
-    "access-log",
+    "Output": "output out-dtype pca to resume salvage block top layer head html png plot force "
+    "echo stream json logprobs tokens words layers min-k total count max-perplexity "
+    "min-perplexity stats",
+    "Server": "name host port unix-socket api-key allow-anyone allow-edits cors max-queue max-body "
+    "grace access-log",
     "Machine": "device dtype threads cache speculate batch-size repetitions engine address workers "
     "gpus-per-worker",
 }

@@ -22,6 +22,16 @@ def file_and_key(text: str) -> tuple[str, str]:
     return (match[1], match[2]) if match else (text, "")
 
 
+def _inside(folder: Path, path: Path) -> Path | None:
+    """Return a regular file in a folder, or None."""
+    try:
+        inside = (folder / path).resolve()
+        is_inside = not path.is_absolute() and folder.resolve() in inside.parents
+        return inside if is_inside and inside.is_file() else None
+    except (OSError, ValueError, RuntimeError):  # a name that no file has; a circle of links
+        return None
+
+
 class ArrayFile:
     """A file of named arrays; that of .npy has any name. InputError if it cannot be read."""
 
@@ -32,8 +42,7 @@ class ArrayFile:
         if path.suffix not in _SUFFIXES:
             raise InputError(f"{name:.200} must end with {', '.join(_SUFFIXES)}")
         if folder:  # one answer for what is outside and what is missing
-            inside = (folder / path).resolve()
-            if path.is_absolute() or folder.resolve() not in inside.parents or not inside.is_file():
+            if not (inside := _inside(folder, path)):
                 raise InputError(f"{name:.200} is not a file in the folder for edits")
             path = inside
         self.is_single = path.suffix == ".npy"

@@ -36,6 +36,7 @@ _FORM = "it must be HOOK[INDEX]@POSITIONS, then =, *= or +=, and a value"
 _SLICE = re.compile(r"(-?\d{1,9})?(:)?(-?\d{1,9})?", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _AFTER_ALL = 2**31  # a position
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 class EditError(OptionError):
@@ -82,6 +83,8 @@ class Edit:
 
     def _with_value(self, value: str, folder: Path | None) -> "Edit":
         if self.operator != "+=" and _NUMBER.fullmatch(value):
+            if abs(float(value)) > _LARGEST:
+                raise InputError(f"{value:.40} is too large")
             return replace(self, number=float(value))
         if self.operator == "=" and value.startswith("row:"):
             return replace(self, row=value.removeprefix("row:"))
@@ -264,7 +267,8 @@ def _index(text: str | None, size: int) -> list[int] | slice:
         if not match or not match[0] or "-" in match[0]:
             raise InputError(f"[{text:.40}] must be numbers such as 3, 3,5 or 0:4")
         first = int(match[1] or 0)
-        numbers += range(first, int(match[3] or size) if match[2] else first + 1)
+        last = int(match[3] or size) if match[2] else first + 1
+        numbers += range(first, min(last, size + 1))  # a request may name any number
     if not numbers or max(numbers) >= size:
         raise InputError(f"[{text:.40}] is not in 0:{size}")
     return numbers

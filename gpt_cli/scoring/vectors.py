@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli.errors import InputError
+from gpt_cli.gpt2.hooks import hook_shapes
 from gpt_cli.gpt2.model import GPT2
+from gpt_cli.options.declare import OptionError
 from gpt_cli.scoring.activations import activations
 
 VectorPool: TypeAlias = Literal["last", "mean"]
@@ -37,8 +39,10 @@ def direction(
     """Return the difference of the means of two sets of texts, as ids, at a hook point.
 
     With `pca`, return the first principal component of all texts, of length 1, in the direction of
-    `positive`. InputError for fewer than two texts in a set.
+    `positive`. InputError for fewer than two texts in a set, and for scores or a pattern.
     """
+    if hook_shapes(model.config)[hook][-1] == "T":
+        raise OptionError("hook", f"cannot be {hook}: a vector has no tokens")
     if min(len(positive), len(negative)) < 2:
         raise InputError("both files need at least 2 texts")
 

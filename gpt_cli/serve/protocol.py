@@ -8,10 +8,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError, ResourceError, counted, did_you_mean
+from gpt_cli.gpt2.edits import Bound, Edit, EditError, bind
 from gpt_cli.gpt2.hooks import FINAL, hook_shapes
 from gpt_cli.options.declare import AT_LEAST_0, Declared, OptionError, between, option
 from gpt_cli.options.request import Options, SamplingParams
@@ -24,6 +26,7 @@ F = TypeVar("F", "Fields", "EmbeddingFields")
 
 _MOST_TEXTS = 2048  # of a request
 _MOST_STOPS, _MOST_STOP_CHARACTERS = 64, 4096  # every text is searched for all
+_MOST_EDITS, _MOST_EDIT_CHARACTERS = 256, 32_768
 MOST_ENTRIES = 500_000  # of an answer; an entry takes up to 200 bytes
 _ENTRY_NUMBERS = 4  # numbers of a vector that take as much memory as an entry
 _CANDIDATES = between(1, 128)
@@ -60,7 +63,7 @@ class EmbeddingFields(Declared):
 
 
 _OPTIONS = {*SamplingParams.row_fields(), "seed", "stop", "ignore_eos"}
-_KNOWN = {*Fields.row_fields()} | _OPTIONS | {"prompt", "stream_options", *FIELDS}
+_KNOWN = {*Fields.row_fields()} | _OPTIONS | {"prompt", "stream_options", "edits", *FIELDS}
 _DEFAULTS = {"temperature": 1, "top_k": 0, "top_p": 1}
 # Values that change nothing, of fields that this server does not have or reads in another way.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -85,6 +88,7 @@ class Prompt:
     ids: list[int]
     text: str
     begins: bool  # whether the first id is a start token that the text does not have
+    edits: Sequence[Bound] = ()
 
 
 @dataclass(frozen=True)
@@ -112,10 +116,16 @@ class Embeddings:
     entries: int  # what the numbers of the answer count as
 
 
-def read(engine: Engine, body: Json, names: Sequence[str]) -> Completions:
+def read(
+    engine: Engine, body: Json, names: Sequence[str], folder: Path | None = None
+) -> Completions:
     """Return the request that a body describes; raise RequestError if a field is not valid.
 
-    `names` are those of the model; see `check_model`.
+    Args:
+        engine: the model.
+        body: the JSON of the request.
+        names: of the model; see `check_model`.
+        folder: of the files of edits; without one, requests may have no edits.
     """
     body = body | {"guided_decoding_backend": None}  # there is only one
     values = _changes(body, _KNOWN, _NEUTRAL)
@@ -125,7 +135,8 @@ def read(engine: Engine, body: Json, names: Sequence[str]) -> Completions:
     if len(options.stop) > _MOST_STOPS or len("".join(options.stop)) > _MOST_STOP_CHARACTERS:
         most = f"{_MOST_STOPS} texts, {_MOST_STOP_CHARACTERS} characters in all"
         raise RequestError(f"stop must be at most {most}", "stop")
-    encoded = [_prompt(engine, prompt, fields) for prompt in prompts]
+    edits = (*engine.loaded.edits, *_edits(engine, values.get("edits", []), folder))
+    encoded = [_prompt(engine, prompt, fields, edits) for prompt in prompts]
     entries = _entries(encoded, fields, engine.model.config.n_positions)
     return Completions(encoded, fields, options, include_usage, entries)
 
@@ -261,15 +272,37 @@ def _options(engine: Engine, values: Json, fields: Fields) -> Options:
     return options
 
 
-def _prompt(engine: Engine, prompt: str | list[int], fields: Fields) -> Prompt:
+def _edits(engine: Engine, value: Any, folder: Path | None) -> list[Edit]:
+    """Return the edits of a request, whose files are in the folder."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise RequestError("edits must be a list of texts", "edits")
+    if len(texts) > _MOST_EDITS or len("".join(texts)) > _MOST_EDIT_CHARACTERS:
+        most = f"{_MOST_EDITS} texts, {_MOST_EDIT_CHARACTERS:,} characters in all"
+        raise RequestError(f"edits must be at most {most}", "edits")
+    if texts and folder is None:
+        raise RequestError("edits: this server was started without --allow-edits DIR", "edits")
+    with _about("edits"):
+        edits = [Edit.parse(text, engine.model.config, folder) for text in texts]
+        if rows := [edit for edit in edits if edit.row is not None]:
+            raise EditError(rows[0].text, "row: needs the rows of a batch; name a file")
+    return edits
+
+
+def _prompt(
+    engine: Engine, prompt: str | list[int], fields: Fields, edits: Sequence[Edit]
+) -> Prompt:
     with _about("prompt"):
         ids = engine.encode(prompt) if isinstance(prompt, str) else prompt
         config = engine.model.config
         ids = config.check_ids(ids) or [config.start_token("the prompt is empty")]
         _check_length(ids, config.n_positions - (1 if fields.max_tokens else 0))
-        if isinstance(prompt, str):
-            return Prompt(ids, prompt, not prompt or bool(engine.loaded.start))
-        return Prompt(ids, engine.decode(prompt) if fields.echo else "", not prompt)
+    with _about("edits"):
+        bound = bind(edits, len(ids), config.n_positions if fields.max_tokens else len(ids))
+    if isinstance(prompt, str):
+        return Prompt(ids, prompt, not prompt or bool(engine.loaded.start), bound)
+    with _about("prompt"):
+        return Prompt(ids, engine.decode(prompt) if fields.echo else "", not prompt, bound)
 
 
 def _embedded(engine: Engine, text: str | list[int]) -> Prompt:
@@ -280,7 +313,8 @@ def _embedded(engine: Engine, text: str | list[int]) -> Prompt:
         if len(ids) == begins:
             raise InputError("a text is empty: it has no tokens")
         _check_length(ids, config.n_positions)
-    return Prompt(ids, "", begins)
+        edits = engine.loaded.bound_edits((), len(ids), len(ids))  # of `serve --edit`
+    return Prompt(ids, "", begins, edits)
 
 
 def _check_length(ids: Sequence[int], most: int) -> None:
@@ -294,7 +328,8 @@ def _about(field: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        raise RequestError(f"{field}: {error}", field) from None
+        reason = error.args[-1] if isinstance(error, EditError) else error
+        raise RequestError(f"{field}: {reason}", field) from None
 
 
 def _entries(prompts: Sequence[Prompt], fields: Fields, n_positions: int) -> int:
