@@ -88,8 +88,13 @@ def test_tokens_are_shown_as_text_or_by_their_names(family, folder, engine):
     data = engine.tokenizer.token_bytes(row["id"])
     name = engine.tokenizer.token_name(row["id"]) if data is None else data.decode(errors="replace")
     assert (row["token"], bytes(row["bytes"])) == (name, data or b"")
+    scored, _ = run_here("score", "--tokens", "-m", folder, input=text.encode())
+    shown = [line.split("\t")[-1] for line in scored.decode().splitlines()]
+    names = [engine.tokenizer.token_name(id) for id in ids[len(engine.loaded.start) :]]
+    assert all(name in cell for name, cell in zip(names, shown, strict=True))
     for view in ("surprise", "lens", "tree"):
-        assert run_here("show", view, "-m", folder, text)[0]
+        shown = run_here("show", view, "-m", folder, text)[0].decode()
+        assert engine.tokenizer.token_name(ids[-1]) in shown
 
 
 def test_texts_are_measured_in_their_bytes(family, engine):

@@ -11,7 +11,7 @@ from gpt_cli import jobs, records
 from gpt_cli.cli import inputs
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.jobs import Lines, needs_output, run
-from gpt_cli.cli.output import note, on_terminal, quoted, write
+from gpt_cli.cli.output import note, on_terminal, token_label, write
 from gpt_cli.errors import InputError, RowsError, compute_valid, counted
 from gpt_cli.jobs import storage
 from gpt_cli.options.declare import Declared, OptionError, Range, option
@@ -363,7 +363,7 @@ class Table:
             names = "word", "start", "end", "tokens"
             yield {"line": number} | {name: word[name] for name in names} | {"bits": bits}
         for token in record.get("logprobs", []):
-            logprob, text = _number(token["logprob"]), quoted(bytes(token["bytes"]))
+            logprob, text = _number(token["logprob"]), token_label(token)
             yield {"line": number, "id": token["id"], "log-lik.": logprob, "token": text}
 
 
