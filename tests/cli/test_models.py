@@ -125,10 +125,10 @@ def test_info_fetches_no_more_than_the_configuration_and_leaves_nothing_in_the_c
 
 
 def test_info_of_a_local_model_needs_no_network(hub, case_folder):
-    hub.add(REPO, {path.name: path.read_bytes() for path in case_folder("saved").iterdir()})
-    folder = run_here("download", REPO, "-q")[0].decode().strip()
+    hub.add("acme/new", {path.name: path.read_bytes() for path in case_folder("saved").iterdir()})
+    folder = run_here("download", "acme/new", "-q")[0].decode().strip()
     hub.requests.clear()
-    (facts,) = records_here("info", REPO, "--json")
+    (facts,) = records_here("info", "acme/new", "--json")
     assert facts["folder"] == folder
     assert hub.requests == []
 
@@ -168,7 +168,7 @@ def test_info_says_before_a_download_which_package_is_missing(hub, monkeypatch, 
     hub.add("acme/kind", files | {"pytorch_model.bin": b""})
     names, problem = NEEDED[family]
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    (facts,) = records_here("info", "acme/kind", "--json")
+    (facts,) = records_here("info", "acme/kind", "--json", code=4 if problem else 0)
     assert (facts["tokenizer"], bool(facts["problem"])) == (names, bool(problem))
     if problem:
         assert facts["problem"].startswith(problem)
@@ -213,12 +213,21 @@ def test_info_shows_settings_unlike_those_of_gpt2_and_ids_without_tokens(tmp_pat
 def test_info_names_what_a_folder_lacks(tmp_path):
     folder = CASES["saved"].write(tmp_path)
     (folder / "model.safetensors").unlink()
-    (facts,) = records_here("info", folder, "--json")
+    (facts,) = records_here("info", folder, "--json", code=4)
     assert (facts["weights"], facts["tokenizer"]) == (None, "vocab.json, merges.txt")
-    assert f"no: {folder} has no weights: add" in run_here("info", folder)[0].decode()
+    assert f"no: {folder} has no weights: add" in run_here("info", folder, code=4)[0].decode()
     write_checkpoint(folder, CONFIG)
     (folder / "vocab.json").unlink()
-    assert f"{folder} has no tokenizer" in records_here("info", folder, "--json")[0]["problem"]
+    (facts,) = records_here("info", folder, "--json", code=4)
+    assert f"{folder} has no tokenizer" in facts["problem"]
+
+
+def test_info_of_a_vocabulary_that_is_larger_than_the_model(tmp_path):
+    write_checkpoint(tmp_path, CONFIG | {"vocab_size": 100, "bos_token_id": 50256})
+    shown = run_here("info", tmp_path, code=4)[0].decode()
+    assert "works                      no: " in shown
+    assert "and the model has 100 (vocab_size)" in shown
+    assert "start token                50256\n" in shown
 
 
 def test_info_of_damaged_weights_is_exit_code_4(tmp_path):
