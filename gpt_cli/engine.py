@@ -204,9 +204,11 @@ class Engine:
             entropies: also return the entropies of the distributions of tokens.
             words: also return the words of texts with their surprisal: see `scoring.words`.
         """
-        start = [self.model.config.start_token("bos is set")] if bos else self.loaded.start
+        start = [self.model.config.start_token("bos (--bos) is set")] if bos else self.loaded.start
         if words:
-            check_bytes(self.tokenizer, "the surprisal of words")
+            check_bytes(
+                self.tokenizer, "the surprisal of words", instead="score tokens (--tokens), or "
+            )
         measures: dict[str, Measure] = {}
         if ranks:
             measures["ranks"] = sampling.ranks
