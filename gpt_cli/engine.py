@@ -217,11 +217,13 @@ class Engine:
         if words:
             measures["initial_logprobs"] = among(self._initial_tokens)
 
-        def scores(ids: Iterator[list[int]]) -> Iterable[Score]:
-            scored = score(self.loaded, list(ids), stride, start=start, measures=measures)
+        def scores(rows: Iterator[tuple[list[int], int]]) -> Iterable[Score]:
+            pairs = list(rows)
+            ids, sizes = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+            scored = score(self.loaded, ids, stride, start=start, sizes=sizes, measures=measures)
             return map(self._with_words, scored) if words else scored
 
-        return list(compute_valid(texts, partial(self._text_ids, special=special), scores))
+        return list(compute_valid(texts, partial(self._sized_ids, special=special), scores))
 
     @checks_arguments()
     def compress(self, data: Data, *, block: int = SEGMENT_TOKENS) -> bytes:
@@ -298,10 +300,11 @@ class Engine:
             raise InputError(f"a row must be a prompt and its choices, not {row!r:.40}")
         return Question.of_texts(self.loaded, *row)
 
-    def _text_ids(self, text: str, *, special: bool) -> list[int]:
+    def _sized_ids(self, text: str, *, special: bool) -> tuple[list[int], int]:
+        """Return the ids of a text, and its bytes."""
         if not isinstance(text, str):
             raise InputError('a row needs a string "text"')
-        return self.loaded.text_ids(text, special=special)
+        return self.loaded.text_ids(text, special=special), len(text.encode())
 
     def _with_words(self, scored: Score) -> Score:
         logprobs = scored.token_logprobs, scored.initial_logprobs or []

@@ -43,7 +43,7 @@ class Score:
 
     ids: list[int]
     token_logprobs: list[float | None]  # of the ids; None if not scored
-    bytes_scored: int  # in UTF-8, of the tokens that are scored
+    bytes_scored: int  # of the text in UTF-8, in the tokens that are scored
     ranks: list[int | None] | None = None  # of the ids by probability; 1 is the likeliest
     entropies: list[float | None] | None = None  # of the distributions of the tokens, in nats
     initial_logprobs: list[float | None] | None = None  # see `words.among`
@@ -68,7 +68,7 @@ class Score:
     def bits_per_byte(self) -> float | None:
         """Return the negative log-likelihood in bits per scored byte; None if none is scored."""
         bits = -self.total_logprob / math.log(2)
-        return bits / self.bytes_scored if self.tokens_scored else None
+        return bits / self.bytes_scored if self.tokens_scored and self.bytes_scored else None
 
 
 def perplexity(total_logprob: float, tokens: int) -> float | None:
@@ -85,6 +85,7 @@ def score(
     stride: int | None = None,
     *,
     start: Sequence[int] = (),
+    sizes: Sequence[int] | None = None,
     measures: Mapping[str, Measure] | None = None,
 ) -> list[Score]:
     """Score texts, as ids, of any length side by side.
@@ -93,18 +94,22 @@ def score(
     apart (by default half of the context). A token is scored in the first window that has it, so
     all but the first n_positions tokens have at least n_positions - stride tokens before them.
 
-    `start` are ids before the texts, which are not part of their scores. `measures` compute more
-    fields of the score.
+    `start` are ids before the texts, which are not part of their scores. `sizes` are the bytes of
+    the texts, which differ from those of decoded ids if a tokenizer loses or adds characters.
+    `measures` compute more fields of the score.
     """
     texts = [[*start, *ids] for ids in texts]
     measures = {"token_logprobs": log_probabilities, **(measures or {})}
     columns = measure_texts(loaded, texts, list(measures.values()), stride)
     scores = []
-    for ids, values in zip(texts, columns, strict=True):
+    for number, (ids, values) in enumerate(zip(texts, columns, strict=True)):
         ids = ids[len(start) :]
-        pieces = islice(loaded.tokenizer.pieces(ids), 0 if start else 1, None)
+        lengths = [*map(len, loaded.tokenizer.pieces(ids))]
+        size = sum(lengths[0 if start else 1 :])
+        if sizes and (whole := sum(lengths)):  # the same share of the text as of the decoded ids
+            size = round(size * sizes[number] / whole)
         fields = zip(measures, (column[len(start) :] for column in values), strict=True)
-        scores.append(Score(ids, bytes_scored=sum(map(len, pieces)), **dict(fields)))
+        scores.append(Score(ids, bytes_scored=size, **dict(fields)))
     return scores
 
 
