@@ -111,6 +111,11 @@ def test_texts_are_measured_in_their_bytes(family, engine):
     assert {choice.text: choice.bytes for choice in ranked} == {" fox": 4, " river": 6}
 
 
+def test_choices_that_a_tokenizer_cannot_tell_apart_are_refused(engine_of):
+    with pytest.raises(InputError, match=r"'\u2603' and '\u2604' have the same tokens"):
+        engine_of("uer").rank("the", ["fox", "\u2603", "\u2604"])
+
+
 @posix
 @pytest.mark.parametrize("family", ["goldfish", "uer", "fallback"])
 def test_the_server_has_the_same_texts_and_offsets(family, engine, folder):
