@@ -175,6 +175,14 @@ def test_what_needs_bytes_works_where_tokens_have_them(family, folder, engine, t
     assert [word.start for word in scored.words][1:] == [4 + start, 8 + start, 12 + start]
 
 
+def test_a_choice_that_no_tokens_write_is_refused(folder_of):
+    pytest.importorskip("llguidance")
+    command = ["generate", "-q", "-m", folder_of("goldfish"), "--choices"]
+    error = refusal(*command, " fox, \u2603 fox", "the")
+    assert "--choices has ' \u2603 fox', which no tokens write" in error
+    assert run_here(*command, "fox,river", "the")[0] in (b" fox", b" river")
+
+
 def test_compression_needs_tokens_for_all_bytes(family, folder, engine, library, tmp_path):
     data = "the fox\n Straße\xa0läuft  \n".encode() + b"\xff\x00 the river"
     if family not in WITH_ALL_BYTES:
