@@ -219,9 +219,11 @@ class Engine:
             layers: also return the log-probabilities of tokens, and the surprisal of words, if the
                 model ended after 0 (the embedding), 1, ... layers. The last are its own.
         """
-        start = [self.model.config.start_token("bos is set")] if bos else self.loaded.start
+        start = [self.model.config.start_token("bos (--bos) is set")] if bos else self.loaded.start
         if words:
-            check_bytes(self.tokenizer, "the surprisal of words")
+            check_bytes(
+                self.tokenizer, "the surprisal of words", instead="score tokens (--tokens), or "
+            )
         measures: dict[str, Measure] = {}
         if ranks:
             measures["ranks"] = sampling.ranks
@@ -232,13 +234,20 @@ class Engine:
         if words:
             measures["initial_logprobs"] = among(self._initial_tokens)
 
-        def scores(ids: Iterator[list[int]]) -> Iterable[Score]:
+        def scores(rows: Iterator[tuple[list[int], int]]) -> Iterable[Score]:
+            ids, sizes = [[*column] for column in zip(*rows, strict=True)] or [[], []]
             scored = score(
-                self.loaded, list(ids), stride, start=start, measures=measures, layers=layers
+                self.loaded,
+                ids,
+                stride,
+                start=start,
+                sizes=sizes,
+                measures=measures,
+                layers=layers,
             )
             return map(self._with_words, scored) if words else scored
 
-        return list(compute_valid(texts, partial(self._text_ids, special=special), scores))
+        return list(compute_valid(texts, partial(self._sized_ids, special=special), scores))
 
     @checks_arguments()
     def activations(
@@ -284,7 +293,7 @@ class Engine:
             check_bytes(self.tokenizer, "pool word")
 
         def ids_of(text: str) -> list[int]:
-            ids = self._text_ids(text, special=special)
+            ids, _ = self._sized_ids(text, special=special)
             if not ids:
                 raise InputError("the text is empty: it has no tokens")
             if pool == "word" and not split_words(self.tokenizer, ids):
@@ -371,10 +380,11 @@ class Engine:
             raise InputError(f"a row must be a prompt and its choices, not {row!r:.40}")
         return Question.of_texts(self.loaded, *row)
 
-    def _text_ids(self, text: str, *, special: bool) -> list[int]:
+    def _sized_ids(self, text: str, *, special: bool) -> tuple[list[int], int]:
+        """Return the ids of a text, and its bytes."""
         if not isinstance(text, str):
             raise InputError('a row needs a string "text"')
-        return self.loaded.text_ids(text, special=special)
+        return self.loaded.text_ids(text, special=special), len(text.encode())
 
     def _with_words(self, scored: Score) -> Score:
         find = partial(find_words, self.tokenizer, scored.ids)
