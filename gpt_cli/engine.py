@@ -205,7 +205,9 @@ class Engine(Introspection):
         """
         start = self.start(bos=bos)
         if words:
-            check_bytes(self.tokenizer, "the surprisal of words")
+            check_bytes(
+                self.tokenizer, "the surprisal of words", instead="score tokens (--tokens), or "
+            )
         measures: dict[str, Measure] = {}
         if ranks:
             measures["ranks"] = sampling.ranks
@@ -216,13 +218,14 @@ class Engine(Introspection):
         if words:
             measures["initial_logprobs"] = among(self._initial_tokens)
 
-        def scores(rows: Iterator[tuple[list[int], list[Bound]]]) -> Iterable[Score]:
-            ids, edits = [[*column] for column in zip(*rows, strict=True)] or [[], []]
+        def scores(rows: Iterator[tuple[list[int], list[Bound], int]]) -> Iterable[Score]:
+            ids, edits, sizes = [[*column] for column in zip(*rows, strict=True)] or [[], [], []]
             scored = score(
                 self.loaded,
                 ids,
                 stride,
                 start=start,
+                sizes=sizes,
                 measures=measures,
                 layers=layers,
                 edits=edits,

@@ -49,7 +49,7 @@ class Introspection:
 
     def start(self, *, bos: bool) -> list[int]:
         """Return the tokens before a text to score."""
-        return [self.model.config.start_token("bos is set")] if bos else self.loaded.start
+        return [self.model.config.start_token("bos (--bos) is set")] if bos else self.loaded.start
 
     def _editor(self, lengths: Sequence[int]) -> Hook:
         """Return the editor of texts of these lengths."""
@@ -125,7 +125,7 @@ class Introspection:
             check_bytes(self.tokenizer, "pool word")
 
         def ids_of(row: str | Mapping[str, Any]) -> tuple[list[int], list[Bound]]:
-            ids, bounds = self._text_ids(row, special=special, start=len(start))
+            ids, bounds, _ = self._text_ids(row, special=special, start=len(start))
             if not ids:
                 raise InputError("the text is empty: it has no tokens")
             if pool == "word" and not split_words(self.tokenizer, ids):
@@ -187,10 +187,10 @@ class Introspection:
 
     def _text_ids(
         self, row: str | Mapping[str, Any], *, special: bool, start: int
-    ) -> tuple[list[int], list[Bound]]:
-        """Return the ids of a text, and its edits, `start` tokens after the start token."""
+    ) -> tuple[list[int], list[Bound], int]:
+        """Return the ids of a text, its edits, with `start` tokens before it, and its bytes."""
         fields = row if isinstance(row, Mapping) else {"text": row}
         if not isinstance(text := fields.get("text"), str):
             raise InputError('a row needs a string "text"')
         ids, texts = self.loaded.text_ids(text, special=special), fields.get("edits") or ()
-        return ids, self.loaded.fitting_edits(texts, start + len(ids))
+        return ids, self.loaded.fitting_edits(texts, start + len(ids)), len(text.encode())

@@ -60,6 +60,12 @@ def _set_verbose(verbose: bool) -> bool:
     return verbose
 
 
+def _set_quiet(quiet: bool) -> bool:
+    """Show no notes about the files of models."""
+    logging.getLogger("gpt_cli.gpt2").setLevel(logging.ERROR if quiet else logging.NOTSET)
+    return quiet
+
+
 def complete_model(incomplete: str) -> list[str]:
     """Return known names, cached models, and folders with this prefix."""
     from gpt_cli.folder.contents import CONFIG
@@ -93,7 +99,9 @@ class Model(Declared):
     )
     revision: str | None = option(None, "Branch, tag or commit on the Hub.")
     offline: bool = option(False, "Do not contact the Hub; use local files only.")
-    quiet: bool = option(False, "Show no notes and no progress.", aliases=("-q",))
+    quiet: bool = option(
+        False, "Show no notes and no progress.", aliases=("-q",), callback=_set_quiet
+    )
     verbose: bool = option(
         False,
         "Explain choices, such as the CPU instead of a GPU, and show tracebacks.",

@@ -161,6 +161,11 @@ def token_label(token: dict[str, Any]) -> str:
     return quoted(bytes(token["bytes"])) if token["bytes"] else str(token["token"])
 
 
+def token_data(token: dict[str, Any]) -> bytes:
+    """Return the bytes of a record of `records.of_token`, or its name if it has none."""
+    return bytes(token["bytes"]) or str(token["token"]).encode()
+
+
 def bar(length: float) -> str:
     """Return a bar of a length in columns, in steps of 1/8."""
     whole, eighths = divmod(round(length * 8), 8)

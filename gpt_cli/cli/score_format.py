@@ -8,7 +8,7 @@ from typing import Any
 
 from gpt_cli import records
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.output import on_terminal, quoted
+from gpt_cli.cli.output import on_terminal, token_label
 from gpt_cli.errors import InputError
 from gpt_cli.options.declare import Declared, Range, option
 from gpt_cli.records import Record, json_line
@@ -196,7 +196,7 @@ class Table:
             cells = {"line": number} | facts | {"bits": bits}
             yield cells | self._layers(word)
         for token in record.get("logprobs", []):
-            logprob, text = _number(token["logprob"]), quoted(bytes(token["bytes"]))
+            logprob, text = _number(token["logprob"]), token_label(token)
             cells = {"line": number, "id": token["id"], "log-lik.": logprob, "token": text}
             yield cells | self._layers(token)
 

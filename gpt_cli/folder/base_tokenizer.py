@@ -134,13 +134,18 @@ class Stream:
         return self._tokenizer.piece(id, before)
 
 
-def check_bytes(tokenizer: Tokenizer, purpose: str, *, every: bool = False) -> None:
-    """Raise InputError if tokens have no bytes, or with `every`, if some bytes have no token."""
+def check_bytes(
+    tokenizer: Tokenizer, purpose: str, *, every: bool = False, instead: str = ""
+) -> None:
+    """Raise InputError if tokens have no bytes, or with `every`, if some bytes have no token.
+
+    `instead` is what else the user may do.
+    """
     if not (tokenizer.byte_ids if every else tokenizer.has_bytes):
         what = "tokens for all bytes" if every else "the bytes of each token"
         raise InputError(
-            f"{purpose} needs {what}, which the tokenizer of this model does not have: use a model "
-            "with a byte-level tokenizer, such as gpt2"
+            f"{purpose} needs {what}, which the tokenizer of this model does not have: "
+            f"{instead}use a model with a byte-level tokenizer"
         )
 
 

@@ -115,7 +115,10 @@ class GPT2Config(Declared):
         raw = {_ALIASES.get(name, name): value for name, value in raw.items()}
         try:
             if (model_type := raw.get("model_type", "gpt2")) != "gpt2":
-                raise ValueError(f"model_type is {model_type!r:.40}, not gpt2")
+                raise CheckpointError(
+                    f"{source}: model_type is {model_type!r:.40}, not gpt2: gpt-cli computes GPT-2 "
+                    "only: see docs/models.md"
+                )
             if raw.get("add_cross_attention"):
                 raise ValueError("add_cross_attention is set, unlike in GPT-2")
             if (quantization := raw.get("quantization_config")) not in (None, INT8):

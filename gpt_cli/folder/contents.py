@@ -38,6 +38,10 @@ def select_weights(
             return [name]
         if name + _INDEX in names:
             return [name + _INDEX, *_read_index(get_index(name + _INDEX), Path(name).suffix)]
+    for name in _WEIGHTS:
+        shard = re.compile(r"-\d+-of-\d+\.".join(map(re.escape, name.split("."))))
+        if any(map(shard.fullmatch, names)):
+            raise CheckpointError(f"{folder} has shards without their index: add {name}{_INDEX}")
     if others := [name for name in names if name.endswith(_OTHERS)]:
         raise CheckpointError(
             f"{folder} has its weights only in {min(others)}, which is not supported: use a model "

@@ -12,13 +12,8 @@ from safetensors import SafetensorError, safe_open
 from gpt_cli.errors import MALFORMED, CheckpointError
 from gpt_cli.folder.contents import select_weights
 from gpt_cli.folder.tensors import NotWeightsError, Tensor
-from gpt_cli.system.files import version
+from gpt_cli.system.files import IMPOSTORS, version
 
-# The first bytes of files that often stand in for weights.
-_IMPOSTORS = {
-    b"version https://git-lfs": "a Git LFS pointer, not the weights; run `git lfs pull`",
-    b"<": "a web page, not the weights; get it again",
-}
 _TORCH = "a file of PyTorch; name it pytorch_model.bin"
 _OF_TORCH = {b"\x80": _TORCH, b"PK": _TORCH}
 _LARGEST_HEADER = 10_000_000  # bytes; gpt2-xl has 60,000, and they take 20 times that in memory
@@ -34,7 +29,8 @@ def weight_files(folder: Path) -> list[Path]:
         if os.path.lexists(folder / first):
             problem = "is not a regular file, or a link to one: get it again"
             raise CheckpointError(f"{folder / first} {problem}")
-        raise CheckpointError(f"{folder} has no {first}: give the folder of a whole model")
+        needed = f"{first} and no pytorch_model.bin"
+        raise CheckpointError(f"{folder} has no {needed}: give the folder of a whole model")
     if missing := [name for name in shards if name not in present]:
         named = f"{folder / first} names it: get it too"
         raise CheckpointError(f"{missing[0]:.200} is missing, but {named}")
@@ -51,7 +47,7 @@ def read_tensors(path: Path) -> list[tuple[str, Tensor]]:
     except _DAMAGED as error:
         with suppress(OSError), path.open("rb") as file:
             start = file.read(64).lstrip()
-        impostors = _IMPOSTORS if is_torch else _IMPOSTORS | _OF_TORCH
+        impostors = IMPOSTORS if is_torch else IMPOSTORS | _OF_TORCH
         kinds = [kind for magic, kind in impostors.items() if start.startswith(magic)]
         reason = str(error).removeprefix("Error while deserializing header: ")
         if not isinstance(error, NotWeightsError):

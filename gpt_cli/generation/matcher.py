@@ -8,6 +8,7 @@ If all matching texts go on in the same way, only the tokens of the tokenizer ar
 model has seldom seen a word in other pieces. (In a Lark grammar, any pieces are allowed.)
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -85,6 +86,10 @@ def _begin(guide: "LLTokenizer", constraint: Constraint) -> "LLMatcher":
     state = with_stack(constraint.kind, lambda: matcher(guide, grammar, log_level=0))
     if state.is_error():  # such as a special token that the tokenizer does not have
         raise constraint.error(state.get_error())
+    for choice in json.loads(constraint.text) if constraint.kind == "choices" else ():
+        if guide.decode_bytes(guide.tokenize_str(choice)) != choice.encode():
+            cure = "leave it out, or write it in other characters"
+            raise OptionError("choices", f"has {choice!r:.40}, which no tokens write: {cure}")
     if not _allowed(state, guide).any():
         raise OptionError(constraint.kind, "must match some text, and matches none")
     return state

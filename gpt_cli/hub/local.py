@@ -106,7 +106,8 @@ def check_folder(folder: Path) -> Path:
     """Return the folder of a model; refuse an adapter, and a folder whose subfolders are models."""
     if not (folder / CONFIG).exists() and (folder / ADAPTER_CONFIG).exists():
         raise ModelNotFoundError(
-            f"{folder} is an adapter: load its model, with this folder as the option adapter"
+            f"{folder} is an adapter: load its model, with this folder as the option adapter "
+            f"(-m MODEL --adapter {folder})"
         )
     if not (folder / CONFIG).exists() and (inside := [*folder.glob(f"*/{CONFIG}")]):
         models = sorted(path.parent for path in inside)

@@ -137,7 +137,11 @@ class Options(SamplingParams):
         row=False,
     )
     ignore_eos: bool = option(False, "Never choose the end token.", row=False)
-    special: bool = option(False, "Read <|endoftext|> in the text as the special token.", row=False)
+    special: bool = option(
+        False,
+        "Read names of special tokens, such as <|endoftext|>, in the text as these tokens.",
+        row=False,
+    )
     overflow: Overflow = option(
         "error",
         "If the text exceeds the context: refuse it (error), drop the start of the prompt "

@@ -58,6 +58,11 @@ class Question:
             raise InputError(f"duplicate choice {duplicates[0]!r:.40}")
         ids = loaded.prompt_ids(prompt)
         wholes = [loaded.prompt_ids(prompt + choice) for choice in choices]
+        first: dict[tuple[int, ...], str] = {}  # choice with these ids
+        for choice, whole in zip(choices, wholes, strict=True):
+            if (other := first.setdefault(tuple(whole), choice)) != choice:
+                pair = f"{other!r:.40} and {choice!r:.40}"
+                raise InputError(f"choices {pair} have the same tokens in this model: remove one")
         shared = ids[: min(common_length(ids, whole) for whole in wholes)]
         if not shared:  # the prompt is empty, or part of the first token of a choice
             shared = loaded.prompt_ids("")

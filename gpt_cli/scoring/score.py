@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any, TypeAlias, TypedDict
 
 import numpy as np
@@ -52,7 +52,7 @@ class Score:
 
     ids: list[int]
     token_logprobs: list[float | None]  # of the ids; None if not scored
-    bytes_scored: int  # in UTF-8, of the tokens that are scored
+    bytes_scored: int  # of the text in UTF-8, in the tokens that are scored
     ranks: list[int | None] | None = None  # of the ids by probability; 1 is the likeliest
     # Mean and standard deviation of log p under p, in the distributions of the tokens.
     moments: list[list[float] | None] | None = None
@@ -89,7 +89,7 @@ class Score:
     def bits_per_byte(self) -> float | None:
         """Return the negative log-likelihood in bits per scored byte; None if none is scored."""
         bits = -self.total_logprob / math.log(2)
-        return bits / self.bytes_scored if self.tokens_scored else None
+        return bits / self.bytes_scored if self.tokens_scored and self.bytes_scored else None
 
     def min_k(self, percent: float) -> float | None:
         """Return Min-K%: the mean log-probability of the least likely tokens.
@@ -136,6 +136,7 @@ def score(
     stride: int | None = None,
     *,
     start: Sequence[int] = (),
+    sizes: Sequence[int] | None = None,
     measures: Mapping[str, Measure] | None = None,
     layers: bool = False,
     edits: Edits = (),
@@ -146,9 +147,10 @@ def score(
     apart (by default half of the context). A token is scored in the first window that has it, so
     all but the first n_positions tokens have at least n_positions - stride tokens before them.
 
-    `start` are ids before the texts, which are not part of their scores. `measures` compute more
-    fields of the score. `layers` computes log-probabilities after each layer, too. `edits` are
-    those of each text; a text with edits must fit the context.
+    `start` are ids before the texts, which are not part of their scores. `sizes` are the bytes of
+    the texts, which differ from those of decoded ids if a tokenizer loses or adds characters.
+    `measures` compute more fields of the score. `layers` computes log-probabilities after each
+    layer, too. `edits` are those of each text; a text with edits must fit the context.
     """
     texts = [[*start, *ids] for ids in texts]
     measures = {"token_logprobs": log_probabilities, **(measures or {})}
@@ -160,15 +162,19 @@ def score(
         inner = [measures[name] for name in names]
         inner_columns = measure_texts(loaded, texts, inner, stride, edits, inner_layers=True)
     scores = []
-    for ids, values, inner_values in zip(texts, columns, inner_columns, strict=True):
+    rows = zip(texts, columns, inner_columns, sizes or repeat(None), strict=False)
+    for ids, values, inner_values, size in rows:
         ids = ids[len(start) :]
-        pieces = islice(loaded.tokenizer.pieces(ids), 0 if start else 1, None)
         fields = dict(zip(measures, values, strict=True))
         for name, column in zip(names, inner_values, strict=True):
-            rows = zip(column, fields[name], strict=True)
-            fields[_LAYERS[name]] = [[*(x or unscored), last] for x, last in rows]
+            pairs = zip(column, fields[name], strict=True)
+            fields[_LAYERS[name]] = [[*(x or unscored), last] for x, last in pairs]
         fields = {name: column[len(start) :] for name, column in fields.items()}
-        scores.append(Score(ids, bytes_scored=sum(map(len, pieces)), **fields))
+        lengths = [*map(len, loaded.tokenizer.pieces(ids))]
+        scored, whole = sum(lengths[0 if start else 1 :]), sum(lengths)
+        if size is not None and whole:  # the same share of the text as of the decoded ids
+            scored = round(scored * size / whole)
+        scores.append(Score(ids, bytes_scored=scored, **fields))
     return scores
 
 

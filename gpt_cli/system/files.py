@@ -11,6 +11,12 @@ from gpt_cli.errors import MALFORMED, CheckpointError
 
 LARGEST = 64_000_000  # bytes; GPT-2's tokenizer.json, the largest of the small files, has 1.4 MB
 
+# The first bytes of files that often stand in for others.
+IMPOSTORS = {
+    b"version https://git-lfs": "a Git LFS pointer, not the file; run `git lfs pull`",
+    b"<": "a web page, not the file; get it again",
+}
+
 
 def version(where: Path | int) -> tuple[int, int] | None:
     """Return a value that changes when a file (a path or a descriptor) changes; None if missing.
@@ -51,9 +57,13 @@ def read_small(path: Path) -> bytes:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a small JSON file; raise CheckpointError if there is none."""
+    data = b""
     try:
-        value = json.loads(read_small(path))
+        value = json.loads(data := read_small(path))
     except (OSError, *MALFORMED) as error:
+        for start, kind in IMPOSTORS.items():
+            if data.lstrip().startswith(start):
+                raise CheckpointError(f"{path} is not JSON: {kind}") from None
         raise CheckpointError(
             f"{path} cannot be read as JSON ({error!s:.100}): get it again"
         ) from None

@@ -658,7 +658,7 @@ def test_info_shows_the_dtype_of_weights_in_memory(case_folder, tmp_path, case, 
     if dtype != "float32":
         assert full["weights_bytes"] / 2 < held["weights_bytes"] < 0.6 * full["weights_bytes"]
     shutil.copy(case_folder(case) / "config.json", tmp_path)  # without weights
-    assert records_here("info", tmp_path, "--json")[0]["dtype"] == "float32"
+    assert records_here("info", tmp_path, "--json", code=4)[0]["dtype"] == "float32"
 
 
 INTERRUPTED = """

@@ -88,20 +88,32 @@ def test_tokens_are_shown_as_text_or_by_their_names(family, folder, engine):
     data = engine.tokenizer.token_bytes(row["id"])
     name = engine.tokenizer.token_name(row["id"]) if data is None else data.decode(errors="replace")
     assert (row["token"], bytes(row["bytes"])) == (name, data or b"")
+    scored, _ = run_here("score", "--tokens", "-m", folder, input=text.encode())
+    shown = [line.split("\t")[-1] for line in scored.decode().splitlines()]
+    names = [engine.tokenizer.token_name(id) for id in ids[len(engine.loaded.start) :]]
+    assert all(name in cell for name, cell in zip(names, shown, strict=True))
     for view in ("surprise", "lens", "tree"):
-        assert run_here("show", view, "-m", folder, text)[0]
+        shown = run_here("show", view, "-m", folder, text)[0].decode()
+        assert engine.tokenizer.token_name(ids[-1]) in shown
 
 
 def test_texts_are_measured_in_their_bytes(family, engine):
     text = "the fox was cold"
-    size = len(text) + (family == "prefixed")
     scored = engine.score(text)
     first = 0 if family in BEGUN else len(next(engine.tokenizer.pieces(scored.ids)))
-    assert scored.bytes_scored == size - first
+    assert scored.bytes_scored == len(text) - first
+    lossy = "THE  fox \u2603\u4e00 ran"  # some have unknown, changed and lost characters
     if family != "uer":  # which has no start token
-        assert engine.score(text, bos=True).bytes_scored == size
+        for whole in (text, lossy):
+            assert engine.score(whole, bos=True).bytes_scored == len(whole.encode())
+    assert 0 < engine.score(lossy).bytes_scored <= len(lossy.encode())
     ranked = engine.rank("the", [" fox", " river"], by="byte")
     assert {choice.text: choice.bytes for choice in ranked} == {" fox": 4, " river": 6}
+
+
+def test_choices_that_a_tokenizer_cannot_tell_apart_are_refused(engine_of):
+    with pytest.raises(InputError, match=r"'\u2603' and '\u2604' have the same tokens"):
+        engine_of("uer").rank("the", ["fox", "\u2603", "\u2604"])
 
 
 @posix
@@ -151,7 +163,7 @@ def test_what_needs_bytes_works_where_tokens_have_them(family, folder, engine, t
     if family in WITHOUT_BYTES:
         error = refusal("generate", "--regex", "a", "-m", folder, "the")
         assert "a constraint needs the bytes of each token" in error
-        with pytest.raises(InputError, match="the surprisal of words needs the bytes"):
+        with pytest.raises(InputError, match=r"surprisal of words needs the bytes.*--tokens"):
             engine.score(text, words=True)
         return
     for seed in range(3):
@@ -161,6 +173,14 @@ def test_what_needs_bytes_works_where_tokens_have_them(family, folder, engine, t
     assert [word.text for word in scored.words] == text.split()
     start = family == "prefixed"
     assert [word.start for word in scored.words][1:] == [4 + start, 8 + start, 12 + start]
+
+
+def test_a_choice_that_no_tokens_write_is_refused(folder_of):
+    pytest.importorskip("llguidance")
+    command = ["generate", "-q", "-m", folder_of("goldfish"), "--choices"]
+    error = refusal(*command, " fox, \u2603 fox", "the")
+    assert "--choices has ' \u2603 fox', which no tokens write" in error
+    assert run_here(*command, "fox,river", "the")[0] in (b" fox", b" river")
 
 
 def test_compression_needs_tokens_for_all_bytes(family, folder, engine, library, tmp_path):

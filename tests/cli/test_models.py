@@ -8,7 +8,16 @@ from types import ModuleType
 
 import pytest
 
-from support.checkpoints import CASES, CONFIG, END_ID, write_checkpoint, write_tokenizer
+from support.checkpoints import (
+    CASES,
+    CONFIG,
+    END_ID,
+    Stored,
+    safetensors_bytes,
+    stored_tensors,
+    write_checkpoint,
+    write_tokenizer,
+)
 from support.families import tokenizer_folder, write_family
 from support.in_process import records_here, refusal, run_here, terminal_here
 from support.loopback_hub import model_files
@@ -125,10 +134,10 @@ def test_info_fetches_no_more_than_the_configuration_and_leaves_nothing_in_the_c
 
 
 def test_info_of_a_local_model_needs_no_network(hub, case_folder):
-    hub.add(REPO, {path.name: path.read_bytes() for path in case_folder("saved").iterdir()})
-    folder = run_here("download", REPO, "-q")[0].decode().strip()
+    hub.add("acme/new", {path.name: path.read_bytes() for path in case_folder("saved").iterdir()})
+    folder = run_here("download", "acme/new", "-q")[0].decode().strip()
     hub.requests.clear()
-    (facts,) = records_here("info", REPO, "--json")
+    (facts,) = records_here("info", "acme/new", "--json")
     assert facts["folder"] == folder
     assert hub.requests == []
 
@@ -149,7 +158,10 @@ def test_info_says_which_weights_are_taken_before_and_after_a_download(hub, case
     assert (facts["weights"], facts["request"]) == taken
     hub.add("acme/code", saved | {"config.json": b'{"model_type": "gpt_bigcode"}'})
     code = refusal("info", "acme/code", code=4)
-    assert "acme/code/config.json: model_type is 'gpt_bigcode', not gpt2" in code
+    assert (
+        "acme/code/config.json: model_type is 'gpt_bigcode', not gpt2: gpt-cli computes GPT-2 only"
+        in code
+    )
     hub.add("acme/flax", others | {"flax_model.msgpack": b""})
     assert "weights only in flax_model.msgpack" in refusal("info", "acme/flax", code=4)
 
@@ -168,7 +180,7 @@ def test_info_says_before_a_download_which_package_is_missing(hub, monkeypatch, 
     hub.add("acme/kind", files | {"pytorch_model.bin": b""})
     names, problem = NEEDED[family]
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    (facts,) = records_here("info", "acme/kind", "--json")
+    (facts,) = records_here("info", "acme/kind", "--json", code=4 if problem else 0)
     assert (facts["tokenizer"], bool(facts["problem"])) == (names, bool(problem))
     if problem:
         assert facts["problem"].startswith(problem)
@@ -213,12 +225,46 @@ def test_info_shows_settings_unlike_those_of_gpt2_and_ids_without_tokens(tmp_pat
 def test_info_names_what_a_folder_lacks(tmp_path):
     folder = CASES["saved"].write(tmp_path)
     (folder / "model.safetensors").unlink()
-    (facts,) = records_here("info", folder, "--json")
+    (facts,) = records_here("info", folder, "--json", code=4)
     assert (facts["weights"], facts["tokenizer"]) == (None, "vocab.json, merges.txt")
-    assert f"no: {folder} has no weights: add" in run_here("info", folder)[0].decode()
+    assert f"no: {folder} has no weights: add" in run_here("info", folder, code=4)[0].decode()
     write_checkpoint(folder, CONFIG)
     (folder / "vocab.json").unlink()
-    assert f"{folder} has no tokenizer" in records_here("info", folder, "--json")[0]["problem"]
+    (facts,) = records_here("info", folder, "--json", code=4)
+    assert f"{folder} has no tokenizer" in facts["problem"]
+
+
+def test_info_of_a_vocabulary_that_is_larger_than_the_model(tmp_path):
+    write_checkpoint(tmp_path, CONFIG | {"vocab_size": 100, "bos_token_id": 50256})
+    shown = run_here("info", tmp_path, code=4)[0].decode()
+    assert "works                      no: " in shown
+    assert "and the model has 100 (vocab_size)" in shown
+    assert "start token                50256\n" in shown
+
+
+@pytest.mark.parametrize("weights", ["model.safetensors", "pytorch_model.bin"])
+def test_shards_without_their_index_are_told(tmp_path, weights):
+    folder = CASES["saved"].write(tmp_path)
+    (folder / "model.safetensors").rename(folder / weights.replace(".", "-00001-of-00002."))
+    error = refusal("generate", "-m", folder, "the", code=4)
+    assert f"shards without their index: add {weights}.index.json" in error
+
+
+@pytest.mark.parametrize("flags", [(), ("-q",), ("-q", "-v")])
+def test_quiet_silences_notes_about_tensors(tmp_path, caplog, flags):
+    weights = CASES["saved"].write(tmp_path) / "model.safetensors"
+    beside = {"score.weight": Stored("I64", (), bytes(8))}
+    weights.write_bytes(safetensors_bytes(stored_tensors(CONFIG) | beside))
+    run_here("info", tmp_path, *flags)
+    assert bool(caplog.messages) == (not flags)
+
+
+@pytest.mark.parametrize("content", ["version https://git-lfs.github.com/spec/v1", "\n<html>"])
+def test_a_vocabulary_that_is_another_file_is_told(tmp_path, content):
+    path = CASES["saved"].write(tmp_path) / "vocab.json"
+    path.write_text(content)
+    kind = "a Git LFS pointer" if content[0] == "v" else "a web page"
+    assert f"{path} is not JSON: {kind}" in refusal("tokenize", "-m", tmp_path, "the", code=4)
 
 
 def test_info_of_damaged_weights_is_exit_code_4(tmp_path):

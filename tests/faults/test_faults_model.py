@@ -272,7 +272,7 @@ FAULTS = [
           "n_head 5 does not divide n_embd 32", MEND),
     fault(19, "an unknown activation", configure(activation_function="mish"),
           "activation_function must be one of gelu_new, ", MEND),
-    fault(20, "another architecture", configure(model_type="llama"), "'llama'", "use a GPT-2"),
+    fault(20, "another architecture", configure(model_type="llama"), "'llama'", "GPT-2 only"),
     fault(20, "an unknown quantization", configure(quantization_config={"bits": 4}),
           "quantization_config", "use a GPT-2"),
     # the tokenizer

@@ -159,7 +159,9 @@ def test_with_the_start_token_the_first_token_is_scored(engine):
 def test_a_model_without_a_start_token_cannot_score_after_it(engine, bos):
     model = replace(engine.model, config=replace(engine.model.config, bos_token_id=bos))
     without = Engine(LoadedModel(model, engine.tokenizer), "m", 0)
-    with pytest.raises(InputError, match="given: bos is set, and this model has no start token"):
+    with pytest.raises(
+        InputError, match="given: bos \\(--bos\\) is set, and this model has no start token"
+    ):
         without.score("He said", bos=True)
     assert without.score("He said") == engine.score("He said")
 

@@ -39,7 +39,8 @@ def finished(
         code = app.run([str(argument) for argument in arguments])
         stdout.flush()
         stderr.flush()
-    logging.getLogger("gpt_cli").setLevel(logging.NOTSET)  # --verbose has changed it
+    for name in ("gpt_cli", "gpt_cli.gpt2"):  # --verbose and --quiet have changed them
+        logging.getLogger(name).setLevel(logging.NOTSET)
     written = stdout.buffer.getvalue(), stderr.buffer.getvalue()
     return subprocess.CompletedProcess(arguments, code, *written)
 

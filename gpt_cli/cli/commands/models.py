@@ -9,6 +9,7 @@ import typer
 
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.output import on_terminal, write, write_json
+from gpt_cli.errors import CheckpointError, InputError
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.options.declare import option
 from gpt_cli.system.machine import format_size
@@ -112,7 +113,8 @@ def info(
 ) -> None:
     """Show whether a model works, its weights, tokenizer and configuration, and its memory.
 
-    Before a download, it says this from config.json and the list of files.
+    Before a download, it says this from config.json and the list of files. If the model does not
+    work, the exit code is 4.
 
     Examples:
         gpt-cli info tiny
@@ -135,6 +137,8 @@ def info(
         "kv_cache_bytes": cache_bytes(config, config.n_positions, itemsize),
     }
     write_json(facts | sizes) if as_json else write(_table(facts, sizes, about.tokenizer))
+    if about.problem:
+        raise typer.Exit(CheckpointError.exit_code)
 
 
 def _table(facts: dict[str, Any], sizes: dict[str, int], tokenizer: "Tokenizer | None") -> str:
@@ -146,15 +150,21 @@ def _table(facts: dict[str, Any], sizes: dict[str, int], tokenizer: "Tokenizer |
     shown |= dict.fromkeys(("problem", *_SETTINGS))
     shown |= {"bos_token_id": None, "eos_token_id": None, "unlike GPT-2": ", ".join(changed)}
     if tokenizer is not None:
-        unnamed = tokenizer.missing_ids(facts["vocab_size"])
         for role, ids in (("start", [facts["bos_token_id"]]), ("end", facts["eos_token_id"])):
             known = [id for id in ids if id is not None]
-            names = ["" if id in unnamed else f" {tokenizer.token_name(id)!r}" for id in known]
-            shown[f"{role} token"] = ", ".join(map("{}{}".format, known, names)) or "none"
+            shown[f"{role} token"] = ", ".join(_named(id, tokenizer) for id in known) or "none"
     shown["parameters"] = f"{sizes['parameters']:,}"
     shown["memory for weights"] = format_size(sizes["weights_bytes"])
     shown["memory for a full context"] = format_size(sizes["kv_cache_bytes"])
     return "".join(f"{key:26} {value}\n" for key, value in shown.items() if value)
+
+
+def _named(id: int, tokenizer: "Tokenizer") -> str:
+    """Return an id with the name of its token, if there is one."""
+    try:
+        return f"{id} {tokenizer.token_name(id)!r}"
+    except InputError:
+        return str(id)
 
 
 def _held_dtype(about: "Description", model: flags.Adapted) -> str:

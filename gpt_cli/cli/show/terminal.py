@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from gpt_cli.cli.output import bar, on_terminal, quoted, token_label, visible, write
+from gpt_cli.cli.output import bar, on_terminal, quoted, token_data, token_label, visible, write
 from gpt_cli.cli.show import views
 from gpt_cli.cli.show.colours import BITS, SHARES
 from gpt_cli.errors import counted
@@ -107,7 +107,7 @@ def _notable_heads(view: views.AttentionView, width: int) -> Iterator[Text]:
 
 
 def _lens(view: views.LensView, width: int, coloured: bool) -> Iterator[Text]:
-    prompt = b"".join(bytes(token["bytes"]) for token in view.tokens)
+    prompt = b"".join(map(token_data, view.tokens))
     yield Text(f"{view.model}: the next token that each layer would predict after\n")
     yield Text(f"{_end(quoted(prompt), width)}\n")
     last = [layer[-1] for layer in view.predictions]  # after the last token, likeliest first
@@ -173,7 +173,7 @@ def _characters(tokens: Sequence[Record]) -> Iterator[tuple[bytes, float | None]
     """Yield tokens and their bits; tokens that share a character are merged."""
     data, bits = b"", 0.0
     for token in tokens:
-        data += bytes(token["bytes"])
+        data += token_data(token)
         bits -= (token["logprob"] or 0.0) / math.log(2)
         try:
             data.decode()

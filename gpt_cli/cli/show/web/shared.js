@@ -68,6 +68,11 @@ function label({ token, bytes }) {
   return shown(bytes.map(character).join(""));
 }
 
+/** Return the bytes of a token, or those of its name if it has none. */
+function bytesOf({ token, bytes }) {
+  return bytes.length ? bytes : [...new TextEncoder().encode(token)];
+}
+
 function shown(text) {
   return text.replaceAll(" ", "·").replaceAll("\n", "↵").replaceAll("\t", "⇥")
     .replace(/[\p{C}\p{Z}]/gu, (sign) => `\\u${sign.codePointAt().toString(16).padStart(4, "0")}`);

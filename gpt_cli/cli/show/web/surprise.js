@@ -54,7 +54,7 @@ function characters(tokens) {
   const pieces = [];
   let [bytes, ids, bits] = [[], [], null];
   for (const token of tokens) {
-    bytes.push(...token.bytes);
+    bytes.push(...bytesOf(token));
     ids.push(token.id);
     if (token.logprob !== null) bits -= token.logprob / Math.LN2;
     try {

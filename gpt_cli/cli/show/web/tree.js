@@ -32,7 +32,7 @@ function tree({ prompt, branches }) {
     path(line).forEach((other) => other.classList.add("path"));
     line.classList.add("here");
     const { branch } = nodes.get(line);
-    const bytes = path(line).flatMap((other) => nodes.get(other).branch.token.bytes);
+    const bytes = path(line).flatMap((other) => bytesOf(nodes.get(other).branch.token));
     const text = new TextDecoder().decode(new Uint8Array(bytes));
     const [single, whole] = [Math.exp(branch.token.logprob), branch.probability].map(percent);
     panel.replaceChildren(
