@@ -21,10 +21,10 @@ from gpt_cli.generation.row import Request
 from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.edits import Bound, Edit
-from gpt_cli.introspection import Introspection
 from gpt_cli.options.arguments import check_type, checks_arguments
 from gpt_cli.options.declare import AT_LEAST_1, OptionError, check
 from gpt_cli.options.request import OptionFields, Options
+from gpt_cli.scoring.introspection import Introspection
 from gpt_cli.scoring.rank import Choice, Question, RankBy, rank
 from gpt_cli.scoring.score import Score, ScoreOptions, score
 from gpt_cli.scoring.words import (

@@ -96,7 +96,7 @@ class _Worker(_BundleActor):
     names: tuple[str, str | None]  # of the model and its adapter, as a user wrote them
     model: str
     loading: Mapping[str, Any]
-    first: int  # the index of the first row whose record is missing
+    first: int = 0  # the index of the first row whose record is missing
 
     @cached_property
     def _engine(self) -> Engine:
