@@ -230,8 +230,10 @@ class Engine:
 
         They are those of each layer and position, or with "z" of each head: see `attribution`.
         """
-        texts = (self.loaded.fitting_ids(text, special=special) for text in (clean, corrupt))
-        return patch(self.model, *texts, self._answers(answer, wrong), what, self.loaded.edits)
+        clean_ids = self.loaded.fitting_ids(clean, special=special)
+        corrupt_ids = self.loaded.fitting_ids(corrupt, special=special)
+        answers, edits = self._answers(answer, wrong), self.loaded.edits
+        return patch(self.model, clean_ids, corrupt_ids, answers, what, edits)
 
     @checks_arguments()
     def ablate(

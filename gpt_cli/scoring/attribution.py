@@ -162,7 +162,7 @@ def patch(
                     yield [*bounds, Bound(edit, position, position + 1)]
 
     patched = np.array([*_measures(model, corrupt, answers, [*patches()])])
-    return Patching(*measures, patched.reshape(config.n_layer, -1))
+    return Patching(measures[0], measures[1], patched.reshape(config.n_layer, -1))
 
 
 def ablate(

@@ -232,7 +232,7 @@ def attribution(
     the final layer norm is held. A row is a layer; attn is the sum of its heads and their bias.
 
     Examples:
-        gpt-cli show attribution -m tiny --answer ' Leo' --wrong ' Emma' 'Leo was hungry. "I am," said'
+        gpt-cli show attribution -m tiny --answer ' Leo' 'Leo was hungry. "I am," said'
     """
     output.show("attribution", words, file, loading, *answers.texts, special=special)
 
@@ -242,7 +242,7 @@ def patch(
     corrupt: str = typer.Argument(metavar="CORRUPT", help="Text of as many tokens."),
     *,
     what: Literal["resid_pre", "attn_out", "mlp_out", "z"] = option(
-        "resid_pre", "Activations to patch: of each token and layer, or z: of each head."
+        "resid_pre", "Activations to patch: of each token and layer, or z: each head."
     ),
     special: bool = flags.SPECIAL,
     answers: Answers,
@@ -256,7 +256,7 @@ def patch(
     1 as after CLEAN.
 
     Examples:
-        gpt-cli show patch -m tiny --answer ' Leo' --wrong ' Ben' 'Leo ate. "Thank you," said' 'Ben ate. "Thank you," said'
+        gpt-cli show patch -m tiny --answer ' Leo' 'Leo ate. "Hm," said' 'Ben ate. "Hm," said'
     """
     texts = clean, corrupt
     output.show_texts("patch", loading, texts, *answers.texts, what, special=special)
@@ -277,7 +277,7 @@ def ablate(
     of one head (z) or of one MLP at a time is set to 0.
 
     Examples:
-        gpt-cli show ablate -m tiny --answer ' Leo' --wrong ' Emma' 'Leo was hungry. "I am," said'
+        gpt-cli show ablate -m tiny --answer ' Leo' 'Leo was hungry. "I am," said'
     """
     output.show("ablate", words, file, loading, *answers.texts, special=special)
 

@@ -21,8 +21,8 @@ from gpt_cli.records import Record
 _MOST_BITS = max(BITS)  # of a bar
 # Shares from 0 to 1 without colours: lower bounds of characters.
 _CHARACTERS = {0: "·", 0.04: "░", 0.16: "▒", 0.36: "▓", 0.64: "█"}
-# Values from -1 to 1 without colours: characters, and what separates them.
-_SIGNS, _STEPS = "=-·+#", (-0.5, -0.125, 0.125, 0.5)
+# Values from -1 to 1 without colours: characters, and the sizes that separate them.
+_SIGNS, _STEPS = "=-·+#", (0.125, 0.5)
 _NUMBER = 5  # columns of a share as a number
 _MIN_WIDTH = 30  # columns
 _SCREEN = 20  # lines that surely fit a screen
@@ -229,26 +229,27 @@ def _grid(view: views.GridView, width: int, coloured: bool) -> Iterator[Text]:
             *((f" {share * limit:+z.2g} ", _signed_style(share)) for share in shares)
         )
     elif columns < _NUMBER:
-        low, less, more, high = (f"{share * limit:+z.2g}" for share in _STEPS)
-        yield Text(f"= to {low}  - to {less}  + from {more}  # from {high}")
+        less, more = (f"{share * limit:.2g}" for share in _STEPS)
+        yield Text(f"= to -{more}  - to -{less}  + from +{less}  # from +{more}")
     order = np.argsort(-abs(values), axis=None, kind="stable")[: width // 16]
     largest = (divmod(index, len(view.columns)) for index in order.tolist())
     between = "." if view.rows[0].isdigit() else ", layer "
-    names = (f"{view.rows[i]}{between}{view.columns[j]} {values[i, j]:+z.2f}" for i, j in largest)
-    yield Text(f"largest: {'; '.join(names)}")
+    parts = (f"{view.rows[i]}{between}{view.columns[j]} {values[i, j]:+z.2f}" for i, j in largest)
+    yield Text(f"largest: {'; '.join(parts)}")
 
 
 def _signed_cells(
     values: NDArray[np.float64], limit: float, room: int, coloured: bool
 ) -> list[list[str]]:
     """Return texts of one width, at most `room`: numbers if they fit, else spaces or signs."""
-    digits = 2 - math.floor(math.log10(limit))
+    digits = min(2, 2 - math.floor(math.log10(limit)))
     for decimals in (max(0, digits), max(0, digits - 1)):
         texts = [[f" {value:+z.{decimals}f}" for value in row] for row in values]
         columns = max(len(text) for row in texts for text in row)
         if columns <= room:
             return [[f"{text:>{columns}}" for text in row] for row in texts]
-    signs = np.searchsorted(_STEPS, values / limit)
+    steps = np.searchsorted(_STEPS, abs(values / limit), side="right")
+    signs = np.where(values < 0, 2 - steps, 2 + steps)
     columns = max(1, min(room, 2))
     return [[" " * columns if coloured else _SIGNS[i] * columns for i in row] for row in signs]
 

@@ -4,7 +4,7 @@ const SIGNED = COLOURS.signed.map(rgb);
 
 function grid({ title, notes, rows, columns, values }) {
   const most = Math.max(...values.flat().map(Math.abs)) || 1;
-  const digits = Math.min(Math.max(1 - Math.floor(Math.log10(most)), 0), 100);
+  const digits = Math.min(Math.max(2 - Math.floor(Math.log10(most)), 0), 2);
   const signed = (value, digits) => `${value < 0 && Number(value.toFixed(digits)) !== 0 ? "−" : "+"}${Math.abs(value).toFixed(digits)}`;
   const colour = (value) => between(SIGNED, (value / most + 1) / 2);
   const cells = values.map((row, i) => row.map((value, j) => {
