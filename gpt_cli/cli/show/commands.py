@@ -99,11 +99,6 @@ class Answers(Declared):
         if self.answer is None:
             raise OptionError("answer", "is missing: give a token, such as ' Leo'")
 
-    @property
-    def texts(self) -> tuple[str | None, str | None]:
-        """Return both."""
-        return self.answer, self.wrong
-
 
 show = typer.Typer(
     help="Show what happens inside the model.",
@@ -232,9 +227,9 @@ def attribution(
     the final layer norm is held. A row is a layer; attn is the sum of its heads and their bias.
 
     Examples:
-        gpt-cli show attribution -m tiny --answer ' Leo' 'Leo was hungry. "I am," said'
+        gpt-cli show attribution -m tiny --answer ' moon' 'Emma looked at the'
     """
-    output.show("attribution", words, file, loading, *answers.texts, special=special)
+    output.show("attribution", words, file, loading, answers.answer, answers.wrong, special=special)
 
 
 def patch(
@@ -256,10 +251,10 @@ def patch(
     1 as after CLEAN.
 
     Examples:
-        gpt-cli show patch -m tiny --answer ' Leo' 'Leo ate. "Hm," said' 'Ben ate. "Hm," said'
+        gpt-cli show patch -m tiny --answer ' moon' 'She saw the' 'He ate the'
     """
     texts = clean, corrupt
-    output.show_texts("patch", loading, texts, *answers.texts, what, special=special)
+    output.show_texts("patch", loading, texts, answers.answer, answers.wrong, what, special=special)
 
 
 def ablate(
@@ -277,9 +272,9 @@ def ablate(
     of one head (z) or of one MLP at a time is set to 0.
 
     Examples:
-        gpt-cli show ablate -m tiny --answer ' Leo' 'Leo was hungry. "I am," said'
+        gpt-cli show ablate -m tiny --answer ' moon' 'Emma looked at the'
     """
-    output.show("ablate", words, file, loading, *answers.texts, special=special)
+    output.show("ablate", words, file, loading, answers.answer, answers.wrong, special=special)
 
 
 for command in (attention, lens, surprise, tree, attribution, patch, ablate):
