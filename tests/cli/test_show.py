@@ -215,8 +215,8 @@ def test_a_grid_has_numbers_or_signs_and_lists_the_largest(tiny):
         row *= 8
     view = replace(view, columns=columns * 8, values=values)
     lines = shown(view, 80)
-    assert "0" + "==--····" * 8 in lines
-    assert "1" + "++##++==" * 8 in lines
+    assert "0 " + "==--····" * 8 in lines
+    assert "1 " + "++##++==" * 8 in lines
     assert "= to -4  - to -1  + from +1  # from +4" in lines
 
 

@@ -210,7 +210,7 @@ def _grid(view: views.GridView, width: int, coloured: bool) -> Iterator[Text]:
     yield from map(Text, view.notes)
     values = np.array(view.values)
     limit = float(abs(values).max()) or 1.0
-    blank, *labels = _column(["", *view.rows], max(5, width // 3))
+    blank, *labels = (f"{name} " for name in _column(["", *view.rows], max(5, width // 3)))
     room = width - cell_len(blank)
     cells = _signed_cells(values, limit, room // len(view.columns), coloured)
     columns = len(cells[0][0])
