@@ -160,7 +160,7 @@ class Loading(Adapted):
     )
     edits: Sequence[str] = option(
         (),
-        "Change a value of the forward pass, such as 'blocks.9.attn.hook_z[9]=0'; repeatable.",
+        "Change a value of the forward pass, such as 'hook_embed@0=0'; repeatable.",
         flag="--edit",
         metavar="EDIT",
     )

@@ -7,6 +7,7 @@ Wang et al., "Interpretability in the Wild", arXiv 2211.00593.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -22,6 +23,7 @@ from gpt_cli.options.declare import OptionError
 
 What: TypeAlias = Literal["resid_pre", "attn_out", "mlp_out", "z"]
 Answers: TypeAlias = Sequence[int]  # the id of the answer, and of the wrong one if there is one
+PRECISION = 1e-4  # of a measure
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,14 @@ class Attribution:
     total: float
 
     @property
+    def attention(self) -> NDArray[np.float64]:
+        """Return what the attention of each layer adds (L,): its heads and its bias."""
+        return self.heads.sum(axis=1) + self.attention_bias
+
+    @property
     def error(self) -> float:
         """Return the difference between the sum of the parts and the total."""
-        layers = self.heads.sum() + self.attention_bias.sum() + self.mlp.sum()
+        layers = self.attention.sum() + self.mlp.sum()
         return float(abs(self.embedding + self.position + layers + self.bias - self.total))
 
 
@@ -47,7 +54,7 @@ class Attribution:
 class Patching:
     """The measure of texts in which activations were replaced."""
 
-    clean: float  # without a patch; 0 for an ablation
+    clean: float  # without a patch
     corrupt: float
     patched: NDArray[np.float64]  # (L, T): by layer and position; or (L, H): by layer and head
 
@@ -67,7 +74,7 @@ class Ablation:
 
 
 def attribute(
-    model: GPT2, ids: Sequence[int], answers: Answers, edits: Sequence[Bound] = ()
+    model: GPT2, ids: Sequence[int], answers: Answers, edits: Sequence[Edit] = ()
 ) -> Attribution:
     """Return what each part of a model adds to the measure of a text.
 
@@ -77,7 +84,8 @@ def attribute(
     config, ops = model.config, model.ops
     final = f"blocks.{config.n_layer - 1}.hook_resid_post"
     globs = ["hook_*embed", "*.attn.hook_z", "*.hook_attn_out", "*.hook_mlp_out", final]
-    recorder = Recorder(frozenset(select_hooks(config, globs)), editor([edits], ops.xp))
+    bounds = bind(edits, len(ids), len(ids))
+    recorder = Recorder(frozenset(select_hooks(config, globs)), editor([bounds], ops.xp))
     state = hidden_states(model, ops.xp.asarray([ids]), hook=recorder)[0, -1]
     (row,) = rows_of(recorder.values, [len(ids)])
     last = {name: ops.to_host(value[-1]).astype(np.float64) for name, value in row.items()}
@@ -120,7 +128,7 @@ def patch(
     """Return the measure of a corrupt text in which activations of the clean one replace its own.
 
     One activation is replaced at a time: of each layer and position, or with "z" of each head at
-    all positions. InputError if the texts have different numbers of tokens.
+    all positions. InputError if the texts have different numbers of tokens, or the same measure.
     """
     config, ops = model.config, model.ops
     if what not in get_args(What):
@@ -131,13 +139,15 @@ def patch(
     glob = "*.attn.hook_z" if what == "z" else f"*.hook_{what}"
     names, T = select_hooks(config, [glob]), len(clean)
     bounds = bind(edits, T, T)
+    measures = [*chain(*(_measures(model, ids, answers, [bounds]) for ids in (clean, corrupt)))]
+    if abs(measures[0] - measures[1]) < PRECISION:
+        raise InputError(f"both texts give {measures[0]:.4f}: there is nothing to recover")
     recorder = Recorder(frozenset(names), editor([bounds], ops.xp))
     hidden_states(model, ops.xp.asarray([clean]), hook=recorder)
     (row,) = rows_of(recorder.values, [T])
     shapes, positions = hook_shapes(config), np.arange(T)
 
     def patches() -> Iterator[list[Bound]]:
-        yield bounds
         for name in names:
             stored = {name: ops.to_host(row[name])}
             whole = Edit(name, {name: shapes[name]}, slice(None), ":", "=")
@@ -151,9 +161,8 @@ def patch(
                 for position in range(T):
                     yield [*bounds, Bound(edit, position, position + 1)]
 
-    corrupted, *patched = _measures(model, corrupt, answers, patches())
-    whole = next(_measures(model, clean, answers, iter([bounds])))
-    return Patching(whole, corrupted, np.array(patched).reshape(config.n_layer, -1))
+    patched = np.array([*_measures(model, corrupt, answers, [*patches()])])
+    return Patching(measures[0], measures[1], patched.reshape(config.n_layer, -1))
 
 
 def ablate(
@@ -168,19 +177,18 @@ def ablate(
         for part in (*(f"attn.hook_z[{h}]" for h in range(config.n_head)), "hook_mlp_out")
     ]
     parsed = [bind([*edits, Edit.parse(text, config)], len(ids), len(ids)) for text in texts]
-    whole, *ablated = _measures(model, ids, answers, iter([bounds, *parsed]))
+    whole, *ablated = _measures(model, ids, answers, [bounds, *parsed])
     grid = np.array(ablated).reshape(config.n_layer, config.n_head + 1)
     return Ablation(whole, grid[:, :-1], grid[:, -1])
 
 
 def _measures(
-    model: GPT2, ids: Sequence[int], answers: Answers, rows: Iterator[list[Bound]]
+    model: GPT2, ids: Sequence[int], answers: Answers, rows: Sequence[list[Bound]]
 ) -> Iterator[float]:
     """Yield the measure of a text with the edits of each row, as many side by side as fit."""
-    ops, all_rows = model.ops, [*rows]
-    step = max(1, PASS // len(ids))
-    for start in range(0, len(all_rows), step):
-        part = all_rows[start : start + step]
+    ops, step = model.ops, max(1, PASS // len(ids))
+    for start in range(0, len(rows), step):
+        part = rows[start : start + step]
         logits = next_logits(model, [ids] * len(part), hook=editor(part, ops.xp))
         columns = ops.to_host(logits[:, ops.xp.asarray(answers)]).astype(np.float64)
         yield from map(float, _difference(columns.T))

@@ -19,6 +19,16 @@ from gpt_cli.gpt2.weights import Weights
 from gpt_cli.options.arguments import checks_arguments
 from gpt_cli.options.declare import AT_LEAST_1, OptionError, check
 from gpt_cli.scoring.activations import Pool, TextActivations, check_pool, text_activations
+from gpt_cli.scoring.attribution import (
+    Ablation,
+    Answers,
+    Attribution,
+    Patching,
+    What,
+    ablate,
+    attribute,
+    patch,
+)
 from gpt_cli.scoring.trace import Trace, trace
 from gpt_cli.scoring.tree import Node, tree
 from gpt_cli.scoring.vectors import Direction, VectorPool, direction
@@ -194,3 +204,60 @@ class Introspection:
             raise InputError('a row needs a string "text"')
         ids, texts = self.loaded.text_ids(text, special=special), fields.get("edits") or ()
         return ids, self.loaded.fitting_edits(texts, start + len(ids)), len(text.encode())
+
+    @checks_arguments()
+    def attribution(
+        self, prompt: str, answer: str, wrong: str | None = None, *, special: bool = False
+    ) -> Attribution:
+        """Return what each part of the model adds to the logit of the token after a prompt.
+
+        Args:
+            prompt: a text.
+            answer: one token; a word usually begins with its space.
+            wrong: another token. If given, the logit of the answer minus that of this token counts.
+            special: read names such as `<|endoftext|>` in the prompt as special tokens.
+        """
+        ids = self.loaded.fitting_ids(prompt, special=special)
+        return attribute(self.model, ids, self._answers(answer, wrong), self.loaded.edits)
+
+    @checks_arguments()
+    def patch(
+        self,
+        clean: str,
+        corrupt: str,
+        answer: str,
+        wrong: str | None = None,
+        *,
+        what: What = "resid_pre",
+        special: bool = False,
+    ) -> Patching:
+        """Return the logit after a corrupt text with activations of a clean one, one at a time.
+
+        They are those of each layer and position, or with "z" of each head: see `attribution`.
+        """
+        clean_ids = self.loaded.fitting_ids(clean, special=special)
+        corrupt_ids = self.loaded.fitting_ids(corrupt, special=special)
+        answers, edits = self._answers(answer, wrong), self.loaded.edits
+        return patch(self.model, clean_ids, corrupt_ids, answers, what, edits)
+
+    @checks_arguments()
+    def ablate(
+        self, prompt: str, answer: str, wrong: str | None = None, *, special: bool = False
+    ) -> Ablation:
+        """Return the logit after a prompt without each head, and each MLP: see `attribution`."""
+        ids = self.loaded.fitting_ids(prompt, special=special)
+        return ablate(self.model, ids, self._answers(answer, wrong), self.loaded.edits)
+
+    def _answers(self, answer: str, wrong: str | None) -> Answers:
+        """Return the ids of answers; OptionError if one is not a token, or both are the same."""
+        ids = []
+        for name, text in (("answer", answer), ("wrong", wrong)):
+            tokens = [] if text is None else self.loaded.text_ids(text)
+            if text is not None and len(tokens) != 1:
+                parts = " ".join(f'"{self.tokenizer.decode([id])}"' for id in tokens)
+                hint = "a word usually begins with its space"
+                raise OptionError(name, f"must be one token, not {parts or 'empty'}; {hint}")
+            ids += tokens
+        if len({*ids}) < len(ids):
+            raise OptionError("wrong", "must be another token than the answer")
+        return ids

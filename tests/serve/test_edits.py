@@ -46,10 +46,10 @@ def answer(service, bodies):
     import asyncio
     import json
 
-    from gpt_cli.serve.answer import Answer
+    from gpt_cli.serve.answer import CompletionAnswer
 
     async def ask(body):
-        whole = Answer(service, read(service.engine, body, service.names, service.folder))
+        whole = CompletionAnswer(service, read(service.engine, body, service.names, service.folder))
         sent = []
 
         async def send(message):
