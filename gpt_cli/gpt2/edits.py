@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli.errors import InputError, counted
-from gpt_cli.folder.arrays import ArrayFile, file_and_key
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.gpt2.hooks import NO_HOOK, Hook, hook_shapes, select_hooks
 from gpt_cli.ops import Array
@@ -95,6 +94,8 @@ class Edit:
             number = value if self.operator == "*=" else factor
             raise InputError(f"{number!r:.40} is not a number")
         edit, source = replace(self, number=float(factor)), source.strip()
+        from gpt_cli.folder.arrays import ArrayFile, file_and_key  # few edits have a file
+
         name, key = file_and_key(source.removeprefix("mean:"))
         file = ArrayFile(name, folder)
         arrays = {hook: file.read(key or hook) for hook in self.hooks}
