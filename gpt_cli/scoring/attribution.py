@@ -21,6 +21,8 @@ from gpt_cli.gpt2.prefill import PASS, next_logits
 from gpt_cli.gpt2.weights import columns_of
 from gpt_cli.options.declare import OptionError
 
+_TOKENS = PASS // 2  # side by side: copies of values are made, and larger ones took 5% longer
+
 What: TypeAlias = Literal["resid_pre", "attn_out", "mlp_out", "z"]
 Answers: TypeAlias = Sequence[int]  # the id of the answer, and of the wrong one if there is one
 PRECISION = 1e-4  # of a measure
@@ -186,7 +188,7 @@ def _measures(
     model: GPT2, ids: Sequence[int], answers: Answers, rows: Sequence[list[Bound]]
 ) -> Iterator[float]:
     """Yield the measure of a text with the edits of each row, as many side by side as fit."""
-    ops, step = model.ops, max(1, PASS // len(ids))
+    ops, step = model.ops, max(1, _TOKENS // len(ids))
     for start in range(0, len(rows), step):
         part = rows[start : start + step]
         logits = next_logits(model, [ids] * len(part), hook=editor(part, ops.xp))
