@@ -32,7 +32,7 @@ class Task(Protocol):
 
     template: Template | None = None  # a text with fields of a row, instead of the row's text
     every_line: bool = False  # blank lines are rows, too, and records have the "data" of lines
-    all_columns: bool = False  # records have "columns", the other fields of their rows
+    all_columns: bool = False  # records have "columns", the other fields of their rows, and lines
 
     @property
     def endings(self) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ class Task(Protocol):
         results = compute_valid(rows, self.prepare, lambda valid: self.results(engine, [*valid]))
         for row, result in zip(rows, results, strict=True):
             known: Record = {"id": row.id, "data": row.data or None}
-            if row.file is not None or isinstance(result, InputError):
+            if row.file is not None or self.all_columns or isinstance(result, InputError):
                 known |= zip(layout.origin, (row.file, row.line), strict=True)
             if self.all_columns:
                 known["columns"] = {n: v for n, v in row.fields.items() if n not in layout.texts}

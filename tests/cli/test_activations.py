@@ -79,8 +79,9 @@ def test_all_tokens(out, bytes, engine, monkeypatch):
     run("-o", out, "--bos")
     arrays = read(out.partition("/")[0])
     rows, values = expected(engine, bos=True)
-    assert {*arrays} == {"row", "position", "token", *HOOKS}
+    assert {*arrays} == {"row", "line", "position", "token", *HOOKS}
     assert np.array_equal(arrays["row"], rows)
+    assert np.array_equal(arrays["line"], rows + 1)
     ids = [engine.encode("<|endoftext|>" + TEXTS[n], special=True) for n in GOOD]
     assert arrays["token"].tolist() == [id for row in ids for id in row]
     assert arrays["position"].tolist() == [n for row in ids for n in range(len(row))]
@@ -108,7 +109,7 @@ def test_pooled(out, pool, dtype, engine, monkeypatch):
         arrays = table_of(out, pool)
     else:
         arrays = read(out)
-        assert {*arrays} == {"row", *HOOKS, *word} - ({"word"} if out == "out" else set())
+        assert {*arrays} == {"row", "line", *HOOKS, *word} - ({"word"} if out == "out" else set())
     assert np.array_equal(arrays["row"], rows)
     for name in {*word} & {*arrays}:
         assert np.array_equal(arrays[name], word[name])
@@ -126,7 +127,7 @@ def table_of(out, pool):
     errors = {**ERRORS, **({5: "the text has no words"} if pool == "word" else {})}
     records = table.to_pylist()
     for record in records:
-        assert record["label"] == record["index"]
+        assert record["label"] == record["index"] == record["line"] - 1
         if record["error"]:
             assert errors.pop(record["index"]) in record["error"]["message"]
             assert record[HOOKS[0]] is None
@@ -196,6 +197,20 @@ def test_a_template_and_lines(engine):
     run("-o", "out", "--template", "A {line}.", "--lines", "--pool", "last", file="in.txt", code=0)
     values = engine.activations(["A Once.", "A {x."], [GLOB], pool="last")
     assert same(read("out")[HOOKS[0]], np.stack([row[HOOKS[0]] for row in values]))
+
+
+def test_rows_are_joined_by_their_lines_ids_and_files(monkeypatch):
+    monkeypatch.setattr(parts, "BYTES", 1)  # parts with and without ids are joined
+    Path("a.jsonl").write_text('\n{"text": "One"}\n{"text": "Two", "id": "b"}\n')
+    Path("c.jsonl").write_text('{"text": "Three", "id": 7}\n{"text": ""}\n')
+    run("c.jsonl", "-o", "out.npz", "--pool", "last", file="a.jsonl")
+    arrays = read("out.npz")
+    assert arrays["row"].tolist() == [0, 1, 2]
+    assert arrays["line"].tolist() == [2, 3, 1]
+    assert arrays["id"].tolist() == ["", "b", "7"]
+    assert arrays["file"].tolist() == ["a.jsonl", "a.jsonl", "c.jsonl"]
+    run("-o", "out", "--pool", "last", "--template", "{line}.", "--lines", file="a.jsonl", code=0)
+    assert read("out")["line"].tolist() == [2, 3]  # line 1 is empty
 
 
 def test_values_beyond_float16_are_errors_of_their_rows(monkeypatch):

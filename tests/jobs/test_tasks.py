@@ -76,7 +76,8 @@ def test_values_are_arrays_with_what_their_rows_are_of(engine, pool):
     good, bad = task.records(engine, [row(0, text="He said", label=7), row(1, 0)])
     arrays = good.pop("arrays")
     ids = engine.encode("He said")
-    assert good == {"index": 0, "text": "He said", "columns": {"label": 7}, "tokens": len(ids)}
+    content = {"text": "He said", "columns": {"label": 7}}
+    assert good == {"index": 0, "line": 1, "tokens": len(ids)} | content
     assert bad == {"index": 1, "id": 0, "line": 2, "columns": {}} | ERROR
     assert task.tokens(good) == len(ids)
     (values,) = engine.activations(["He said"], task.hooks, pool=pool)
