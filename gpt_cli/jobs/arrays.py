@@ -1,8 +1,8 @@
 """The arrays of records as `.safetensors` files, or as `.npz` files, which can also hold texts.
 
 A file has an array per name. Along their first axes are the tokens, words or means of all rows, and
-`row` has the index of the row of each, and `line` the number of its line in its file. Other axes are
-as long as the longest, filled up with NaN.
+`row` has the index of the row of each, and `line` the number of its line in its file. Other axes
+are as long as the longest, filled up with NaN.
 The metadata are JSON values, such as the errors of rows.
 """
 

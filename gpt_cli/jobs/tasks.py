@@ -238,8 +238,13 @@ class Activations(Task):
     out_dtype: OutDtype = "float32"
 
     fields = ("text",)
-    schema: ClassVar[Schema] = {"tokens": "int64"}
     all_columns = True
+
+    @property
+    def schema(self) -> Schema:
+        # A template may have a {text}, which is then one of its fields.
+        filled = self.template and "text" not in self.template.names
+        return {"tokens": "int64"} | ({"text": "string"} if filled else {})
 
     @property
     def endings(self) -> tuple[str, ...]:
@@ -261,6 +266,10 @@ class Activations(Task):
                 yield row if isinstance(row, InputError) else self._content(row)
             except FloatingPointError:
                 yield InputError("a value is too large for float16: choose float32")
+
+    def record(self, engine: "Engine", row: InputRow, result: Record) -> Record:
+        """Return a result with its text: words begin and end there, not in a field of its row."""
+        return result | {"text": self.layout.text(row)}
 
     def _content(self, row: "TextActivations") -> Record:
         from numpy import errstate

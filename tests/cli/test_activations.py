@@ -213,6 +213,19 @@ def test_rows_are_joined_by_their_lines_ids_and_files(monkeypatch):
     assert read("out")["line"].tolist() == [2, 3]  # line 1 is empty
 
 
+@pytest.mark.parametrize("template", ["A {x}!", "A {text}!"])
+def test_words_of_a_template_begin_and_end_in_its_text(template):
+    pytest.importorskip("pyarrow")
+    from pyarrow.parquet import read_table
+
+    Path("in.jsonl").write_text('{"text": "fox", "x": "fox"}\n')
+    run("-o", "out.parquet", "--pool", "word", "--template", template, code=0)
+    records = read_table("out.parquet").to_pylist()
+    assert [record["text"] for record in records] == ["A fox!"] * 2
+    assert [record["text"][record["start"] : record["end"]] for record in records] == ["A", "fox!"]
+    assert [record["x"] for record in records] == ["fox"] * 2
+
+
 def test_values_beyond_float16_are_errors_of_their_rows(monkeypatch):
     means = module._means
     monkeypatch.setattr(module, "_means", lambda array, ranges: 1e6 * means(array, ranges))
