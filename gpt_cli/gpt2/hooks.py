@@ -116,8 +116,10 @@ def has_keys(name: str) -> bool:
 def select_hooks(config: GPT2Config, globs: Sequence[str]) -> list[str]:
     """Return the hook points that match one of the globs, in order of computation.
 
-    `*` and `?` match dots, too. OptionError if a glob matches none.
+    `*` and `?` match dots, too. OptionError if a glob matches none, or if there is no glob.
     """
+    if not globs:
+        raise OptionError("hook", "is not set: give at least one hook point")
     names = [*hook_shapes(config)]
     for glob in globs:
         if not fnmatch.filter(names, glob):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 from gpt_cli import records
 from gpt_cli.errors import InputError, compute_valid
 from gpt_cli.jobs.layout import InputRow, Layout, Template
+from gpt_cli.options.arguments import check_type
 from gpt_cli.options.declare import OptionError
 from gpt_cli.options.request import CONSTRAINTS, Options
 from gpt_cli.records import Record, Schema
@@ -239,6 +240,9 @@ class Activations(Task):
 
     fields = ("text",)
     all_columns = True
+
+    def __post_init__(self) -> None:
+        check_type("hooks", self.hooks, Sequence[str])
 
     @property
     def schema(self) -> Schema:

@@ -111,3 +111,8 @@ def test_globs_cross_dots_and_keep_the_order_of_computation(make_model):
 def test_a_glob_without_a_match_names_the_nearest(make_model, glob, hint):
     with pytest.raises(InputError, match=re.escape(hint)):
         select_hooks(make_model().config, [glob])
+
+
+def test_no_glob_is_refused(make_model):
+    with pytest.raises(InputError, match="hook is not set: give at least one hook point"):
+        select_hooks(make_model().config, [])
