@@ -130,6 +130,9 @@ def select_hooks(config: GPT2Config, globs: Sequence[str]) -> list[str]:
 def _hint(glob: str, names: Sequence[str]) -> str:
     if f"blocks.0.{glob}" in names:
         return f" without its layer: give blocks.0.{glob}, or *.{glob} for all layers"
+    if ends := [end for end in _SHAPES if end.endswith(f".{glob}")]:
+        globs = " or ".join(end if end in _AFTER else f"*.{end}" for end in ends)
+        return f" without its submodule: give {globs}"
     near = did_you_mean(glob, names)
     if _NUMBERED.match(glob) and not near:
         return f" of this model: the last one is {names[-2]}"
