@@ -306,6 +306,8 @@ def test_a_full_disk_loses_no_finished_part(monkeypatch):
             "--pool must not be set for blocks.0",
         ),
         (["-o", "o"], "no hook point: give --hook NAME"),
+        (["--json", "--hook", "*", "-o", "o"], "--json prints the list of --hooks: add --hooks"),
+        (["--hooks", "--hook", "hook_embd"], "did you mean hook_embed"),
         (["--hook", "*"], "no output: add --output"),
         (["--hook", "*", "-o", "in.jsonl"], "for arrays, name a FOLDER/ or a file that ends with"),
         (["--hook", "*", "-o", "o.parquet"], "a table needs a pool: choose one, or name a FOLDER/"),
@@ -350,3 +352,13 @@ def test_hooks_are_listed_with_their_sizes(engine):
     assert [line.split()[0] for line in lines] == [hook["name"] for hook in listed]
     assert lines[7].split()[-1] == f"{4 * config.n_head}*T"
     assert lines[0].split()[-1] == str(4 * config.n_embd)
+    matching = records_here("activations", "--hooks", "--json", "--hook", GLOB)
+    assert [hook["name"] for hook in matching] == HOOKS
+
+
+def test_the_list_of_hooks_has_a_header_on_a_terminal(monkeypatch):
+    monkeypatch.setattr("gpt_cli.cli.commands.activations.on_terminal", lambda _: True)
+    out, _ = run_here("activations", "--hooks", "--hook", GLOB)
+    header, first, *_ = out.decode().splitlines()
+    assert header.split() == ["name", "shape", "bytes", "per", "token"]
+    assert header.index("shape") == first.index("(")
