@@ -303,14 +303,15 @@ def test_a_full_disk_loses_no_finished_part(monkeypatch):
         (["--hook", "hook_resid_post", "-o", "o"], "without its layer: give blocks.0.hook_resid_"),
         (
             ["--hook", "*pattern", "--pool", "last", "-o", "o"],
-            "--pool must not be set for blocks.0",
+            "--pool must not be set for blocks.0.attn.hook_pattern, which has a number per key: "
+            "leave it out",
         ),
         (["-o", "o"], "no hook point: give --hook NAME"),
         (["--json", "--hook", "*", "-o", "o"], "--json prints the list of --hooks: add --hooks"),
         (["--hooks", "--hook", "hook_embd"], "did you mean hook_embed"),
         (["--hook", "*"], "no output: add --output"),
         (["--hook", "*", "-o", "in.jsonl"], "for arrays, name a FOLDER/ or a file that ends with"),
-        (["--hook", "*", "-o", "o.parquet"], "a table needs a pool: choose one, or name a FOLDER/"),
+        (["--hook", "*", "-o", "o.parquet"], "--pool must be set for the table o.parquet: choose"),
         (["--hook", "*", "-o", "o/*.jsonl"], "FOLDER/*.safetensors or FOLDER/*.npz"),
         (["--hook", "*", "-o", "there"], "there has other files"),
         (["--hook", "*", "-o", "there.npz"], "there.npz exists: name another output"),
