@@ -129,8 +129,10 @@ def has_keys(name: str) -> bool:
 def select_hooks(config: GPT2Config, globs: Sequence[str]) -> list[str]:
     """Return the hook points that match one of the globs, in order of computation.
 
-    `*` and `?` match dots, too. OptionError if a glob matches none.
+    `*` and `?` match dots, too. OptionError if a glob matches none, or if there is no glob.
     """
+    if not globs:
+        raise OptionError("hook", "is not set: give at least one hook point")
     names = [*hook_shapes(config)]
     for glob in globs:
         if not fnmatch.filter(names, glob):
@@ -141,6 +143,9 @@ def select_hooks(config: GPT2Config, globs: Sequence[str]) -> list[str]:
 def _hint(glob: str, names: Sequence[str]) -> str:
     if f"blocks.0.{glob}" in names:
         return f" without its layer: give blocks.0.{glob}, or *.{glob} for all layers"
+    if ends := [end for end in _SHAPES if end.endswith(f".{glob}")]:
+        globs = " or ".join(end if end in _AFTER else f"*.{end}" for end in ends)
+        return f" without its submodule: give {globs}"
     numbered = _NUMBERED.match(glob)
     if numbered and not any(name.startswith(numbered[0]) for name in names):
         return f" of this model: the last one is {names[-2]}"

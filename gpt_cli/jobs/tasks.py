@@ -10,6 +10,7 @@ from gpt_cli import records
 from gpt_cli.errors import InputError, compute_valid
 from gpt_cli.jobs.donors import with_donors
 from gpt_cli.jobs.layout import InputRow, Layout, Template
+from gpt_cli.options.arguments import check_type
 from gpt_cli.options.declare import OptionError
 from gpt_cli.options.request import CONSTRAINTS, Options
 from gpt_cli.records import Record, Schema
@@ -33,7 +34,7 @@ class Task(Protocol):
 
     template: Template | None = None  # a text with fields of a row, instead of the row's text
     every_line: bool = False  # blank lines are rows, too, and records have the "data" of lines
-    all_columns: bool = False  # records have "columns", the other fields of their rows
+    all_columns: bool = False  # records have "columns", the other fields of their rows, and lines
 
     @property
     def endings(self) -> tuple[str, ...]:
@@ -103,7 +104,7 @@ class Task(Protocol):
         results = compute_valid(rows, self.prepare, lambda valid: self.results(engine, [*valid]))
         for row, result in zip(rows, results, strict=True):
             known: Record = {"id": row.id, "data": row.data or None}
-            if row.file is not None or isinstance(result, InputError):
+            if row.file is not None or self.all_columns or isinstance(result, InputError):
                 known |= zip(layout.origin, (row.file, row.line), strict=True)
             if self.all_columns:
                 known["columns"] = {n: v for n, v in row.fields.items() if n not in layout.texts}
@@ -252,8 +253,16 @@ class Activations(Task):
     out_dtype: OutDtype = "float32"
 
     fields = ("text", "edits")
-    schema: ClassVar[Schema] = {"tokens": "int64"}
     all_columns = True
+
+    def __post_init__(self) -> None:
+        check_type("hooks", self.hooks, Sequence[str])
+
+    @property
+    def schema(self) -> Schema:
+        # A template may have a {text}, which is then one of its fields.
+        filled = self.template and "text" not in self.template.names
+        return {"tokens": "int64"} | ({"text": "string"} if filled else {})
 
     @property
     def endings(self) -> tuple[str, ...]:
@@ -278,6 +287,10 @@ class Activations(Task):
 
     def ids(self, engine: "Engine", row: InputRow) -> list[int]:
         return [*engine.start(bos=self.bos), *engine.loaded.text_ids(self.layout.text(row))]
+
+    def record(self, engine: "Engine", row: InputRow, result: Record) -> Record:
+        """Return a result with its text: words begin and end there, not in a field of its row."""
+        return result | {"text": self.layout.text(row)}
 
     def _content(self, row: "TextActivations") -> Record:
         from numpy import errstate

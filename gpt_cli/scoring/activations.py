@@ -57,7 +57,8 @@ def check_pool(pool: str | None, names: Iterable[str]) -> None:
     if pool is not None and pool not in get_args(Pool):
         raise OptionError("pool", f"must be one of {', '.join(get_args(Pool))}, not {pool!r:.40}")
     if pool and (wide := [name for name in names if has_keys(name)]):
-        raise OptionError("pool", f"must not be set for {wide[0]}, which has a number per key")
+        why = f"{wide[0]}, which has a number per key"
+        raise OptionError("pool", f"must not be set for {why}: leave it out")
 
 
 def text_activations(

@@ -13,8 +13,12 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError, ResourceError, counted, did_you_mean
+<<<<<<< HEAD
 from gpt_cli.gpt2.edits import Bound, Edit, EditError, bind
 from gpt_cli.gpt2.hooks import FINAL, hook_shapes
+=======
+from gpt_cli.gpt2.hooks import FINAL, has_keys, hook_shapes, select_hooks
+>>>>>>> fix42
 from gpt_cli.options.declare import AT_LEAST_0, Declared, OptionError, between, option
 from gpt_cli.options.request import Options, SamplingParams
 from gpt_cli.serve import trial
@@ -78,7 +82,11 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "add_special_tokens": (True, False),
     "guided_whitespace_pattern": (),
 }
-_SYNONYMS = {"repetition_penalty": "repeat_penalty"}  # of fields that other servers have
+# What to do without a field that other servers have.
+_CURES = {
+    "repetition_penalty": "use repeat_penalty",
+    "dimensions": "a vector has all numbers of its hook point, none of which can be left out",
+}
 
 
 @dataclass(frozen=True)
@@ -145,15 +153,32 @@ def read_embeddings(engine: Engine, body: Json, names: Sequence[str]) -> Embeddi
     """Return the request that a body describes; raise RequestError if a field is not valid."""
     values = _changes(body, {*EmbeddingFields.row_fields(), "input"}, {"dimensions": ()})
     fields = _fields(EmbeddingFields, values, names)
-    shapes = {n: s[1:] for n, s in hook_shapes(engine.model.config).items() if s[0] == "T"}
-    if fields.hook not in shapes:
-        wrong = f"{fields.hook!r:.80} has no vector for each token"
-        raise RequestError(f"hook {wrong}{did_you_mean(fields.hook, shapes)}", "hook")
-    texts, size = _texts("input", values.get("input", "")), math.prod(map(int, shapes[fields.hook]))
+    if values.get("input") in (None, []):
+        what = "an empty list" if "input" in values else "missing"
+        raise RequestError(f"input is {what}: give a text, or a list of texts", "input")
+    texts, size = _texts("input", values["input"]), _vector_size(engine, fields.hook)
     if len(texts) * size > (most := _ENTRY_NUMBERS * MOST_ENTRIES):
         raise RequestError(f"input: up to {most // size} texts fit an answer at this hook", "input")
-    prompts = [_embedded(engine, text) for text in texts]
+    several = texts is values["input"]
+    prompts = [
+        _embedded(engine, text, f"input[{index}]" if several else "input")
+        for index, text in enumerate(texts)
+    ]
     return Embeddings(prompts, fields, len(texts) * size // _ENTRY_NUMBERS)
+
+
+def _vector_size(engine: Engine, hook: str) -> int:
+    """Return the numbers of a vector at a hook point; raise RequestError if it has none."""
+    config = engine.model.config
+    try:
+        names = select_hooks(config, [hook])
+    except OptionError as error:
+        raise RequestError(str(error), "hook") from None
+    if names != [hook]:
+        raise RequestError(f"hook {hook!r:.80} must name one hook point, without * and ?", "hook")
+    if has_keys(hook):
+        raise RequestError(f"hook {hook} has no vector for each token", "hook")
+    return math.prod(map(int, hook_shapes(config)[hook][1:]))
 
 
 def tokenize(engine: Engine, body: Json) -> Json:
@@ -185,7 +210,7 @@ def _changes(body: Json, known: Set[str], neutral: Mapping[str, tuple[Any, ...]]
         name, names = unknown[0], ", ".join(sorted(known))
         reason = f"there is no such field{did_you_mean(name, known)}; there are {names}"
         if name in neutral:
-            cure = f"use {_SYNONYMS[name]}" if name in _SYNONYMS else "leave it out"
+            cure = _CURES.get(name, "leave it out")
             reason = f"this server does not have this field: {cure}"
         raise RequestError(f"{name!r:.40}: {reason}", name)
     return values
@@ -305,13 +330,13 @@ def _prompt(
         return Prompt(ids, engine.decode(prompt) if fields.echo else "", not prompt, bound)
 
 
-def _embedded(engine: Engine, text: str | list[int]) -> Prompt:
+def _embedded(engine: Engine, text: str | list[int], label: str) -> Prompt:
     config = engine.model.config
-    with _about("input"):
+    with _about("input", label):
         begins = isinstance(text, str) and bool(engine.loaded.start)
         ids = config.check_ids(engine.encode(text) if isinstance(text, str) else text)
         if len(ids) == begins:
-            raise InputError("a text is empty: it has no tokens")
+            raise InputError("the text is empty: it has no tokens")
         _check_length(ids, config.n_positions)
         edits = engine.loaded.bound_edits((), len(ids), len(ids))  # of `serve --edit`
     return Prompt(ids, "", begins, edits)
@@ -323,13 +348,17 @@ def _check_length(ids: Sequence[int], most: int) -> None:
 
 
 @contextmanager
-def _about(field: str) -> Iterator[None]:
-    """Say that an InputError is about a field."""
+def _about(field: str, label: str | None = None) -> Iterator[None]:
+    """Say that an InputError is about a field, or about an item of it with a label."""
     try:
         yield
     except InputError as error:
+<<<<<<< HEAD
         reason = error.args[-1] if isinstance(error, EditError) else error
         raise RequestError(f"{field}: {reason}", field) from None
+=======
+        raise RequestError(f"{label or field}: {error}", field) from None
+>>>>>>> fix42
 
 
 def _entries(prompts: Sequence[Prompt], fields: Fields, n_positions: int) -> int:
