@@ -13,12 +13,8 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError, ResourceError, counted, did_you_mean
-<<<<<<< HEAD
 from gpt_cli.gpt2.edits import Bound, Edit, EditError, bind
-from gpt_cli.gpt2.hooks import FINAL, hook_shapes
-=======
 from gpt_cli.gpt2.hooks import FINAL, has_keys, hook_shapes, select_hooks
->>>>>>> fix42
 from gpt_cli.options.declare import AT_LEAST_0, Declared, OptionError, between, option
 from gpt_cli.options.request import Options, SamplingParams
 from gpt_cli.serve import trial
@@ -353,12 +349,8 @@ def _about(field: str, label: str | None = None) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-<<<<<<< HEAD
         reason = error.args[-1] if isinstance(error, EditError) else error
-        raise RequestError(f"{field}: {reason}", field) from None
-=======
-        raise RequestError(f"{label or field}: {error}", field) from None
->>>>>>> fix42
+        raise RequestError(f"{label or field}: {reason}", field) from None
 
 
 def _entries(prompts: Sequence[Prompt], fields: Fields, n_positions: int) -> int:
