@@ -1,4 +1,4 @@
-"""The public Python API: generate text with a model, score texts, compress data."""
+"""The public Python API: generate text with a model, score texts, compress data; look inside."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,31 +20,25 @@ from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
 from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2 import checkpoint
-from gpt_cli.gpt2.hooks import select_hooks
-from gpt_cli.gpt2.model import forward
-from gpt_cli.gpt2.prefill import next_logits
-from gpt_cli.gpt2.weights import Weights
+from gpt_cli.gpt2.edits import Bound, Edit
 from gpt_cli.options.arguments import check_type, checks_arguments
-from gpt_cli.options.declare import AT_LEAST_1, check
+from gpt_cli.options.declare import AT_LEAST_1, OptionError, check
 from gpt_cli.options.request import OptionFields, Options
-from gpt_cli.scoring.activations import Pool, TextActivations, check_pool, text_activations
+from gpt_cli.scoring.introspection import Introspection
 from gpt_cli.scoring.rank import Choice, Question, RankBy, rank
 from gpt_cli.scoring.score import Score, ScoreOptions, score
-from gpt_cli.scoring.trace import Trace, trace
-from gpt_cli.scoring.tree import Node, tree
 from gpt_cli.scoring.words import (
     Measure,
     among,
     find_words,
     initial_tokens,
-    split_words,
     with_layers,
 )
 
 Data: TypeAlias = bytes | bytearray | memoryview
 
 
-class Engine:
+class Engine(Introspection):
     """A model with its tokenizer, from `load`.
 
     Every method that computes raises CheckpointError if the weights are damaged, ResourceError if
@@ -79,11 +73,6 @@ class Engine:
         """Raise InputError if no text of this model matches the constraint of options."""
         matcher.check(self.tokenizer, self.model.config, options.constraint)
 
-    @cached_property
-    def weights(self) -> Weights:
-        """The weights by their names in the checkpoint: float32 copies in its layout."""
-        return Weights(self.model)
-
     def with_weights(self, arrays: Mapping[str, Any]) -> "Engine":
         """Return an engine with other weights, by their names in `weights`; the rest is shared.
 
@@ -99,25 +88,20 @@ class Engine:
         return Engine(loaded, self.name, self.load_seconds, self.adapter)
 
     @checks_arguments()
-    def logits(self, ids: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-        """Return the logits of the next token at all positions.
+    def with_edits(self, edits: Sequence[str]) -> "Engine":
+        """Return an engine that changes values of the forward pass: see `gpt2.edits`.
 
-        Args:
-            ids: (B, T) token ids, T from 1 to n_positions.
-
-        Returns:
-            (B, T, V) float32, on the host.
+        The edits apply to all texts, after those of this engine. InputError if one does not fit
+        the model, or a file of one cannot be read.
         """
-        ops, config = self.model.ops, self.model.config
-        if len({len(row) for row in ids}) != 1 or not 1 <= len(ids[0]) <= config.n_positions:
-            raise InputError(f"all rows must have the same length, from 1 to {config.n_positions}")
-        rows = np.array([config.check_ids(row) for row in ids])
-        return ops.to_host(forward(self.model, ops.xp.asarray(rows)))
+        parsed = (Edit.parse(text, self.model.config) for text in edits)
+        loaded = replace(self.loaded, edits=(*self.loaded.edits, *parsed))
+        return Engine(loaded, self.name, self.load_seconds, self.adapter)
 
-    @checks_arguments()
-    def trace(self, text: str, *, special: bool = False) -> Trace:
-        """Return the residual stream, the attention and the lens of a text."""
-        return trace(self.model, self.loaded.fitting_ids(text, special=special))
+    def with_donors(self, donors: Mapping[str, Mapping[str, NDArray[Any]]]) -> "Engine":
+        """Return an engine whose edits may be `HOOK=row:ID`: the values of these rows, by hook."""
+        loaded = replace(self.loaded, donors={**self.loaded.donors, **donors})
+        return Engine(loaded, self.name, self.load_seconds, self.adapter)
 
     @checks_arguments()
     def run(self, prompts: Sequence[str], options: Options) -> Run:
@@ -189,7 +173,7 @@ class Engine:
     @checks_arguments()
     def score_many(
         self,
-        texts: Iterable[str],
+        texts: Iterable[str | Mapping[str, Any]],
         *,
         stride: int | None = None,
         bos: bool = False,
@@ -205,7 +189,7 @@ class Engine:
         Without scored tokens, the score of a text has no perplexity.
 
         Args:
-            texts: any number, of any length.
+            texts: any number, of any length; or mappings with a "text" and its "edits", a list.
             stride: windows of a text longer than the context are `stride` tokens apart, by default
                 half of it.
             bos: put the start token before texts, so that their first tokens are also scored. Some
@@ -219,7 +203,7 @@ class Engine:
             layers: also return the log-probabilities of tokens, and the surprisal of words, if the
                 model ended after 0 (the embedding), 1, ... layers. The last are its own.
         """
-        start = [self.model.config.start_token("bos (--bos) is set")] if bos else self.loaded.start
+        start = self.start(bos=bos)
         if words:
             check_bytes(
                 self.tokenizer, "the surprisal of words", instead="score tokens (--tokens), or "
@@ -234,8 +218,8 @@ class Engine:
         if words:
             measures["initial_logprobs"] = among(self._initial_tokens)
 
-        def scores(rows: Iterator[tuple[list[int], int]]) -> Iterable[Score]:
-            ids, sizes = [[*column] for column in zip(*rows, strict=True)] or [[], []]
+        def scores(rows: Iterator[tuple[list[int], list[Bound], int]]) -> Iterable[Score]:
+            ids, edits, sizes = [[*column] for column in zip(*rows, strict=True)] or [[], [], []]
             scored = score(
                 self.loaded,
                 ids,
@@ -244,66 +228,12 @@ class Engine:
                 sizes=sizes,
                 measures=measures,
                 layers=layers,
+                edits=edits,
             )
             return map(self._with_words, scored) if words else scored
 
-        return list(compute_valid(texts, partial(self._sized_ids, special=special), scores))
-
-    @checks_arguments()
-    def activations(
-        self,
-        texts: Iterable[str],
-        hooks: Sequence[str],
-        *,
-        pool: Pool | None = None,
-        bos: bool = False,
-        special: bool = False,
-    ) -> Iterator[dict[str, NDArray[Any]]]:
-        """Return an iterator over the values at hook points of texts, float32 by name, in order.
-
-        A text that is empty or longer than the context is an InputError when it is its turn.
-
-        Args:
-            texts: any number.
-            hooks: names or globs: see `gpt2.hooks`.
-            pool: the values of the "last" token, the "mean" over the tokens of the text, or the
-                mean over the tokens of each "word": (words, ...), with "word", "start" and "end".
-            bos: put the start token before texts; it is no part of a mean.
-            special: read names such as `<|endoftext|>` in texts as special tokens.
-        """
-        rows = map(single, zip(self.activation_rows(texts, hooks, pool, bos=bos, special=special)))
-        if pool in ("last", "mean"):
-            return ({name: value[0] for name, value in row.values.items()} for row in rows)
-        return (row.word_columns | row.values for row in rows)
-
-    def activation_rows(
-        self,
-        texts: Iterable[str],
-        hooks: Sequence[str],
-        pool: Pool | None,
-        *,
-        bos: bool = False,
-        special: bool = False,
-    ) -> Iterator[TextActivations | InputError]:
-        """Return an iterator over `activations` with their tokens and words, or errors."""
-        start = [self.model.config.start_token("bos is set")] if bos else self.loaded.start
-        names = select_hooks(self.model.config, hooks)
-        check_pool(pool, names)
-        if pool == "word":
-            check_bytes(self.tokenizer, "pool word")
-
-        def ids_of(text: str) -> list[int]:
-            ids, _ = self._sized_ids(text, special=special)
-            if not ids:
-                raise InputError("the text is empty: it has no tokens")
-            if pool == "word" and not split_words(self.tokenizer, ids):
-                raise InputError("the text has no words, only white space")
-            self.loaded.check_fits(len(start) + len(ids), "text")
-            return ids
-
-        return compute_valid(
-            texts, ids_of, lambda ids: text_activations(self.loaded, ids, names, pool, start)
-        )
+        text_ids = partial(self._text_ids, special=special, start=len(start))
+        return list(compute_valid(texts, text_ids, scores))
 
     @checks_arguments()
     def compress(self, data: Data, *, block: int = SEGMENT_TOKENS) -> bytes:
@@ -324,6 +254,8 @@ class Engine:
 
     @cached_property
     def _codec(self) -> Codec:
+        if self.loaded.edits:
+            raise OptionError("edits", "cannot change how data is compressed")
         return Codec(self.model, self.tokenizer)
 
     @checks_arguments()
@@ -343,11 +275,15 @@ class Engine:
 
     @checks_arguments()
     def rank_many(
-        self, rows: Iterable[tuple[str, Sequence[str]]], *, by: RankBy = "total"
+        self,
+        rows: Iterable[tuple[str, Sequence[str]] | tuple[str, Sequence[str], Sequence[str]]],
+        *,
+        by: RankBy = "total",
     ) -> list[list[Choice] | InputError]:
         """Rank the choices of prompts, or return errors; see `rank`.
 
-        The tokens that prompts share at their beginning are computed once.
+        A row is a prompt, its choices, and its edits if it has any. The tokens that prompts share
+        at their beginning are computed once.
         """
         return list(
             compute_valid(
@@ -357,34 +293,11 @@ class Engine:
             )
         )
 
-    @checks_arguments()
-    def next_tokens(
-        self, prompt: str, count: int = 10, *, special: bool = False
-    ) -> list[tuple[int, float]]:
-        """Return the ids of the likeliest next tokens, best first, with log-probabilities."""
-        check("count", count, AT_LEAST_1)
-        ops = self.model.ops
-        logits = next_logits(self.model, [self.loaded.fitting_ids(prompt, special=special)])
-        best = sampling.likeliest(ops, logits, count)
-        return list(zip(*(ops.to_host(row[0]).tolist() for row in best), strict=True))
-
-    @checks_arguments()
-    def tree(self, prompt: str, count: int = 20, *, special: bool = False) -> list[Node]:
-        """Return the likeliest continuations of a prompt, of any length, as a tree."""
-        check("count", count, AT_LEAST_1)
-        return tree(self.model, self.loaded.fitting_ids(prompt, special=special), count)
-
-    def _question(self, row: tuple[str, Sequence[str]]) -> Question:
+    def _question(self, row: Sequence[Any]) -> Question:
         check_type("row", row, Sequence[Any])
-        if len(row) != 2:
+        if len(row) not in (2, 3):
             raise InputError(f"a row must be a prompt and its choices, not {row!r:.40}")
         return Question.of_texts(self.loaded, *row)
-
-    def _sized_ids(self, text: str, *, special: bool) -> tuple[list[int], int]:
-        """Return the ids of a text, and its bytes."""
-        if not isinstance(text, str):
-            raise InputError('a row needs a string "text"')
-        return self.loaded.text_ids(text, special=special), len(text.encode())
 
     def _with_words(self, scored: Score) -> Score:
         find = partial(find_words, self.tokenizer, scored.ids)

@@ -33,6 +33,7 @@ from gpt_cli.generation.generate import complete
 from gpt_cli.generation.row import Request
 from gpt_cli.generation.sampling import log_probabilities, ranks
 from gpt_cli.loading import load
+from gpt_cli.options.declare import OptionError
 from gpt_cli.options.request import Options
 from gpt_cli.scoring.score import measure_windows
 
@@ -65,6 +66,8 @@ class EngineLM(TemplateLM):
     ):
         super().__init__()
         self.engine = load(model, device="auto" if device == "cuda:0" else device, **load_options)
+        if self.engine.loaded.edits:
+            raise OptionError("edits", "cannot be used with lm-eval")
 
     @property
     def max_length(self) -> int:

@@ -1,7 +1,7 @@
 """Load a model: from a name to an engine."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpt_cli import hub
@@ -31,6 +31,7 @@ def load(
     speculate: bool = True,
     adapter: str | None = None,
     bos_token: str | int | None = None,
+    edits: Sequence[str] = (),
 ) -> Engine:
     """Load a model; a GPTCLIError says what to do.
 
@@ -49,6 +50,7 @@ def load(
             `generation.speculate`. It may take a quarter of the memory of float32 weights.
         adapter: a folder or a Hub id with a LoRA adapter of PEFT, to be merged into the weights.
         bos_token: the start token, a name or an id, of a model that has none or a wrong one.
+        edits: changes of values in the forward pass: see `Engine.with_edits`.
     """
     name = str(name)
     check_available(device, dtype)  # before any download
@@ -83,4 +85,5 @@ def load(
     speculator = Speculator(model)
     loaded = LoadedModel(model, tokenizer, speculator if speculate and speculator.pays else None)
     request = hub.conversion_of(folder)
-    return Engine(loaded, f"{name}@{request}" if request else name, seconds, adapter)
+    engine = Engine(loaded, f"{name}@{request}" if request else name, seconds, adapter)
+    return engine.with_edits(edits) if edits else engine

@@ -257,3 +257,8 @@ def test_there_is_no_chat_template(lm):
     assert lm.chat_template(True) == ""
     with pytest.raises(InputError, match="leave out --apply_chat_template"):
         lm.apply_chat_template([{"role": "user", "content": "Hello"}])
+
+
+def test_edits_are_refused():
+    with pytest.raises(InputError, match="edits cannot be used with lm-eval"):
+        EngineLM("tiny", edits=["hook_embed=0"])

@@ -420,7 +420,7 @@ folder = Path(folder)
 
 @dataclass(frozen=True)
 class Waiting(Generation):
-    def records(self, engine, rows):
+    def records(self, engine, rows, first=0):
         node = folder / ray.get_runtime_context().get_node_id()
         node.mkdir(exist_ok=True)
         while rows[0].index and not (folder / "go").exists():

@@ -151,6 +151,9 @@ def test_fields_of_hook_points():
 def test_fields_of_views():
     views = ("attention", "lens", "surprise", "tree")
     shown = [fields_of_output("show", view, "--json", "Once upon") for view in views]
+    answers = "--json", "--answer", " Emma"
+    shown.append(fields_of_output("show", "attribution", *answers, "Once"))
+    shown.append(fields_of_output("show", "patch", *answers, "The fox", "The moon"))
     assert set().union(*shown) == names_of("Views: `show --json`")
 
 

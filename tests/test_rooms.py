@@ -47,6 +47,9 @@ COVERED = {
     "cli/test_show.py": [
         f"cli/show/{x}" for x in ("colours", "commands", "picture", "terminal", "views")
     ],
+    "cli/test_vector.py": ["scoring/vectors"],
+    "gpt2/test_edits.py": ["folder/arrays"],
+    "gpt2/test_hooks.py": ["scoring/introspection"],
     "compression/test_codec.py": ["gpt2/digests"],
     "folder/test_pipeline.py": ["folder/special_tokens", "folder/vocabularies"],
     "folder/test_tokenizer.py": ["folder/base_tokenizer", "folder/byte_bpe", "folder/contents"],

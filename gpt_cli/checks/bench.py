@@ -16,7 +16,6 @@ from gpt_cli.engine import Engine
 from gpt_cli.errors import ContextError, InputError, MismatchError, counted
 from gpt_cli.generation.decode import Step
 from gpt_cli.generation.generate import Completion
-from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2.digests import TEXT
 from gpt_cli.gpt2.memory import count_parameters, weights_bytes
@@ -204,7 +203,7 @@ def prompts(engine: Engine, tokens: int, batch: int) -> list[str]:
 def _engine(engine: Engine, mode: ModeName) -> Engine:
     """Return an engine with the same model, which speculates only in the mode of that name."""
     speculator = Speculator(engine.model) if mode == "speculation" else None
-    loaded = LoadedModel(engine.model, engine.tokenizer, speculator)
+    loaded = replace(engine.loaded, speculator=speculator)
     return Engine(loaded, engine.name, engine.load_seconds)
 
 

@@ -25,6 +25,7 @@ from gpt_cli.cli.commands import (
     score,
     serve,
     tokens,
+    vector,
 )
 from gpt_cli.cli.help import HelpFormatter, add_command
 from gpt_cli.cli.output import note, silence, verbose
@@ -63,6 +64,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "serve": serve.serve,
     "next": rank.next_tokens,
     "compare": checks.compare,
+    "vector": vector.vector,
     "bench": checks.bench,
     "tokenize": tokens.tokenize,
     "detokenize": tokens.detokenize,

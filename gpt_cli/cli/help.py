@@ -17,17 +17,17 @@ from gpt_cli.cli.parameters import command as with_flags
 
 # The groups of options, and the order of the options in each. All others come last.
 GROUPS = {
-    "Model": "model adapter bos-token revision offline",
-    "Input": "file hook hooks pool format template escape special bos lines stride overflow "
-    "prompt-tokens",
+    "Model": "model adapter edit bos-token revision offline",
+    "Input": "file answer wrong what hook hooks pool format template escape special bos lines "
+    "stride overflow prompt-tokens",
     "Sampling": "max-tokens temperature top-k top-p min-p repeat-penalty presence-penalty "
     "frequency-penalty logit-bias stop include-stop ignore-eos seed samples",
     "Choices and constraints": "choices choices-file by exact regex json-schema grammar",
-    "Output": "output out-dtype to resume salvage block top layer head html png plot force echo "
-    "stream json logprobs tokens words layers min-k total count max-perplexity min-perplexity "
-    "stats",
-    "Server": "name host port unix-socket api-key allow-anyone cors max-queue max-body grace "
-    "access-log",
+    "Output": "output out-dtype pca to resume salvage block top layer head html png plot force "
+    "echo stream json logprobs tokens words layers min-k total count max-perplexity "
+    "min-perplexity stats",
+    "Server": "name host port unix-socket api-key allow-anyone allow-edits cors max-queue max-body "
+    "grace access-log",
     "Machine": "device dtype threads cache speculate batch-size repetitions engine address workers "
     "gpus-per-worker",
 }

@@ -5,6 +5,7 @@
 
 import logging
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from glob import escape, glob
@@ -156,6 +157,12 @@ class Loading(Adapted):
         None,
         "Start token of a model that has none or a wrong one, such as [CLS].",
         metavar="TEXT|ID",
+    )
+    edits: Sequence[str] = option(
+        (),
+        "Change a value of the forward pass, such as 'hook_embed@0=0'; repeatable.",
+        flag="--edit",
+        metavar="EDIT",
     )
 
     def load(self) -> "gpt_cli.Engine":

@@ -14,6 +14,8 @@ from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import BatchRow, Chooser, FinishReason, Position
 from gpt_cli.generation.sampling import likeliest
 from gpt_cli.generation.speculate import DraftPolicy
+from gpt_cli.gpt2.edits import editor
+from gpt_cli.gpt2.hooks import Hook
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import hidden_states, unembed
 from gpt_cli.gpt2.prefill import next_logits, right_pad
@@ -76,12 +78,14 @@ class Batch:
             self.cache = self._memory = cache
             known = [text[:-1] for text in texts]  # the last token must be computed
             prefixes = self._loaded.prefixes
-            for n, indices in prefixes.groups(known) if share else ():
-                prefix = prefixes.prefix(known[indices[0]][:n])
-                for row in indices:
-                    cache.copy_row(row, prefix.cache, 0, n)
+            unedited = [index for index, row in enumerate(rows) if not row.edits]
+            alike = prefixes.groups([known[index] for index in unedited]) if share else ()
+            for n, numbers in alike:
+                prefix = prefixes.prefix(known[unedited[numbers[0]]][:n])
+                for number in numbers:
+                    cache.copy_row(unedited[number], prefix.cache, 0, n)
             texts = [text[n:] for text, n in zip(texts, cache.lengths.tolist(), strict=True)]
-        self._logits = next_logits(self._model, texts, self.cache)
+        self._logits = next_logits(self._model, texts, self.cache, self._editor())
         self._fill_seconds = time.perf_counter() - began
 
     def add(self, row: BatchRow, cache: KVCache | None, cache_row: int) -> None:
@@ -153,7 +157,7 @@ class Batch:
         """Compute the logits (P, V) after the last token of a row and after its drafts."""
         model, xp = self._model, self._model.ops.xp
         ids, lengths = right_pad([row.window[-1:] + row.drafts for row in self.rows])
-        x = hidden_states(model, xp.asarray(ids), self.cache, lengths)
+        x = hidden_states(model, xp.asarray(ids), self.cache, lengths, self._editor())
         states = [x[row, :length] for row, length in enumerate(lengths.tolist())]
         try:
             return unembed(model, xp.concatenate(states))
@@ -162,6 +166,9 @@ class Batch:
                 raise
             self._set_lengths()
             return self._next_logits()
+
+    def _editor(self) -> Hook:
+        return editor([row.edits for row in self.rows], self._model.ops.xp)
 
     def _set_lengths(self) -> None:
         """Drop the drafts, and what the cache holds of them."""

@@ -1,6 +1,7 @@
 """LoadedModel: what everything that computes texts is passed."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from gpt_cli.errors import ContextError, counted
@@ -8,7 +9,10 @@ from gpt_cli.folder.config import GPT2Config
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.generation.prefix_cache import PrefixCache
 from gpt_cli.generation.speculator import Speculator
+from gpt_cli.gpt2.edits import Bound, Edit, EditError, bind
 from gpt_cli.gpt2.model import GPT2
+from gpt_cli.ops import Array
+from gpt_cli.options.request import Options
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,6 +23,8 @@ class LoadedModel:
     tokenizer: Tokenizer
     speculator: Speculator | None = None  # without one, nothing is drafted
     kept_bytes: float = 0  # of prefixes that are kept; at least the last one is
+    edits: tuple[Edit, ...] = ()  # of all texts
+    donors: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)  # see `jobs.donors`
 
     @property
     def config(self) -> GPT2Config:
@@ -58,6 +64,28 @@ class LoadedModel:
                 f"the {what} has {counted(tokens, 'token')}, and the model's context is "
                 f"{n_positions:,}; shorten it"
             )
+
+    def bound_edits(self, texts: str | Sequence[str], length: int, most: int) -> list[Bound]:
+        """Return the edits of a text, those of all texts and its own: see `edits.bind`."""
+        own = Options.parse_json({"edits": texts})["edits"] if texts else ()
+        edits = [*self.edits, *(Edit.parse(text, self.config) for text in own)]
+        return bind([self._with_donor(edit) for edit in edits], length, most) if edits else []
+
+    def _with_donor(self, edit: Edit) -> Edit:
+        """Return an edit with the activations of the row that it names, if it names one."""
+        if edit.row is None:
+            return edit
+        if not (donor := self.donors.get(edit.row)):
+            problem = "no row before or after it in this part of the input has this id"
+            raise EditError(edit.text, f"{problem}, or that row has an error or needs this one")
+        values = {hook: donor[hook] for hook in edit.hooks}
+        return edit.of_row(values)
+
+    def fitting_edits(self, texts: str | Sequence[str], length: int) -> list[Bound]:
+        """Return the edits of a text, which must fit the context if it has any."""
+        if texts or self.edits:
+            self.check_fits(length, "text with edits")
+        return self.bound_edits(texts, length, length)
 
     def release(self) -> None:
         """Give back the memory of all but the weights."""

@@ -9,7 +9,9 @@ from gpt_cli.errors import ContextError, InputError, counted
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.matcher import End, Matcher, check
 from gpt_cli.generation.sampling import sample, uniforms
+from gpt_cli.gpt2.edits import Bound
 from gpt_cli.ops import Array
+from gpt_cli.options.declare import OptionError
 from gpt_cli.options.request import Options, SamplingParams
 
 _DRAWS = 128  # drawn together: the generator takes longer to set up than to run
@@ -24,6 +26,7 @@ class Request:
     prompt: list[int]  # ids, at least one and fewer than n_positions
     options: Options  # a seed is drawn if they have none
     index: int = 0  # with the seed, the key of the row's draws
+    edits: Sequence[Bound] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", self.options.with_seed())
@@ -34,7 +37,12 @@ class Request:
         ids = loaded.prompt_ids(prompt, special=options.special)
         loaded.config.check_ids([id for id, _ in options.logit_bias])
         check(loaded.tokenizer, loaded.config, options.constraint)
-        return cls(fit(ids, loaded.config.n_positions, options), options, index)
+        n_positions = loaded.config.n_positions
+        ids = fit(ids, n_positions, options)
+        edits = loaded.bound_edits(options.edits, len(ids), n_positions)
+        if edits and options.overflow == "shift":
+            raise OptionError("overflow", "cannot be shift with edits, which name positions")
+        return cls(ids, options, index, edits)
 
     @classmethod
     def of_row(
@@ -103,6 +111,7 @@ class BatchRow:
         self.drafts: list[int] = []  # tokens that may follow: see `gpt_cli.generation.speculate`
         self.ngrams: dict[tuple[int, ...], int] = {}  # in `ids`, by `drafts`: where each ends
         self.indexed = 0  # number of ids whose n-grams are known
+        self.edits = request.edits
         self._config = loaded.config
         self._decoder = loaded.tokenizer.stream(request.prompt)
         self._stops = StopStrings(options.stop, include=options.include_stop)

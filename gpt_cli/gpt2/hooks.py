@@ -7,7 +7,7 @@ TransformerLens 3, `hook_normalized` is what a LayerNorm returns, with its gain 
 import fnmatch
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpt_cli.errors import did_you_mean
 from gpt_cli.folder.config import GPT2Config
@@ -43,12 +43,16 @@ _BEFORE, _AFTER = ("hook_embed", "hook_pos_embed"), (FINAL,)
 class Hook:
     """Nobody listens: values pass unchanged."""
 
+    def begin(self, positions: Array, lengths: Array) -> "Hook":
+        """Return the hook of a pass: positions (B, T), and lengths (B,) without padding."""
+        return self
+
     def at(self, layer: int) -> "Hook":
         """Return the hook of a block."""
         return self
 
     def listens(self, *names: str) -> bool:
-        """Return whether one of the values is of interest; others need not be computed."""
+        """Return whether one of the values is of interest; without names, any of the block."""
         return False
 
     def __call__(self, name: str, value: Array) -> Array:
@@ -65,23 +69,32 @@ NO_HOOK = Hook()
 
 @dataclass(frozen=True)
 class Recorder(Hook):
-    """Keeps the values of some hook points."""
+    """Keeps the values of some hook points, as another hook has changed them."""
 
     names: frozenset[str]
+    inner: Hook = NO_HOOK
     values: dict[str, Array] = field(default_factory=dict)  # in the order of computation
     prefix: str = ""  # of the names in a block
 
+    def begin(self, positions: Array, lengths: Array) -> "Recorder":
+        """Return the recorder of a pass with the same values."""
+        return replace(self, inner=self.inner.begin(positions, lengths))
+
     def at(self, layer: int) -> "Recorder":
         """Return a recorder of a block with the same values."""
-        return Recorder(self.names, self.values, f"blocks.{layer}.")
+        return replace(self, inner=self.inner.at(layer), prefix=f"blocks.{layer}.")
 
     def listens(self, *names: str) -> bool:
-        """Return whether one of the values is kept."""
-        return any(self.prefix + name in self.names for name in names)
+        """Return whether one of the values is kept or changed; without names, any of the block."""
+        if not names and any(name.startswith(self.prefix) for name in self.names):
+            return True
+        kept = any(self.prefix + name in self.names for name in names)
+        return kept or self.inner.listens(*names)
 
     def __call__(self, name: str, value: Array) -> Array:
         """Keep a value if its name is among those to keep."""
-        if self.listens(name):
+        value = self.inner(name, value)
+        if self.prefix + name in self.names:
             self.values[self.prefix + name] = value
         return value
 
@@ -116,8 +129,10 @@ def has_keys(name: str) -> bool:
 def select_hooks(config: GPT2Config, globs: Sequence[str]) -> list[str]:
     """Return the hook points that match one of the globs, in order of computation.
 
-    `*` and `?` match dots, too. OptionError if a glob matches none.
+    `*` and `?` match dots, too. OptionError if a glob matches none, or if there is no glob.
     """
+    if not globs:
+        raise OptionError("hook", "is not set: give at least one hook point")
     names = [*hook_shapes(config)]
     for glob in globs:
         if not fnmatch.filter(names, glob):
@@ -128,10 +143,13 @@ def select_hooks(config: GPT2Config, globs: Sequence[str]) -> list[str]:
 def _hint(glob: str, names: Sequence[str]) -> str:
     if f"blocks.0.{glob}" in names:
         return f" without its layer: give blocks.0.{glob}, or *.{glob} for all layers"
-    near = did_you_mean(glob, names)
-    if _NUMBERED.match(glob) and not near:
+    if ends := [end for end in _SHAPES if end.endswith(f".{glob}")]:
+        globs = " or ".join(end if end in _AFTER else f"*.{end}" for end in ends)
+        return f" without its submodule: give {globs}"
+    numbered = _NUMBERED.match(glob)
+    if numbered and not any(name.startswith(numbered[0]) for name in names):
         return f" of this model: the last one is {names[-2]}"
-    return near or ": `gpt-cli activations --hooks` lists them"
+    return did_you_mean(glob, names) or ": `gpt-cli activations --hooks` lists them"
 
 
 def rows_of(values: Mapping[str, Array], lengths: Sequence[int]) -> list[dict[str, Array]]:

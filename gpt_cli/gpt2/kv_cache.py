@@ -66,6 +66,14 @@ class KVCache:
         view.lengths = self.lengths[:rows]
         return view
 
+    def of_layers(self, start: int, stop: int) -> "KVCache":
+        """Return a cache of some layers, which uses the memory of this one."""
+        if len(self.keys) == 1:  # which all layers share
+            return self
+        view = copy(self)
+        view.keys, view.values = self.keys[start:stop], self.values[start:stop]
+        return view
+
     def copy_row(self, row: int, other: "KVCache", other_row: int, tokens: int) -> None:
         """Replace a row by the first tokens of a row of another cache."""
         stop = -(-tokens // self._ops.cache_panel)

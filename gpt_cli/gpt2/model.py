@@ -8,6 +8,7 @@ Unsupervised Multitask Learners", 2019: a block normalizes its input (pre-norm).
 """
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TypeAlias
 
 import numpy as np
@@ -88,7 +89,8 @@ def embed(model: GPT2, ids: Array, positions: Array, hook: Hook) -> Array:
     ops, wte, wpe = model.ops, model.wte, model.wpe
     if not hook.listens("hook_embed", "hook_pos_embed"):
         return ops.embed(wte, wpe, ids, positions)
-    tokens = ops.embed(wte, ops.xp.zeros_like(wpe[:1]), ids, np.zeros_like(positions))
+    nowhere = ops.xp.full_like(wpe[:1], -0.0)  # changes no bit
+    tokens = ops.embed(wte, nowhere, ids, np.zeros_like(positions))
     tokens = hook("hook_embed", tokens)
     return tokens + hook("hook_pos_embed", wpe[ops.xp.asarray(positions)])
 
@@ -101,9 +103,16 @@ def attend(
         return ops.attend(q, keys, values, scale, visible)
     shape = *q.shape[:3], int(visible.max())  # (B, H, T, S)
     scores, pattern = ops.xp.empty(shape, "f4"), ops.xp.empty(shape, "f4")
-    z = ops.attend(q, keys, values, scale, visible, (scores, pattern))
-    hook("attn.hook_attn_scores", scores)
-    hook("attn.hook_pattern", pattern)
+    z = ops.attend_in_steps(q, keys, values, scale, visible, (scores, pattern))
+    edited = hook("attn.hook_attn_scores", scores)
+    if edited is not scores:
+        weights = edited, pattern
+        z = ops.attend_in_steps(q, keys, values, scale, visible, weights, given="scores")
+    edited = hook("attn.hook_pattern", pattern)
+    if edited is not pattern:
+        weights = scores, edited
+        other = ops.attend_in_steps(q, keys, values, scale, visible, weights, given="pattern")
+        z = ops.xp.where((edited != pattern).any(axis=-1, keepdims=True), other, z)
     return z
 
 
@@ -144,6 +153,21 @@ def block(
     return hook("hook_resid_post", x + mlp(ops, normalized, b.mlp, hook))
 
 
+def blocks(model: GPT2, x: Array, visible: Array, cache: KVCache, hook: Hook) -> Array:
+    """Run all layers, one after the other: x (B, T, C) -> (B, T, C)."""
+    ops = model.ops
+    in_one_call = None if ops.layers is None or is_edited() else ops.layers
+    for listens, run in groupby(range(len(model.h)), lambda layer: hook.at(layer).listens()):
+        layers = [*run]
+        if in_one_call and not listens:  # the same, faster
+            first, end = layers[0], layers[-1] + 1
+            x = in_one_call(x, model.h[first:end], visible, cache.of_layers(first, end))
+        else:
+            for layer in layers:
+                x = block(ops, x, model.h[layer], visible, cache, layer, hook.at(layer))
+    return x
+
+
 @np.errstate(all="ignore")  # `unembed` reports damaged weights
 def hidden_states(
     model: GPT2,
@@ -174,12 +198,9 @@ def hidden_states(
     positions = np.maximum(positions, 0)  # -1 is the padding of a text without any token yet
     visible = positions + 1  # the causal mask: a token sees itself and the tokens before it
 
+    hook = hook.begin(positions, new)
     x = embed(model, ids, positions, hook)  # (B, T, C)
-    if ops.layers and not is_edited() and hook is NO_HOOK:  # the same in one call
-        x = ops.layers(x, model.h, visible, cache)
-    else:
-        for layer, b in enumerate(model.h):
-            x = block(ops, x, b, visible, cache, layer, hook.at(layer))
+    x = blocks(model, x, visible, cache, hook)
     cache.advance()
     return hook("ln_final.hook_normalized", ops.layer_norm(x, model.ln_f))
 

@@ -42,20 +42,28 @@ def prefill(
 
 
 def row_states(
-    model: GPT2, rows: Sequence[Sequence[int]], cache: KVCache | None = None
+    model: GPT2,
+    rows: Sequence[Sequence[int]],
+    cache: KVCache | None = None,
+    hook: Hook = NO_HOOK,
 ) -> list[Array]:
     """Append rows of ids to a cache; return the states (t, C) of the t tokens per row."""
     xp = model.ops.xp
-    passes = list(prefill(model, rows, cache))
+    passes = list(prefill(model, rows, cache, hook=hook))
     if not passes:  # no row has ids
         return [xp.empty((0, model.config.n_embd), "f4") for _ in rows]
     return passes[0] if len(passes) == 1 else [*map(xp.concatenate, zip(*passes, strict=True))]
 
 
-def next_logits(model: GPT2, rows: Sequence[Sequence[int]], cache: KVCache | None = None) -> Array:
+def next_logits(
+    model: GPT2,
+    rows: Sequence[Sequence[int]],
+    cache: KVCache | None = None,
+    hook: Hook = NO_HOOK,
+) -> Array:
     """Append rows of ids to a cache; return the logits (B, V) of the next token per row."""
     last: dict[int, Array] = {}  # by row, the state (C,) at its last token
-    for states in prefill(model, rows, cache):
+    for states in prefill(model, rows, cache, hook=hook):
         # Copies, because a view would keep the states of all tokens.
         last |= {row: x[-1].copy() for row, x in enumerate(states) if len(x)}
     return unembed(model, model.ops.xp.stack([last[row] for row in range(len(rows))]))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from gpt_cli.errors import CheckpointError, counted, did_you_mean
 from gpt_cli.folder.config import expected_shapes, is_matrix, is_transposed
 from gpt_cli.gpt2.source import MODEL, is_edited
-from gpt_cli.ops import Array
+from gpt_cli.ops import Array, Matrix, Ops
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +47,14 @@ def untied_weights(model: Any) -> dict[str, Any]:
     return weights
 
 
+def columns_of(ops: Ops, matrix: Matrix, n_in: int, indices: Sequence[int]) -> Array:
+    """Return columns of a matrix (n_in, n_out) on the host, in float32: (indices, n_in)."""
+    # As embeddings. The position -0.0 changes no bit of them.
+    ids, positions = ops.xp.asarray([indices]), ops.xp.zeros((1, 1), int)
+    nowhere = ops.xp.full((1, n_in), -0.0, np.float32)
+    return ops.to_host(ops.embed(matrix, nowhere, ids, positions))[0]
+
+
 class Weights(Mapping[str, NDArray[np.float32]]):
     """The weights of a model by their names in the checkpoint, as copies on the host.
 
@@ -66,10 +74,7 @@ class Weights(Mapping[str, NDArray[np.float32]]):
             return np.array(self._ops.to_host(weight), np.float32)
         transposed = is_transposed(name)
         n_out, n_in = shape if transposed else shape[::-1]
-        # All columns of the matrix, as embeddings. The position -0.0 changes no bit of them.
-        ids, positions = self._ops.xp.arange(n_out)[None], self._ops.xp.zeros((1, 1), int)
-        nowhere = self._ops.xp.full((1, n_in), -0.0, np.float32)
-        columns = self._ops.to_host(self._ops.embed(weight, nowhere, ids, positions))[0]
+        columns = columns_of(self._ops, weight, n_in, range(n_out))
         return np.array(columns if transposed else columns.T, order="C")
 
     def __repr__(self) -> str:

@@ -1,7 +1,8 @@
 """The arrays of records as `.safetensors` files, or as `.npz` files, which can also hold texts.
 
 A file has an array per name. Along their first axes are the tokens, words or means of all rows, and
-`row` has the index of the row of each. Other axes are as long as the longest, filled up with NaN.
+`row` has the index of the row of each, and `line` the number of its line in its file. Other axes
+are as long as the longest, filled up with NaN.
 The metadata are JSON values, such as the errors of rows.
 """
 
@@ -9,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, BinaryIO, TypeAlias
-from zipfile import BadZipFile
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,14 +61,20 @@ class Safetensors:
 
     def write(self, records: Sequence[Record], schema: Schema, stream: BinaryIO) -> None:
         """Write records, whose arrays are removed."""
-        tables: list[Arrays] = [{"row": np.empty(0, np.int64)}]
+        tables: list[Arrays] = [{"row": np.empty(0, np.int64), "line": np.empty(0, np.int64)}]
         for record in records:
             if arrays := record.pop("arrays", None):
                 length = len(next(iter(arrays.values())))
-                tables.append({"row": np.full(length, record["index"])} | arrays)
+                origin = self._origin(record, schema).items()
+                tables.append({name: np.full(length, value) for name, value in origin} | arrays)
         errors = [{n: v for n, v in r.items() if n != "columns"} for r in records if "error" in r]
         counts = {"rows": len(records), "failed": len(errors)}
         self.save(_concatenated(tables), counts | {"errors": errors[:_MOST_ERRORS]}, stream)
+
+    def _origin(self, record: Record, schema: Schema) -> Record:
+        """Return the values that all items of the arrays of a record have."""
+        line = "line_number" if schema["line"] == "string" else "line"  # of a template with {line}
+        return {"row": record["index"], "line": record[line]}
 
     def count(self, stream: BinaryIO) -> tuple[int, int]:
         """Return the number of records in a file, and the number of errors among them."""
@@ -94,9 +101,19 @@ class Npz(Safetensors):
     """Files of `numpy.savez`; the array "metadata" is one text, JSON."""
 
     def save(self, arrays: Arrays, metadata: Mapping[str, Any], stream: BinaryIO) -> None:
-        """Write a file."""
-        files: dict[str, Any] = {"metadata": json.dumps(metadata)} | arrays
-        np.savez(stream, **files)
+        """Write a file, as `numpy.savez`, which cannot write an array "file"."""
+        with ZipFile(stream, "w") as target:
+            for name, value in ({"metadata": json.dumps(metadata)} | arrays).items():
+                with target.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, np.asanyarray(value), allow_pickle=False)
+
+    def _origin(self, record: Record, schema: Schema) -> Record:
+        """Return also the id and the file, if there are any, as texts."""
+        texts = {name: record[name] for name in ("id", "file") if name in record}
+        return super()._origin(record, schema) | {
+            name: text if isinstance(text, str) else json.dumps(text)
+            for name, text in texts.items()
+        }
 
     def arrays(self, stream: BinaryIO) -> Arrays:
         """Return the arrays of a file."""
@@ -113,10 +130,18 @@ class Npz(Safetensors):
 
 
 def _concatenated(tables: Sequence[Arrays]) -> Arrays:
-    """Return the concatenation of the arrays of each name, which are removed from the tables."""
+    """Return the concatenation of the arrays of each name, which are removed from the tables.
+
+    A table may lack texts, such as the ids of rows: they are then empty.
+    """
     columns: Arrays = {}
+    sizes = [len(table["row"]) for table in tables]
     for name in list(dict.fromkeys(chain.from_iterable(tables))):
-        arrays = [table.pop(name) for table in tables if name in table]
+        arrays = [
+            table.pop(name) if name in table else np.full(size, "")
+            for table, size in zip(tables, sizes, strict=True)
+            if name in table or size
+        ]
         widest = tuple(map(max, zip(*(array.shape[1:] for array in arrays), strict=True)))
         for number, array in enumerate(arrays):
             if array.shape[1:] != widest:

@@ -96,6 +96,7 @@ class _Worker(_BundleActor):
     names: tuple[str, str | None]  # of the model and its adapter, as a user wrote them
     model: str
     loading: Mapping[str, Any]
+    first: int = 0  # the index of the first row whose record is missing
 
     @cached_property
     def _engine(self) -> Engine:
@@ -108,7 +109,7 @@ class _Worker(_BundleActor):
         """Yield the records of a bundle."""
         rows = self.reader.content(bundle) if isinstance(bundle[0], Piece) else bundle
         for _, group in groupby(rows, lambda row: row.index // self.task.rows_together):
-            yield from self.task.records(self._engine, list(group))
+            yield from self.task.records(self._engine, list(group), self.first)
 
 
 def compute(
@@ -121,6 +122,7 @@ def compute(
     one machine. The errors of workers, such as ModelNotFoundError, are raised here.
     """
     ray = library()
+    first, start = start, start - start % task.rows_together  # edits may need the rows of a group
     groups = ((source.total or 0) - start) / task.rows_together
     size = task.rows_together * max(1, math.ceil(groups / _MOST_BUNDLES))
     bundles = [_packed(pieces) for pieces in pieces_together(source.pieces, size, start)]
@@ -148,7 +150,7 @@ def compute(
             )
         data = data.map_batches(
             _Worker,
-            fn_constructor_args=(task, _PieceReader(*reader), names, path, loading),
+            fn_constructor_args=(task, _PieceReader(*reader), names, path, loading, first),
             num_cpus=threads,
             num_gpus=cluster.gpus_per_worker or None,
             compute=actors(size=min(workers, len(bundles))),

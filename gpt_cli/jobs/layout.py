@@ -102,7 +102,7 @@ class Layout:
     def origin(self) -> Schema:
         """The fields of a record with the file, if there are several, and the line number.
 
-        With one file, only the records of errors have the line number.
+        With one file, the line number is only in errors and, with "columns", in all records.
         """
         return {"file": "string", "line_number" if _LINE in self.texts else "line": "int64"}
 

@@ -86,9 +86,11 @@ def _split(name: str, source: Source, endings: Sequence[str]) -> tuple[str, str]
     elif name.endswith("/") or storage.is_folder(name) or not (lines or suffix):
         ending = endings[lines and source.reader.format == "parquet"]
     elif not lines and suffix not in endings:
-        why = "a table needs a pool: choose one, or" if suffix == ".parquet" else "for arrays,"
         files = " or ".join(endings)
-        raise _unsuitable(name, f"{why} name a FOLDER/ or a file that ends with {files}")
+        cure = f"name a FOLDER/ or a file that ends with {files}"
+        if suffix == ".parquet":
+            raise OptionError("pool", f"must be set for the table {name}: choose one, or {cure}")
+        raise _unsuitable(name, f"for arrays, {cure}")
     output = output.rstrip("/")
     if storage.is_address(output) and storage.is_pattern(output):
         raise _unsuitable(name, "an address must not contain *, ? or [")

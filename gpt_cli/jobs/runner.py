@@ -113,8 +113,9 @@ class _Job:
             "adapter": self.loading.get("adapter"),
             "dtype": self.loading.get("dtype", "auto"),
         }
-        if (bos_token := self.loading.get("bos_token")) is not None:  # absent in older manifests
-            job["bos_token"] = bos_token
+        for name in ("bos_token", "edits"):  # absent in older manifests
+            if self.loading.get(name):
+                job[name] = self.loading[name]
         return job | self.task.settings | job  # a setting must not replace an entry of the job
 
     def run(self, sink: Sink) -> Summary:
@@ -153,7 +154,9 @@ class _Job:
             yield from compute(self.cluster, self.source, done, self.task, self.model, self.loading)
             return
         read = {*self.task.layout.columns}
-        for rows in self.source.rows(done - compared):
+        start = done - compared
+        start -= start % self.task.rows_together  # edits may need the rows of a group
+        for rows in self.source.rows(start):
             for row in rows:
                 if row.index < compared:
                     sink.check(row)
@@ -161,7 +164,7 @@ class _Job:
                 names = dict.fromkeys(name for row in rows for name in row.fields)
                 self._note_ignored([name for name in names if name not in read])
                 read.update(names)
-            yield from self.task.records(engine, [row for row in rows if row.index >= done])
+            yield from self.task.records(engine, rows, done)
 
     def _note_ignored(self, names: list[str]) -> None:
         if names:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 from gpt_cli import records
 from gpt_cli.errors import InputError, compute_valid
+from gpt_cli.jobs.donors import with_donors
 from gpt_cli.jobs.layout import InputRow, Layout, Template
+from gpt_cli.options.arguments import check_type
 from gpt_cli.options.declare import OptionError
 from gpt_cli.options.request import CONSTRAINTS, Options
 from gpt_cli.records import Record, Schema
@@ -32,7 +34,7 @@ class Task(Protocol):
 
     template: Template | None = None  # a text with fields of a row, instead of the row's text
     every_line: bool = False  # blank lines are rows, too, and records have the "data" of lines
-    all_columns: bool = False  # records have "columns", the other fields of their rows
+    all_columns: bool = False  # records have "columns", the other fields of their rows, and lines
 
     @property
     def endings(self) -> tuple[str, ...]:
@@ -82,6 +84,10 @@ class Task(Protocol):
             raise row.error
         return row
 
+    def ids(self, engine: "Engine", row: InputRow) -> list[int]:
+        """Return the ids of a prepared row whose activations another row takes."""
+        return engine.loaded.prompt_ids(self.layout.text(row))
+
     @abstractmethod
     def results(self, engine: "Engine", rows: Rows) -> Iterable[Any]:
         """Return the results of rows, in order; that of a row may be an InputError."""
@@ -90,13 +96,15 @@ class Task(Protocol):
         """Return a result as the fields of a record."""
         return result
 
-    def records(self, engine: "Engine", rows: Rows) -> Iterator[Record]:
-        """Yield the records of rows, in order, with their results or errors."""
+    def records(self, engine: "Engine", rows: Rows, first: int = 0) -> Iterator[Record]:
+        """Yield the records of rows from index `first` on, in order: their results or errors."""
         layout = self.layout
+        engine = with_donors(engine, rows, self.prepare, self.ids)
+        rows = [row for row in rows if row.index >= first]
         results = compute_valid(rows, self.prepare, lambda valid: self.results(engine, [*valid]))
         for row, result in zip(rows, results, strict=True):
             known: Record = {"id": row.id, "data": row.data or None}
-            if row.file is not None or isinstance(result, InputError):
+            if row.file is not None or self.all_columns or isinstance(result, InputError):
                 known |= zip(layout.origin, (row.file, row.line), strict=True)
             if self.all_columns:
                 known["columns"] = {n: v for n, v in row.fields.items() if n not in layout.texts}
@@ -156,6 +164,9 @@ class Generation(Task):
             options["choices"] = [*spaced(prompt, choices)]
         return replace(row, fields=options | {"prompt": prompt})
 
+    def ids(self, engine: "Engine", row: InputRow) -> list[int]:
+        return engine.loaded.prompt_ids(row.fields["prompt"], special=self.options.special)
+
     def results(self, engine: "Engine", rows: Rows) -> "Iterable[Completion | InputError]":
         return engine.batch(
             [row.fields for row in rows],
@@ -185,7 +196,7 @@ class Scoring(Task):
     layers: bool = False
     min_k: float | None = None
 
-    fields = ("text",)
+    fields = ("text", "edits")
 
     @property
     def schema(self) -> Schema:
@@ -200,7 +211,8 @@ class Scoring(Task):
         return {name: value for name, value in super().settings.items() if name in names}
 
     def results(self, engine: "Engine", rows: Rows) -> "list[Score | InputError]":
-        return engine.score_many([self.layout.text(row) for row in rows], **self.options)
+        texts = [{"text": self.layout.text(r), "edits": r.fields.get("edits")} for r in rows]
+        return engine.score_many(texts, **self.options)
 
     @property
     def options(self) -> "ScoreOptions":
@@ -223,6 +235,9 @@ class Scoring(Task):
         """Return the record of a score."""
         return records.of_score(engine, score, logprobs=self.logprobs, min_k=self.min_k)
 
+    def ids(self, engine: "Engine", row: InputRow) -> list[int]:
+        return [*engine.start(bos=self.bos), *engine.loaded.text_ids(self.layout.text(row))]
+
     def tokens(self, record: Record) -> int:
         return int(record["tokens_scored"])
 
@@ -237,9 +252,17 @@ class Activations(Task):
     template: Template | None = None
     out_dtype: OutDtype = "float32"
 
-    fields = ("text",)
-    schema: ClassVar[Schema] = {"tokens": "int64"}
+    fields = ("text", "edits")
     all_columns = True
+
+    def __post_init__(self) -> None:
+        check_type("hooks", self.hooks, Sequence[str])
+
+    @property
+    def schema(self) -> Schema:
+        # A template may have a {text}, which is then one of its fields.
+        filled = self.template and "text" not in self.template.names
+        return {"tokens": "int64"} | ({"text": "string"} if filled else {})
 
     @property
     def endings(self) -> tuple[str, ...]:
@@ -255,12 +278,19 @@ class Activations(Task):
         return {"hook": settings.pop("hooks")} | settings
 
     def results(self, engine: "Engine", rows: Rows) -> Iterator[Record | InputError]:
-        texts = [self.layout.text(row) for row in rows]
+        texts = [{"text": self.layout.text(r), "edits": r.fields.get("edits")} for r in rows]
         for row in engine.activation_rows(texts, self.hooks, self.pool, bos=self.bos):
             try:
                 yield row if isinstance(row, InputError) else self._content(row)
             except FloatingPointError:
                 yield InputError("a value is too large for float16: choose float32")
+
+    def ids(self, engine: "Engine", row: InputRow) -> list[int]:
+        return [*engine.start(bos=self.bos), *engine.loaded.text_ids(self.layout.text(row))]
+
+    def record(self, engine: "Engine", row: InputRow, result: Record) -> Record:
+        """Return a result with its text: words begin and end there, not in a field of its row."""
+        return result | {"text": self.layout.text(row)}
 
     def _content(self, row: "TextActivations") -> Record:
         from numpy import errstate
@@ -287,7 +317,7 @@ class Ranking(Task):
     exact: bool = False  # see `spaced`
     template: Template | None = None
 
-    fields = ("prompt", "choices")
+    fields = ("prompt", "choices", "edits")
     schema: ClassVar[Schema] = {"choices": [records.CHOICE]}
 
     def check_lines(self) -> None:
@@ -301,10 +331,14 @@ class Ranking(Task):
         if choices is None and not self.choices:
             raise InputError('a row needs a list of "choices": there are no default choices')
         choices = spaced(prompt, self.choices if choices is None else choices, exact=self.exact)
-        return replace(row, fields={"prompt": prompt, "choices": choices})
+        edits = row.fields.get("edits") or ()
+        return replace(row, fields={"prompt": prompt, "choices": choices, "edits": edits})
+
+    def ids(self, engine: "Engine", row: InputRow) -> list[int]:
+        return engine.loaded.prompt_ids(row.fields["prompt"])
 
     def results(self, engine: "Engine", rows: Rows) -> Iterator[Record | InputError]:
-        questions = [(row.fields["prompt"], [*row.fields["choices"]]) for row in rows]
+        questions = [(f["prompt"], [*f["choices"]], f["edits"]) for f in (r.fields for r in rows)]
         for row, ranked in zip(rows, engine.rank_many(questions, by=self.by), strict=True):
             if isinstance(ranked, InputError):
                 yield ranked

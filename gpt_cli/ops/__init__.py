@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from gpt_cli.system import gpu
 from gpt_cli.system.machine import free_memory, native_library
 
 Array: TypeAlias = NDArray[Any]  # an array on the device of the ops
+Given: TypeAlias = Literal["scores", "pattern"] | None
 Matrix: TypeAlias = Any  # a matrix (n_in, n_out) in the layout of the ops that placed it
 
 
@@ -134,23 +135,39 @@ class Ops(Protocol):
         """
         self.xp.copyto(to, panels)
 
-    def attend(
+    def attend(self, q: Array, keys: Array, values: Array, scale: float, visible: Array) -> Array:
+        """Return softmax(scale * q keysT, over the visible keys) values.
+
+        q (B, H, T, D); keys and values are one layer of a cache; visible (B, T) numbers of keys
+        that the queries see, from key 0, at least 1 -> (B, H, T, D).
+        """
+
+    def attend_in_steps(
         self,
         q: Array,
         keys: Array,
         values: Array,
         scale: float,
         visible: Array,
-        weights: tuple[Array, Array] | None = None,
+        weights: tuple[Array, Array],
+        given: Given = None,
     ) -> Array:
-        """Return softmax(scale * q keysT, over the visible keys) values.
+        """Return what `attend` does, and fill in its weights: scores and pattern (B, H, T, S).
 
-        q (B, H, T, D); keys and values are one layer of a cache; visible (B, T) numbers of keys
-        that the queries see, from key 0, at least 1 -> (B, H, T, D).
-
-        `weights` are arrays (B, H, T, S) to fill in: the scaled scores, -inf for keys that are not
-        visible, and their softmax. S is at least the largest of `visible`.
+        The scores are scaled, and -inf for keys that are not visible; the pattern is their softmax.
+        If one of them is `given`, it is an argument, and the computation begins with it. S is at
+        least the largest of `visible`.
         """
+        xp, (scores, pattern) = self.xp, weights
+        q, k, v = (x[:, :, : scores.shape[-1]].astype("f4") for x in (q, keys, values))
+        hidden = xp.arange(scores.shape[-1]) >= xp.asarray(visible)[:, None, :, None]
+        if given is None:
+            scores[...] = scale * (q @ k.swapaxes(-1, -2))
+        if given != "pattern":
+            scores[...] = xp.where(hidden, -xp.inf, scores)
+            exponentials = xp.exp(scores - scores.max(axis=-1, keepdims=True))
+            pattern[...] = exponentials / exponentials.sum(axis=-1, keepdims=True)
+        return xp.where(hidden, 0, pattern) @ v
 
     def activate(self, x: Array, activation: str) -> Array:
         """Return the activation of all elements, with the same bits as `linear`."""

@@ -115,8 +115,7 @@ class CuPyOps(Ops):
 
     def activate(self, x: Array, activation: str) -> Array:
         y = cupy.array(x, self.dtype, order="C")
-        bias = cupy.zeros(y.shape[-1], np.float32)
-        self._finish(y, bias, activation)
+        self._finish(y, cupy.zeros(y.shape[-1], np.float32), activation)
         return y
 
     def store(
@@ -127,37 +126,23 @@ class CuPyOps(Ops):
         new = k, v, *_strides(k)[:3], _on_device(past), _on_device(lengths)
         self._run("store", B * T, *new, H, T, D, _capacity(keys, values), keys, values)
 
-    def attend(
-        self,
-        q: Array,
-        keys: Array,
-        values: Array,
-        scale: float,
-        visible: Array,
-        weights: tuple[Array, Array] | None = None,
-    ) -> Array:
+    def attend(self, q: Array, keys: Array, values: Array, scale: float, visible: Array) -> Array:
         B, H, T, D = q.shape
         capacity, seen = _capacity(keys, values), _on_device(visible)
         S = int(visible.max())
         y = cupy.empty((B, H, T, D), self.dtype)
         shared = 4 * (S + max(_THREADS, D))
-        if T == 1 and shared <= _SHARED and not weights:
+        if T == 1 and shared <= _SHARED:
             (q,) = self._readable(q)
             arguments = q, *_strides(q)[:2], keys, values, capacity, seen, scale, H, D, y
             self._run("attend_one", B * H, *arguments, shared=shared)
             return y
         q = cupy.ascontiguousarray(q, self.dtype)
         scores = cupy.empty((B, H, T, S), np.float32)
-        pattern = cupy.empty((B, H, T, S), self.dtype)
+        weights = cupy.empty((B, H, T, S), self.dtype)
         self._multiply(q, keys[:, :, :S], True, scores)
-        self._run("softmax", B * H * T, scores, seen, scale, H, T, S, pattern)
-        if weights:
-            visible_keys = cupy.arange(S) < seen[:, None, :, None]
-            for array, number in zip(weights, (-np.inf, 0), strict=True):
-                array[...] = number
-            weights[0][..., :S] = cupy.where(visible_keys, scale * scores, -np.inf)
-            weights[1][..., :S] = pattern
-        self._multiply(pattern, values[:, :, :S], False, y)
+        self._run("softmax", B * H * T, scores, seen, scale, H, T, S, weights)
+        self._multiply(weights, values[:, :, :S], False, y)
         return y
 
     def log_normalizer(self, logits: Array) -> Array:

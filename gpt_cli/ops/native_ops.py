@@ -13,7 +13,7 @@ import numpy as np
 
 from gpt_cli.errors import CheckpointError
 from gpt_cli.folder.tensors import DTYPES, Tensor
-from gpt_cli.ops import SHORT, Array, DraftOps, LayerNorm, Linear, Rows, bindings
+from gpt_cli.ops import SHORT, Array, DraftOps, Given, LayerNorm, Linear, Rows, bindings
 from gpt_cli.ops.bindings import FLOAT32, FLOAT64, INT64, Packed, Struct, check, readable
 from gpt_cli.ops.int8 import GROUP, Int8Rows, quantize, scales_shape
 from gpt_cli.ops.memory import Arena, Workspace, address
@@ -178,30 +178,36 @@ class NativeOps(DraftOps):
         if call.run(self.threads):
             raise IndexError(f"the cache has room for {_capacity(keys)} tokens")
 
-    def attend(
+    def attend(self, q: Array, keys: Array, values: Array, scale: float, visible: Array) -> Array:
+        return self._attend(q, keys, values, visible, scale=scale)
+
+    def attend_in_steps(
         self,
         q: Array,
         keys: Array,
         values: Array,
         scale: float,
         visible: Array,
-        weights: tuple[Array, Array] | None = None,
+        weights: tuple[Array, Array],
+        given: Given = None,
     ) -> Array:
+        for array in weights:
+            right = array.shape[:3] == q.shape[:3] and array.shape == weights[0].shape
+            check(right and array.dtype == FLOAT32 and array.flags.c_contiguous, "weights", array)
+        scores, pattern = weights
+        steps = {"scores": scores, "pattern": pattern, "S": scores.shape[3]}
+        steps["given"] = bindings.GIVEN.index(given)
+        return self._attend(q, keys, values, visible, scale=scale, **steps)
+
+    def _attend(self, q: Array, keys: Array, values: Array, visible: Array, **fields: Any) -> Array:
         B, H, T, D = q.shape
         q = readable(q)
         cache = self._cache(keys, values, B, H, D)
         y = self._empty_rows(B * T, H * D)
         shape = self.threads, min(T, self._tile_rows), _capacity(keys) + self._row_padding
         scratch = self._workspace.empty(shape, FLOAT32)
-        queries = {"q": q, "visible": _counts_of(visible, (B, T)), "T": T, **_strides(q)}
-        call = bindings.Attend(y=y, scratch=scratch, scale=scale, **queries, **cache)
-        if weights:
-            call.S = S = weights[0].shape[3]
-            for name, array in zip(("scores", "pattern"), weights, strict=True):
-                right = array.shape == (B, H, T, S) and array.dtype == FLOAT32
-                check(right and array.flags.c_contiguous, name, array)
-                call.point(name, array)
-        if call.run(self.threads):
+        fields |= {"q": q, "visible": _counts_of(visible, (B, T)), "T": T, **_strides(q)}
+        if bindings.Attend(y=y, scratch=scratch, **fields, **cache).run(self.threads):
             raise IndexError(f"visible must be from 1 to {_capacity(keys)} keys")
         return y.reshape(B, T, H, D).swapaxes(1, 2)
 

@@ -125,15 +125,7 @@ class NumPyOps(Ops):
             keys[row, :, start : start + new] = k[row, :, :new]
             values[row, :, start : start + new] = v[row, :, :new]
 
-    def attend(
-        self,
-        q: Array,
-        keys: Array,
-        values: Array,
-        scale: float,
-        visible: Array,
-        weights: tuple[Array, Array] | None = None,
-    ) -> Array:
+    def attend(self, q: Array, keys: Array, values: Array, scale: float, visible: Array) -> Array:
         T = q.shape[2]
         attended: Array = np.empty(q.shape, np.float32)
         # In groups of queries: the scores stay in the processor's cache, and keys that come after
@@ -145,17 +137,9 @@ class NumPyOps(Ops):
             k, v = (x[:, :, :S].astype(np.float32, copy=False) for x in (keys, values))
             scores = q[:, :, group] @ k.swapaxes(-1, -2)
             scores *= scale  # (B, H, <T, S)
-            if weights:
-                for array, number in zip(weights, (-np.inf, 0), strict=True):
-                    array[:, :, group] = number
-                visible_keys = np.arange(S) < seen[:, None, :, None]
-                np.copyto(weights[0][:, :, group, :S], scores, where=visible_keys)
             if seen.min(initial=S) < S:
                 np.copyto(scores, MASKED, where=np.arange(S) >= seen[:, None, :, None])
-            pattern = softmax(scores)
-            if weights:
-                weights[1][:, :, group, :S] = pattern
-            np.matmul(pattern, v, out=attended[:, :, group])
+            np.matmul(softmax(scores), v, out=attended[:, :, group])
         return attended
 
     def log_normalizer(self, logits: Array) -> Array:

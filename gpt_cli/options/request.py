@@ -129,6 +129,7 @@ class Options(SamplingParams):
         metavar="A,B,C",
         callback=split_commas,
     )
+    edits: Sequence[str] = option(())  # see `gpt2.edits`; a command applies --edit to all rows
     use_cache: bool = option(
         True,
         "Cache keys and values of earlier tokens, or compute the whole text for each token.",
@@ -170,11 +171,17 @@ class Options(SamplingParams):
             _ = self.constraint.grammar
 
     def with_row(self, row: Mapping[str, Any]) -> Self:
-        """Return these options, replaced by those of a row; its constraint replaces any other."""
+        """Return these options, replaced by those of a row.
+
+        Its constraint replaces any other, and its edits come after the others.
+        """
         options = self
         if any(row.get(name) is not None for name in CONSTRAINTS):
             options = replace(self, **dict.fromkeys(CONSTRAINTS))  # type: ignore[arg-type]
-        return super(Options, options).with_row(row)
+        changed = super(Options, options).with_row(row)
+        if row.get("edits") is not None:
+            changed = replace(changed, edits=[*self.edits, *changed.edits])
+        return changed
 
     @cached_property  # rows may share their options
     def sampling(self) -> SamplingParams:
@@ -207,6 +214,7 @@ class OptionFields(TypedDict, total=False):
     json_schema: str | Mapping[str, Any] | None
     grammar: str | None
     choices: str | Sequence[str] | None
+    edits: str | Sequence[str]
     use_cache: bool
     ignore_eos: bool
     special: bool

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.prefix_cache import passes
+from gpt_cli.gpt2.edits import Bound, editor
 from gpt_cli.gpt2.hooks import Recorder, has_keys, hook_shapes, rows_of
 from gpt_cli.gpt2.memory import FLOAT
 from gpt_cli.gpt2.model import GPT2, hidden_states
@@ -22,6 +23,7 @@ from gpt_cli.options.declare import OptionError
 from gpt_cli.scoring.words import Word, split_words
 
 Values: TypeAlias = dict[str, NDArray[np.float32]]  # by the names of hook points
+Text: TypeAlias = tuple[Sequence[int], Sequence[Bound]]  # ids and edits
 # The ranges of positions of a text that are averaged.
 Spans: TypeAlias = Callable[[Sequence[int]], Sequence[tuple[int, int]]]
 Pool: TypeAlias = Literal["last", "mean", "word"]
@@ -55,17 +57,18 @@ def check_pool(pool: str | None, names: Iterable[str]) -> None:
     if pool is not None and pool not in get_args(Pool):
         raise OptionError("pool", f"must be one of {', '.join(get_args(Pool))}, not {pool!r:.40}")
     if pool and (wide := [name for name in names if has_keys(name)]):
-        raise OptionError("pool", f"must not be set for {wide[0]}, which has a number per key")
+        why = f"{wide[0]}, which has a number per key"
+        raise OptionError("pool", f"must not be set for {why}: leave it out")
 
 
 def text_activations(
     loaded: LoadedModel,
-    texts: Iterable[list[int]],
+    texts: Iterable[tuple[list[int], list[Bound]]],
     names: Sequence[str],
     pool: Pool | None,
     start: Sequence[int],
 ) -> Iterator[TextActivations]:
-    """Yield the values of texts, as ids that are not empty and follow `start`.
+    """Yield the values of texts with edits, as ids that are not empty and follow `start`.
 
     The start token is the first of the tokens of a text, but no part of its mean and of its words.
     """
@@ -79,9 +82,9 @@ def text_activations(
             return list(pairwise(accumulate(sizes, initial=len(start))))
         return [(len(start) if pool == "mean" else len(ids) - 1, len(ids))]
 
-    ids_of, inputs = tee([*start, *ids] for ids in texts)
-    rows = activations(loaded.model, inputs, names, ranges if pool else None)
-    for ids, values in zip(ids_of, rows, strict=True):
+    ids_of, inputs = tee(([*start, *ids], edits) for ids, edits in texts)
+    rows = edited_activations(loaded.model, inputs, names, ranges if pool else None)
+    for (ids, _), values in zip(ids_of, rows, strict=True):
         yield TextActivations(ids, values, words(ids) if pool == "word" else None)
 
 
@@ -106,8 +109,15 @@ def activations(
         spans: the ranges of positions to average, such as those of words: a value is then (ranges,
             ...). Scores and patterns cannot be averaged.
     """
+    return edited_activations(model, ((ids, ()) for ids in texts), names, spans)
+
+
+def edited_activations(
+    model: GPT2, texts: Iterable[Text], names: Sequence[str], spans: Spans | None = None
+) -> Iterator[Values]:
+    """Yield what `activations` does for texts with edits."""
     for group in _groups(model.config, texts, names, whole=spans is None):
-        lengths = [len(ids) for ids in group]
+        lengths = [len(ids) for ids, _ in group]
         longest_bytes = value_bytes(model.config, names, max(lengths))
         values: dict[int, Values] = {}
         for indices in passes(lengths, max(1, int(_BYTES // longest_bytes))):
@@ -117,13 +127,13 @@ def activations(
 
 
 def _groups(
-    config: GPT2Config, texts: Iterable[Sequence[int]], names: Sequence[str], *, whole: bool
-) -> Iterator[list[Sequence[int]]]:
+    config: GPT2Config, texts: Iterable[Text], names: Sequence[str], *, whole: bool
+) -> Iterator[list[Text]]:
     """Yield consecutive texts: about _TOKENS of them, and with whole values, about _BYTES."""
-    group: list[Sequence[int]] = []
+    group: list[Text] = []
     share = 0.0  # of a group
-    for ids in texts:
-        group.append(ids)
+    for ids, edits in texts:
+        group.append((ids, edits))
         share += len(ids) / _TOKENS
         share += value_bytes(config, names, len(ids)) / _BYTES if whole else 0
         if share >= 1:
@@ -134,19 +144,19 @@ def _groups(
 
 
 def _pass(
-    model: GPT2, texts: Sequence[Sequence[int]], names: Sequence[str], spans: Spans | None
+    model: GPT2, texts: Sequence[Text], names: Sequence[str], spans: Spans | None
 ) -> list[Values]:
     """Return the values of texts that are computed side by side."""
     ops = model.ops
-    ids, lengths = right_pad(texts)
-    recorder = Recorder(frozenset(names))
+    ids, lengths = right_pad([ids for ids, _ in texts])
+    recorder = Recorder(frozenset(names), editor([edits for _, edits in texts], ops.xp))
     x = hidden_states(model, ops.xp.asarray(ids), None, lengths, recorder)
     values: list[Values] = []
     for number, row in enumerate(rows_of(recorder.values, lengths.tolist())):
         check_finite(model, x[number, : lengths[number]])
         arrays = {name: _on_host(ops.to_host(row[name])) for name in names}
         if spans:
-            ranges = spans(texts[number])
+            ranges = spans(texts[number][0])
             arrays = {name: _means(array, ranges) for name, array in arrays.items()}
         values.append(arrays)
     return values

@@ -12,12 +12,13 @@ from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.prefix_cache import Prefix, begun_rows, common_length, passes
 from gpt_cli.generation.sampling import log_probabilities
+from gpt_cli.gpt2.edits import Bound
 from gpt_cli.gpt2.model import GPT2
 from gpt_cli.gpt2.prefill import PASS, row_states
 from gpt_cli.ops import Array
 from gpt_cli.options.arguments import check_type
 from gpt_cli.options.declare import OptionError
-from gpt_cli.scoring.score import SLICE, measure_states
+from gpt_cli.scoring.score import SLICE, measure_states, measure_windows
 
 RankBy: TypeAlias = Literal["total", "token", "byte"]
 _Branch: TypeAlias = tuple[list[int], Sequence[list[int]]]  # ids after a prefix, then one choice
@@ -41,9 +42,12 @@ class Question:
     prompt: list[int]
     texts: Sequence[str]
     choices: Sequence[list[int]]
+    edits: Sequence[Bound] = ()
 
     @classmethod
-    def of_texts(cls, loaded: LoadedModel, prompt: str, choices: Sequence[str]) -> "Question":
+    def of_texts(
+        cls, loaded: LoadedModel, prompt: str, choices: Sequence[str], edits: Sequence[str] = ()
+    ) -> "Question":
         """Return the question about a prompt and choices; raise InputError for unusable ones."""
         check_type("choices", choices, Sequence[str])
         if not isinstance(prompt, str):
@@ -69,7 +73,8 @@ class Question:
                 f"prompt and choice have up to {counted(longest, 'token')}, more than the model's "
                 f"context of {n_positions:,}; shorten them"
             )
-        return cls(shared, choices, [ids[len(shared) :] for ids in wholes])
+        bounds = loaded.bound_edits(edits, len(shared), longest)
+        return cls(shared, choices, [ids[len(shared) :] for ids in wholes], bounds)
 
 
 def rank(loaded: LoadedModel, questions: Sequence[Question], by: RankBy) -> list[list[Choice]]:
@@ -103,6 +108,8 @@ def continuations(loaded: LoadedModel, questions: Sequence[Question]) -> list[li
     The tokens that prompts share at their beginning are computed once, and so is a prompt for all
     its choices.
     """
+    if any(question.edits for question in questions):
+        return _edited(loaded, questions)
     model, prefixes = loaded.model, loaded.prefixes
     logprobs: dict[int, list[list[float]]] = {}
     for n, indices in prefixes.groups([question.prompt for question in questions]):
@@ -120,6 +127,16 @@ def continuations(loaded: LoadedModel, questions: Sequence[Question]) -> list[li
             branches = [(question.prompt[n:], question.choices) for question in group]
             logprobs |= zip(indices, _logprobs(model, prefix, branches), strict=True)
     return [logprobs[index] for index in range(len(questions))]
+
+
+def _edited(loaded: LoadedModel, questions: Sequence[Question]) -> list[list[list[float]]]:
+    """Return what `continuations` does for questions with edits; nothing is shared."""
+    rows = [(question, ids) for question in questions for ids in question.choices]
+    wholes = [question.prompt + ids for question, ids in rows]
+    firsts = [len(question.prompt) for question, _ in rows]
+    edits = [question.edits for question, _ in rows]
+    columns = iter(measure_windows(loaded, wholes, firsts, [log_probabilities], edits))
+    return [[column for (column,) in islice(columns, len(q.choices))] for q in questions]
 
 
 def _logprobs(model: GPT2, prefix: Prefix, branches: Sequence[_Branch]) -> list[list[list[float]]]:

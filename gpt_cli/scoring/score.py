@@ -12,6 +12,7 @@ from gpt_cli.errors import InputError
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.prefix_cache import passes, states_after
 from gpt_cli.generation.sampling import log_probabilities
+from gpt_cli.gpt2.edits import Bound, editor
 from gpt_cli.gpt2.hooks import Recorder, select_hooks
 from gpt_cli.gpt2.model import GPT2, hidden_states, unembed
 from gpt_cli.gpt2.prefill import right_pad
@@ -22,6 +23,7 @@ from gpt_cli.scoring.words import Measure, Word
 SLICE = 128  # rows of logits at a time; a row of GPT-2's takes 200 kB
 Measures: TypeAlias = Sequence[Measure]
 Columns: TypeAlias = list[list[Any]]  # one per measure
+Edits: TypeAlias = Sequence[Sequence[Bound]]  # of each text; empty if none has any
 
 _LARGEST_EXPONENT = 709  # math.exp of more than this overflows
 # Fields of a score that have values of one measure after each layer, by that of the last.
@@ -137,6 +139,7 @@ def score(
     sizes: Sequence[int] | None = None,
     measures: Mapping[str, Measure] | None = None,
     layers: bool = False,
+    edits: Edits = (),
 ) -> list[Score]:
     """Score texts, as ids, of any length side by side.
 
@@ -147,17 +150,17 @@ def score(
     `start` are ids before the texts, which are not part of their scores. `sizes` are the bytes of
     the texts, which differ from those of decoded ids if a tokenizer loses or adds characters.
     `measures` compute more fields of the score. `layers` computes log-probabilities after each
-    layer, too.
+    layer, too. `edits` are those of each text; a text with edits must fit the context.
     """
     texts = [[*start, *ids] for ids in texts]
     measures = {"token_logprobs": log_probabilities, **(measures or {})}
-    columns = measure_texts(loaded, texts, list(measures.values()), stride)
+    columns = measure_texts(loaded, texts, list(measures.values()), stride, edits)
     names = [name for name in _LAYERS if name in measures] if layers else []
     unscored = [None] * loaded.config.n_layer
     inner_columns: list[Columns] = [[] for _ in texts]
     if layers:
         inner = [measures[name] for name in names]
-        inner_columns = measure_texts(loaded, texts, inner, stride, inner_layers=True)
+        inner_columns = measure_texts(loaded, texts, inner, stride, edits, inner_layers=True)
     scores = []
     rows = zip(texts, columns, inner_columns, sizes or repeat(None), strict=False)
     for ids, values, inner_values, size in rows:
@@ -180,6 +183,7 @@ def measure_texts(
     texts: Sequence[list[int]],
     measures: Measures,
     stride: int | None,
+    edits: Edits = (),
     *,
     inner_layers: bool = False,
 ) -> list[Columns]:
@@ -193,7 +197,7 @@ def measure_texts(
     parts = [texts[text][start:end] for text, start, _, end in cut]
     firsts = [first - start for _, start, first, _ in cut]
     measure = measure_inner_layers if inner_layers else measure_windows
-    measured = measure(loaded, parts, firsts, measures)
+    measured = measure(loaded, parts, firsts, measures, [edits[text] for text, *_ in cut if edits])
     columns: list[Columns] = [[[None] * len(ids) for _ in measures] for ids in texts]
     for (text, _, first, end), values in zip(cut, measured, strict=True):
         for column, part in zip(columns[text], values, strict=True):
@@ -212,14 +216,24 @@ def windows(length: int, n_positions: int, stride: int) -> Iterator[tuple[int, i
 
 
 def measure_windows(
-    loaded: LoadedModel, texts: Sequence[list[int]], firsts: Sequence[int], measures: Measures
+    loaded: LoadedModel,
+    texts: Sequence[list[int]],
+    firsts: Sequence[int],
+    measures: Measures,
+    edits: Edits = (),
 ) -> list[Columns]:
     """Return a column per measure for texts that fit the context, from token `first` (>= 1) on.
 
-    All have such a token. The tokens that texts share at their beginning are computed once.
+    All have such a token. The tokens that texts share at their beginning are computed once, unless
+    one of the texts has edits.
     """
     model, prefixes = loaded.model, loaded.prefixes
     columns: dict[int, Columns] = {}
+    if any(edits):
+        for indices, (states,) in _predicting_states(model, texts, firsts, edits):
+            targets = [texts[index][firsts[index] :] for index in indices]
+            columns |= zip(indices, measure_states(model, states, targets, measures), strict=True)
+        return [columns[index] for index in range(len(texts))]
     inputs = [text[:-1] for text in texts]
     for n, indices in prefixes.groups(inputs):
         prefix = prefixes.prefix(inputs[indices[0]][:n])
@@ -243,30 +257,52 @@ def measure_windows(
 
 
 def measure_inner_layers(
-    loaded: LoadedModel, texts: Sequence[list[int]], firsts: Sequence[int], measures: Measures
+    loaded: LoadedModel,
+    texts: Sequence[list[int]],
+    firsts: Sequence[int],
+    measures: Measures,
+    edits: Edits = (),
 ) -> list[Columns]:
     """Return columns as `measure_windows` does, of lists: a value per layer but the last.
 
     They are those of the model if it ended after 0, 1, ... layers: the "logit lens" of
     nostalgebraist (2020).
     """
-    model, ops = loaded.model, loaded.model.ops
-    names = frozenset(select_hooks(model.config, ["*.hook_resid_pre"]))
+    model = loaded.model
+    names = select_hooks(model.config, ["*.hook_resid_pre"])
     columns: dict[int, Columns] = {}
-    for indices in passes([len(text) - 1 for text in texts], len(texts)):
-        recorder = Recorder(names)
-        ids, lengths = right_pad([texts[index][:-1] for index in indices])
-        hidden_states(model, ops.xp.asarray(ids), None, lengths, recorder)
+    for indices, (*inner, _) in _predicting_states(model, texts, firsts, edits, names):
         targets = [texts[index][firsts[index] :] for index in indices]
-        begun = [firsts[index] - 1 for index in indices]
-        rows = list(zip(range(len(ids)), begun, lengths.tolist(), strict=True))
         layers = []
-        for x in recorder.values.values():
-            states = [ops.layer_norm(x[row, begin:end], model.ln_f) for row, begin, end in rows]
+        for rows in inner:
+            states = [model.ops.layer_norm(x, model.ln_f) for x in rows]
             layers.append(measure_states(model, states, targets, measures))
         for index, row in zip(indices, zip(*layers, strict=True), strict=True):
             columns[index] = [[*map(list, zip(*m, strict=True))] for m in zip(*row, strict=True)]
     return [columns[index] for index in range(len(texts))]
+
+
+def _predicting_states(
+    model: GPT2,
+    texts: Sequence[list[int]],
+    firsts: Sequence[int],
+    edits: Edits,
+    names: Sequence[str] = (),
+) -> Iterator[tuple[list[int], list[list[Array]]]]:
+    """Compute texts side by side, a pass at a time; yield the indices of texts, and states.
+
+    The states of a text predict its tokens from `first` on: (n, C). They are a list per hook point,
+    then one of those at the end.
+    """
+    xp = model.ops.xp
+    for indices in passes([len(text) - 1 for text in texts], len(texts)):
+        hook = editor([edits[index] for index in indices if edits], xp)
+        recorder = Recorder(frozenset(names), hook)
+        ids, lengths = right_pad([texts[index][:-1] for index in indices])
+        x = hidden_states(model, xp.asarray(ids), None, lengths, recorder)
+        rows = [*enumerate(zip((firsts[i] - 1 for i in indices), lengths.tolist(), strict=True))]
+        values = [*recorder.values.values(), x]
+        yield indices, [[value[row, begin:end] for row, (begin, end) in rows] for value in values]
 
 
 def measure_states(

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from gpt_cli.errors import counted
 from gpt_cli.generation.sampling import likeliest
-from gpt_cli.gpt2.hooks import Recorder, select_hooks
+from gpt_cli.gpt2.hooks import NO_HOOK, Hook, Recorder, select_hooks
 from gpt_cli.gpt2.memory import FLOAT, logits_bytes
 from gpt_cli.gpt2.model import GPT2, hidden_states, unembed
 from gpt_cli.ops import Array, Ops
@@ -54,14 +54,14 @@ class Trace:
         return unembed(self.model, ops.layer_norm(ops.xp.asarray(states), self.model.ln_f))
 
 
-def trace(model: GPT2, ids: list[int]) -> Trace:
+def trace(model: GPT2, ids: list[int], hook: Hook = NO_HOOK) -> Trace:
     """Run a pass over `ids`, 1 to n_positions tokens, and keep its intermediate results."""
     ops, xp, config = model.ops, model.ops.xp, model.config
     T, L = len(ids), config.n_layer
     floats = (L + 1) * T * config.n_embd + L * config.n_head * T * T
     _check_memory(ops, FLOAT * floats, "the trace", T)
     names = select_hooks(config, ["blocks.0.hook_resid_pre", "*.hook_resid_post", "*.hook_pattern"])
-    recorder = Recorder(frozenset(names))
+    recorder = Recorder(frozenset(names), hook)
     x = hidden_states(model, xp.asarray([ids]), hook=recorder)
     unembed(model, x[:, -1])  # checks that all is finite: the last token depends on all others
     values = recorder.values

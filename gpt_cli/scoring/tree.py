@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from itertools import count as numbers
 
 from gpt_cli.generation.sampling import likeliest
+from gpt_cli.gpt2.hooks import NO_HOOK, Hook
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import GPT2, hidden_states, unembed
 
@@ -19,7 +20,7 @@ class Node:
     children: list["Node"] = field(default_factory=list)  # possible next tokens, likeliest first
 
 
-def tree(model: GPT2, ids: list[int], count: int) -> list[Node]:
+def tree(model: GPT2, ids: list[int], count: int, hook: Hook = NO_HOOK) -> list[Node]:
     """Return the `count` likeliest continuations of `ids`, 1 to n_positions tokens.
 
     They have any length. None is likelier than a prefix of it, so they form a tree, and
@@ -32,7 +33,7 @@ def tree(model: GPT2, ids: list[int], count: int) -> list[Node]:
 
     def follow(path: list[int], total: float, children: list[Node], most: int) -> None:
         """Queue the likeliest next tokens of a path, which may become its children."""
-        x = hidden_states(model, ops.xp.asarray([path or ids]), cache)
+        x = hidden_states(model, ops.xp.asarray([path or ids]), cache, hook=hook)
         cache.lengths = cache.lengths - len(path)  # back to the prompt
         best = likeliest(ops, unembed(model, x[:, -1]), most)
         for id, logprob in zip(*(ops.to_host(row[0]).tolist() for row in best), strict=True):

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -46,6 +47,7 @@ class Service:
     scheduler: Scheduler
     metrics: Metrics
     names: Sequence[str]  # of the model: the first is shown, and requests may have any
+    folder: Path | None = None  # of the files of edits, if requests may have edits
     unread: int = 0  # entries of answers that are being computed, or that clients have not read
 
 
@@ -230,7 +232,7 @@ class EmbeddingAnswer(Answer):
     def _text(self, index: int, prompt: Prompt) -> PendingText:
         fields, deliver = self._request.fields, partial(self._deliver, partial(self._push, index))
         first = len(prompt.ids) - 1 if fields.pool == "last" else int(prompt.begins)
-        row = Request(prompt.ids, Options(), index)
+        row = Request(prompt.ids, Options(), index, prompt.edits)
         return PendingText(row, deliver, Pooling(fields.hook, first), decode=False)
 
     def _push(self, index: int, vector: Vector) -> bool:
@@ -282,7 +284,7 @@ class _Choice:
 
     def pending(self, deliver: Callable[[Event], None]) -> PendingText:
         """Return the text to compute."""
-        row = Request(self._prompt.ids, self._request.options, self._index)
+        row = Request(self._prompt.ids, self._request.options, self._index, self._prompt.edits)
         return PendingText(row, deliver, self._request.score, self._fields.max_tokens > 0)
 
     def push(self, event: PromptScore | Step) -> None:

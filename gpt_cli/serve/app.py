@@ -45,7 +45,7 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
     scheduler = Scheduler(engine.loaded, settings.max_batch, settings.max_queue)
     metrics = Metrics(scheduler)
     names = (settings.name or _name_of(engine), engine.name)
-    handlers = _Handlers(Service(engine, scheduler, metrics, names))
+    handlers = _Handlers(Service(engine, scheduler, metrics, names, settings.allow_edits))
     get, post = partial(Route, methods=["GET"]), partial(Route, methods=["POST"])
     model = {"id": names[0], "object": "model", "created": int(time.time())}
     model |= {"owned_by": "gpt-cli", "max_model_len": engine.model.config.n_positions}
@@ -156,9 +156,12 @@ class _Handlers:
     async def completions(self, request: Request) -> Response:
         """Continue or score the prompts of a request."""
         body = await _json(request)
+        names = self._service.names
         has_constraint = any(body.get(name) is not None for name in FIELDS)
         async with self._compiling if has_constraint else nullcontext():
-            parsed = await self._in_thread(partial(read, names=self._service.names), body)
+            parsed = await self._in_thread(
+                partial(read, names=names, folder=self._service.folder), body
+            )
         return CompletionAnswer(self._service, parsed)
 
     async def embeddings(self, request: Request) -> Response:

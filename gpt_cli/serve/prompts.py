@@ -12,7 +12,8 @@ from gpt_cli.generation.decode import Step, TopLogprobs, top_logprobs
 from gpt_cli.generation.prefix_cache import PrefixCache
 from gpt_cli.generation.row import Request
 from gpt_cli.generation.sampling import log_probabilities
-from gpt_cli.gpt2.hooks import FINAL, NO_HOOK, Recorder, hook_shapes, rows_of
+from gpt_cli.gpt2.edits import editor
+from gpt_cli.gpt2.hooks import FINAL, Recorder, hook_shapes, rows_of
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import GPT2, unembed
 from gpt_cli.gpt2.prefill import prefill
@@ -72,8 +73,8 @@ class PendingText:
 
     @property
     def shared(self) -> list[int]:
-        """Return the tokens that the prefix cache may have: it has no values but states."""
-        return self.known if self.at == FINAL else []
+        """Return the tokens that the prefix cache may have: its values are those of no edits."""
+        return self.known if self.at == FINAL and not self.request.edits else []
 
     def fail(self, error: Exception) -> None:
         """End the text with an error."""
@@ -98,8 +99,9 @@ class Prompts:
                 self.states[row] = prefix.states[:length].copy()
         self.reused = int(self.cache.lengths.sum())
         rests = [ids[n:] for ids, n in zip(known, self.cache.lengths, strict=True)]
-        self._recorder = Recorder(frozenset(text.at for text in texts) - {FINAL})
-        hook = self._recorder if self._recorder.names else NO_HOOK
+        hook = editor([text.request.edits for text in texts], model.ops.xp)
+        self._recorder = Recorder(frozenset(text.at for text in texts) - {FINAL}, hook)
+        hook = self._recorder if self._recorder.names else hook
         self._passes = prefill(model, rests, self.cache, PIECE, hook)
         self._passes_left = -(-max(map(len, rests)) // max(1, PIECE // len(texts)))
         self._scores = {text: PromptScore([], []) for text in texts if text.score is not None}

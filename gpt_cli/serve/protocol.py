@@ -8,11 +8,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError, ResourceError, counted, did_you_mean
-from gpt_cli.gpt2.hooks import FINAL, hook_shapes
+from gpt_cli.gpt2.edits import Bound, Edit, EditError, bind
+from gpt_cli.gpt2.hooks import FINAL, has_keys, hook_shapes, select_hooks
 from gpt_cli.options.declare import AT_LEAST_0, Declared, OptionError, between, option
 from gpt_cli.options.request import Options, SamplingParams
 from gpt_cli.serve import trial
@@ -24,6 +26,7 @@ F = TypeVar("F", "Fields", "EmbeddingFields")
 
 _MOST_TEXTS = 2048  # of a request
 _MOST_STOPS, _MOST_STOP_CHARACTERS = 64, 4096  # every text is searched for all
+_MOST_EDITS, _MOST_EDIT_CHARACTERS = 256, 32_768
 MOST_ENTRIES = 500_000  # of an answer; an entry takes up to 200 bytes
 _ENTRY_NUMBERS = 4  # numbers of a vector that take as much memory as an entry
 _CANDIDATES = between(1, 128)
@@ -60,7 +63,7 @@ class EmbeddingFields(Declared):
 
 
 _OPTIONS = {*SamplingParams.row_fields(), "seed", "stop", "ignore_eos"}
-_KNOWN = {*Fields.row_fields()} | _OPTIONS | {"prompt", "stream_options", *FIELDS}
+_KNOWN = {*Fields.row_fields()} | _OPTIONS | {"prompt", "stream_options", "edits", *FIELDS}
 _DEFAULTS = {"temperature": 1, "top_k": 0, "top_p": 1}
 # Values that change nothing, of fields that this server does not have or reads in another way.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -75,7 +78,11 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "add_special_tokens": (True, False),
     "guided_whitespace_pattern": (),
 }
-_SYNONYMS = {"repetition_penalty": "repeat_penalty"}  # of fields that other servers have
+# What to do without a field that other servers have.
+_CURES = {
+    "repetition_penalty": "use repeat_penalty",
+    "dimensions": "a vector has all numbers of its hook point, none of which can be left out",
+}
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,7 @@ class Prompt:
     ids: list[int]
     text: str
     begins: bool  # whether the first id is a start token that the text does not have
+    edits: Sequence[Bound] = ()
 
 
 @dataclass(frozen=True)
@@ -112,10 +120,16 @@ class Embeddings:
     entries: int  # what the numbers of the answer count as
 
 
-def read(engine: Engine, body: Json, names: Sequence[str]) -> Completions:
+def read(
+    engine: Engine, body: Json, names: Sequence[str], folder: Path | None = None
+) -> Completions:
     """Return the request that a body describes; raise RequestError if a field is not valid.
 
-    `names` are those of the model; see `check_model`.
+    Args:
+        engine: the model.
+        body: the JSON of the request.
+        names: of the model; see `check_model`.
+        folder: of the files of edits; without one, requests may have no edits.
     """
     body = body | {"guided_decoding_backend": None}  # there is only one
     values = _changes(body, _KNOWN, _NEUTRAL)
@@ -125,7 +139,8 @@ def read(engine: Engine, body: Json, names: Sequence[str]) -> Completions:
     if len(options.stop) > _MOST_STOPS or len("".join(options.stop)) > _MOST_STOP_CHARACTERS:
         most = f"{_MOST_STOPS} texts, {_MOST_STOP_CHARACTERS} characters in all"
         raise RequestError(f"stop must be at most {most}", "stop")
-    encoded = [_prompt(engine, prompt, fields) for prompt in prompts]
+    edits = (*engine.loaded.edits, *_edits(engine, values.get("edits", []), folder))
+    encoded = [_prompt(engine, prompt, fields, edits) for prompt in prompts]
     entries = _entries(encoded, fields, engine.model.config.n_positions)
     return Completions(encoded, fields, options, include_usage, entries)
 
@@ -134,15 +149,32 @@ def read_embeddings(engine: Engine, body: Json, names: Sequence[str]) -> Embeddi
     """Return the request that a body describes; raise RequestError if a field is not valid."""
     values = _changes(body, {*EmbeddingFields.row_fields(), "input"}, {"dimensions": ()})
     fields = _fields(EmbeddingFields, values, names)
-    shapes = {n: s[1:] for n, s in hook_shapes(engine.model.config).items() if s[0] == "T"}
-    if fields.hook not in shapes:
-        wrong = f"{fields.hook!r:.80} has no vector for each token"
-        raise RequestError(f"hook {wrong}{did_you_mean(fields.hook, shapes)}", "hook")
-    texts, size = _texts("input", values.get("input", "")), math.prod(map(int, shapes[fields.hook]))
+    if values.get("input") in (None, []):
+        what = "an empty list" if "input" in values else "missing"
+        raise RequestError(f"input is {what}: give a text, or a list of texts", "input")
+    texts, size = _texts("input", values["input"]), _vector_size(engine, fields.hook)
     if len(texts) * size > (most := _ENTRY_NUMBERS * MOST_ENTRIES):
         raise RequestError(f"input: up to {most // size} texts fit an answer at this hook", "input")
-    prompts = [_embedded(engine, text) for text in texts]
+    several = texts is values["input"]
+    prompts = [
+        _embedded(engine, text, f"input[{index}]" if several else "input")
+        for index, text in enumerate(texts)
+    ]
     return Embeddings(prompts, fields, len(texts) * size // _ENTRY_NUMBERS)
+
+
+def _vector_size(engine: Engine, hook: str) -> int:
+    """Return the numbers of a vector at a hook point; raise RequestError if it has none."""
+    config = engine.model.config
+    try:
+        names = select_hooks(config, [hook])
+    except OptionError as error:
+        raise RequestError(str(error), "hook") from None
+    if names != [hook]:
+        raise RequestError(f"hook {hook!r:.80} must name one hook point, without * and ?", "hook")
+    if has_keys(hook):
+        raise RequestError(f"hook {hook} has no vector for each token", "hook")
+    return math.prod(map(int, hook_shapes(config)[hook][1:]))
 
 
 def tokenize(engine: Engine, body: Json) -> Json:
@@ -174,7 +206,7 @@ def _changes(body: Json, known: Set[str], neutral: Mapping[str, tuple[Any, ...]]
         name, names = unknown[0], ", ".join(sorted(known))
         reason = f"there is no such field{did_you_mean(name, known)}; there are {names}"
         if name in neutral:
-            cure = f"use {_SYNONYMS[name]}" if name in _SYNONYMS else "leave it out"
+            cure = _CURES.get(name, "leave it out")
             reason = f"this server does not have this field: {cure}"
         raise RequestError(f"{name!r:.40}: {reason}", name)
     return values
@@ -261,26 +293,49 @@ def _options(engine: Engine, values: Json, fields: Fields) -> Options:
     return options
 
 
-def _prompt(engine: Engine, prompt: str | list[int], fields: Fields) -> Prompt:
+def _edits(engine: Engine, value: Any, folder: Path | None) -> list[Edit]:
+    """Return the edits of a request, whose files are in the folder."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise RequestError("edits must be a list of texts", "edits")
+    if len(texts) > _MOST_EDITS or len("".join(texts)) > _MOST_EDIT_CHARACTERS:
+        most = f"{_MOST_EDITS} texts, {_MOST_EDIT_CHARACTERS:,} characters in all"
+        raise RequestError(f"edits must be at most {most}", "edits")
+    if texts and folder is None:
+        raise RequestError("edits: this server was started without --allow-edits DIR", "edits")
+    with _about("edits"):
+        edits = [Edit.parse(text, engine.model.config, folder) for text in texts]
+        if rows := [edit for edit in edits if edit.row is not None]:
+            raise EditError(rows[0].text, "row: needs the rows of a batch; name a file")
+    return edits
+
+
+def _prompt(
+    engine: Engine, prompt: str | list[int], fields: Fields, edits: Sequence[Edit]
+) -> Prompt:
     with _about("prompt"):
         ids = engine.encode(prompt) if isinstance(prompt, str) else prompt
         config = engine.model.config
         ids = config.check_ids(ids) or [config.start_token("the prompt is empty")]
         _check_length(ids, config.n_positions - (1 if fields.max_tokens else 0))
-        if isinstance(prompt, str):
-            return Prompt(ids, prompt, not prompt or bool(engine.loaded.start))
-        return Prompt(ids, engine.decode(prompt) if fields.echo else "", not prompt)
+    with _about("edits"):
+        bound = bind(edits, len(ids), config.n_positions if fields.max_tokens else len(ids))
+    if isinstance(prompt, str):
+        return Prompt(ids, prompt, not prompt or bool(engine.loaded.start), bound)
+    with _about("prompt"):
+        return Prompt(ids, engine.decode(prompt) if fields.echo else "", not prompt, bound)
 
 
-def _embedded(engine: Engine, text: str | list[int]) -> Prompt:
+def _embedded(engine: Engine, text: str | list[int], label: str) -> Prompt:
     config = engine.model.config
-    with _about("input"):
+    with _about("input", label):
         begins = isinstance(text, str) and bool(engine.loaded.start)
         ids = config.check_ids(engine.encode(text) if isinstance(text, str) else text)
         if len(ids) == begins:
-            raise InputError("a text is empty: it has no tokens")
+            raise InputError("the text is empty: it has no tokens")
         _check_length(ids, config.n_positions)
-    return Prompt(ids, "", begins)
+        edits = engine.loaded.bound_edits((), len(ids), len(ids))  # of `serve --edit`
+    return Prompt(ids, "", begins, edits)
 
 
 def _check_length(ids: Sequence[int], most: int) -> None:
@@ -289,12 +344,13 @@ def _check_length(ids: Sequence[int], most: int) -> None:
 
 
 @contextmanager
-def _about(field: str) -> Iterator[None]:
-    """Say that an InputError is about a field."""
+def _about(field: str, label: str | None = None) -> Iterator[None]:
+    """Say that an InputError is about a field, or about an item of it with a label."""
     try:
         yield
     except InputError as error:
-        raise RequestError(f"{field}: {error}", field) from None
+        reason = error.args[-1] if isinstance(error, EditError) else error
+        raise RequestError(f"{label or field}: {reason}", field) from None
 
 
 def _entries(prompts: Sequence[Prompt], fields: Fields, n_positions: int) -> int:

@@ -71,6 +71,12 @@ class Settings(Declared):
         ),
         metavar="ORIGIN",
     )
+    allow_edits: Path | None = option(
+        None,
+        "Let requests change values of the forward pass, with files in this folder alone.",
+        Range(Path.is_dir, "a folder"),
+        metavar="DIR",
+    )
     access_log: bool = option(
         False, "Write a line of JSON to standard error for each request, without its text."
     )

@@ -97,6 +97,7 @@ def test_the_command_prints_figures_and_the_tokens_that_differ_most(tmp_path, ti
     assert (told["a"], told["b"]) == ("tiny", "tiny@int8")
     assert told["tokens"] == len(tiny.encode(TEXT[:-1])) + len(tiny.encode("The fox ran.")) - 2
     assert 0 < told["kl"]["median"] <= told["kl"]["mean"] < told["kl"]["max"] < 0.01
+    assert {token["file"] for token in told["worst"]} == {str(file), str(other)}
     lines = run_here("compare", "tiny", "tiny@int8", file, other)[0].decode().splitlines()
     assert lines[0] == f"tokens            {told['tokens']}"
     assert lines[1] == f"KL(A || B), mean  {told['kl']['mean']:.3g} nats"
@@ -105,6 +106,16 @@ def test_the_command_prints_figures_and_the_tokens_that_differ_most(tmp_path, ti
     assert {line.split()[-1] for line in lines[9:]} == {str(file), str(other)}
     piped, _ = run_here("compare", "tiny", "tiny@int8", input=TEXT.encode())
     assert str(file) not in piped.decode()
+
+
+def test_equal_models_have_no_table_and_files_without_two_tokens_are_noted(tmp_path):
+    file, short = tmp_path / "text.txt", tmp_path / "short.txt"
+    file.write_text(TEXT)
+    short.write_text("a")
+    out, notes = run_here("compare", "tiny", "tiny", file, short)
+    assert len(out.splitlines()) == 7
+    assert notes == f"gpt-cli: {short} has fewer than 2 tokens: nothing to compare\n"
+    assert run_here("compare", "tiny", "tiny", file, short, "-q")[1] == ""
 
 
 def test_a_folder_may_have_an_at_sign_in_its_name(case_folder, tmp_path):

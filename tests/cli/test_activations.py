@@ -79,8 +79,9 @@ def test_all_tokens(out, bytes, engine, monkeypatch):
     run("-o", out, "--bos")
     arrays = read(out.partition("/")[0])
     rows, values = expected(engine, bos=True)
-    assert {*arrays} == {"row", "position", "token", *HOOKS}
+    assert {*arrays} == {"row", "line", "position", "token", *HOOKS}
     assert np.array_equal(arrays["row"], rows)
+    assert np.array_equal(arrays["line"], rows + 1)
     ids = [engine.encode("<|endoftext|>" + TEXTS[n], special=True) for n in GOOD]
     assert arrays["token"].tolist() == [id for row in ids for id in row]
     assert arrays["position"].tolist() == [n for row in ids for n in range(len(row))]
@@ -108,7 +109,7 @@ def test_pooled(out, pool, dtype, engine, monkeypatch):
         arrays = table_of(out, pool)
     else:
         arrays = read(out)
-        assert {*arrays} == {"row", *HOOKS, *word} - ({"word"} if out == "out" else set())
+        assert {*arrays} == {"row", "line", *HOOKS, *word} - ({"word"} if out == "out" else set())
     assert np.array_equal(arrays["row"], rows)
     for name in {*word} & {*arrays}:
         assert np.array_equal(arrays[name], word[name])
@@ -126,7 +127,7 @@ def table_of(out, pool):
     errors = {**ERRORS, **({5: "the text has no words"} if pool == "word" else {})}
     records = table.to_pylist()
     for record in records:
-        assert record["label"] == record["index"]
+        assert record["label"] == record["index"] == record["line"] - 1
         if record["error"]:
             assert errors.pop(record["index"]) in record["error"]["message"]
             assert record[HOOKS[0]] is None
@@ -198,6 +199,33 @@ def test_a_template_and_lines(engine):
     assert same(read("out")[HOOKS[0]], np.stack([row[HOOKS[0]] for row in values]))
 
 
+def test_rows_are_joined_by_their_lines_ids_and_files(monkeypatch):
+    monkeypatch.setattr(parts, "BYTES", 1)  # parts with and without ids are joined
+    Path("a.jsonl").write_text('\n{"text": "One"}\n{"text": "Two", "id": "b"}\n')
+    Path("c.jsonl").write_text('{"text": "Three", "id": 7}\n{"text": ""}\n')
+    run("c.jsonl", "-o", "out.npz", "--pool", "last", file="a.jsonl")
+    arrays = read("out.npz")
+    assert arrays["row"].tolist() == [0, 1, 2]
+    assert arrays["line"].tolist() == [2, 3, 1]
+    assert arrays["id"].tolist() == ["", "b", "7"]
+    assert arrays["file"].tolist() == ["a.jsonl", "a.jsonl", "c.jsonl"]
+    run("-o", "out", "--pool", "last", "--template", "{line}.", "--lines", file="a.jsonl", code=0)
+    assert read("out")["line"].tolist() == [2, 3]  # line 1 is empty
+
+
+@pytest.mark.parametrize("template", ["A {x}!", "A {text}!"])
+def test_words_of_a_template_begin_and_end_in_its_text(template):
+    pytest.importorskip("pyarrow")
+    from pyarrow.parquet import read_table
+
+    Path("in.jsonl").write_text('{"text": "fox", "x": "fox"}\n')
+    run("-o", "out.parquet", "--pool", "word", "--template", template, code=0)
+    records = read_table("out.parquet").to_pylist()
+    assert [record["text"] for record in records] == ["A fox!"] * 2
+    assert [record["text"][record["start"] : record["end"]] for record in records] == ["A", "fox!"]
+    assert [record["x"] for record in records] == ["fox"] * 2
+
+
 def test_values_beyond_float16_are_errors_of_their_rows(monkeypatch):
     means = module._means
     monkeypatch.setattr(module, "_means", lambda array, ranges: 1e6 * means(array, ranges))
@@ -220,7 +248,7 @@ def test_an_interrupted_run_is_resumed(out, monkeypatch):
             yield row
 
     with monkeypatch.context() as patch:
-        patch.setattr("gpt_cli.engine.text_activations", interrupted)
+        patch.setattr("gpt_cli.scoring.introspection.text_activations", interrupted)
         assert "with --resume continues" in finished_interrupted("-o", out, *pooled)
     run("-o", out, *pooled, "--resume")
     assert "is complete" not in run("-o", out, *pooled, "--resume")
@@ -275,12 +303,15 @@ def test_a_full_disk_loses_no_finished_part(monkeypatch):
         (["--hook", "hook_resid_post", "-o", "o"], "without its layer: give blocks.0.hook_resid_"),
         (
             ["--hook", "*pattern", "--pool", "last", "-o", "o"],
-            "--pool must not be set for blocks.0",
+            "--pool must not be set for blocks.0.attn.hook_pattern, which has a number per key: "
+            "leave it out",
         ),
         (["-o", "o"], "no hook point: give --hook NAME"),
+        (["--json", "--hook", "*", "-o", "o"], "--json prints the list of --hooks: add --hooks"),
+        (["--hooks", "--hook", "hook_embd"], "did you mean hook_embed"),
         (["--hook", "*"], "no output: add --output"),
         (["--hook", "*", "-o", "in.jsonl"], "for arrays, name a FOLDER/ or a file that ends with"),
-        (["--hook", "*", "-o", "o.parquet"], "a table needs a pool: choose one, or name a FOLDER/"),
+        (["--hook", "*", "-o", "o.parquet"], "--pool must be set for the table o.parquet: choose"),
         (["--hook", "*", "-o", "o/*.jsonl"], "FOLDER/*.safetensors or FOLDER/*.npz"),
         (["--hook", "*", "-o", "there"], "there has other files"),
         (["--hook", "*", "-o", "there.npz"], "there.npz exists: name another output"),
@@ -322,3 +353,13 @@ def test_hooks_are_listed_with_their_sizes(engine):
     assert [line.split()[0] for line in lines] == [hook["name"] for hook in listed]
     assert lines[7].split()[-1] == f"{4 * config.n_head}*T"
     assert lines[0].split()[-1] == str(4 * config.n_embd)
+    matching = records_here("activations", "--hooks", "--json", "--hook", GLOB)
+    assert [hook["name"] for hook in matching] == HOOKS
+
+
+def test_the_list_of_hooks_has_a_header_on_a_terminal(monkeypatch):
+    monkeypatch.setattr("gpt_cli.cli.commands.activations.on_terminal", lambda _: True)
+    out, _ = run_here("activations", "--hooks", "--hook", GLOB)
+    header, first, *_ = out.decode().splitlines()
+    assert header.split() == ["name", "shape", "bytes", "per", "token"]
+    assert header.index("shape") == first.index("(")

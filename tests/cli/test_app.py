@@ -215,6 +215,7 @@ def test_every_flag_arrives_where_it_has_its_effect(
         "quiet": True,
         "speculate": False,
         "bos_token": "[CLS]",
+        "edits": (),
     }
     assert (recorder.prompts, recorder.batch_size) == (prompts, batch_size)
     assert recorder.options == Options(

@@ -343,6 +343,7 @@ def test_every_flag_has_its_effect(seen, capfd, thread_variables):
         "offline": True,
         "quiet": True,
         "bos_token": None,
+        "edits": (),
     }
     assert os.environ["GPT_CLI_THREADS"] == "3"
     head = "made up: 1,234,567 parameters in float7, computed by by hand"

@@ -14,7 +14,7 @@ import pytest
 from gpt_cli.cli.show import page, terminal, views
 from gpt_cli.errors import InputError
 from support.in_process import run_here
-from support.pages import HOSTILE, KINDS, Parts, view_of
+from support.pages import GRIDS, HOSTILE, KINDS, Parts, view_of
 
 PROMPT = "The moon was round.\nThe fox"
 
@@ -40,7 +40,7 @@ def weights_of(text):
 # --- the file ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS + GRIDS)
 def test_a_page_is_one_file_that_loads_nothing(kind, see):
     text = page.page(see(kind))
     parts = Parts(text)
@@ -59,7 +59,7 @@ def test_a_page_is_one_file_that_loads_nothing(kind, see):
 
 
 @pytest.mark.parametrize("prompt", HOSTILE)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS + GRIDS)
 def test_every_prompt_stays_data(kind, prompt, see):
     view = see(kind, prompt)
     text = page.page(view)

@@ -16,7 +16,7 @@ from rich.console import Console
 import gpt_cli
 from gpt_cli.cli.show import picture, terminal, views
 from support.in_process import records_here, refusal, run_here, terminal_here
-from support.pages import KINDS, view_of
+from support.pages import GRIDS, KINDS, view_of
 from support.processes import COMMAND, posix, run_on_terminal
 
 TEXT = "Every day, the fox"
@@ -123,7 +123,101 @@ def test_a_tree_can_be_one_long_branch():
     assert "".join(view.json()).count('"branches"') == 201
 
 
+ANSWERS = "--answer", " Emma", "--wrong", " Leo"
+
+
+def test_attribution_equals_the_engine(tiny):
+    shown, added = record("attribution", TEXT, *ANSWERS), tiny.attribution(TEXT, " Emma", " Leo")
+    assert [shown[name]["token"] for name in ("answer", "wrong")] == [" Emma", " Leo"]
+    assert shown["columns"] == ["0", "1", "2", "3", "attn", "mlp"]
+    values = np.array(shown["values"])
+    assert values[:, :4].tolist() == added.heads.tolist()
+    measures = shown["measures"]
+    total = values[:, 4:].sum() + sum(measures.values()) - measures["total"]
+    assert total == pytest.approx(measures["total"], abs=1e-4)
+    assert f"add up to it, but for {added.error:.1e}" in " ".join(
+        run("attribution", TEXT, *ANSWERS)[0].split()
+    )
+
+
+def test_ablation_shows_changes(tiny):
+    shown, without = record("ablate", TEXT, *ANSWERS[:2]), tiny.ablate(TEXT, " Emma")
+    assert shown["wrong"] is None
+    assert shown["measures"] == {"total": without.whole}
+    assert shown["values"][3][4] == without.mlp[3] - without.whole
+    assert shown["values"][2][1] == without.heads[2, 1] - without.whole
+
+
+@pytest.mark.parametrize("what", ["attn_out", "z"])
+def test_patches_of_tokens_have_a_row_for_each_token(tiny, what):
+    texts = f"{TEXT} moon", f"{TEXT} fox"
+    shown = record("patch", *texts, *ANSWERS, "--what", what)
+    patching = tiny.patch(*texts, " Emma", " Leo", what=what)
+    grids = patching.recovered, patching.patched
+    assert [shown["values"], shown["patched"]] == [
+        (grid if what == "z" else grid.T).tolist() for grid in grids
+    ]
+    assert shown["measures"] == {"clean": patching.clean, "corrupt": patching.corrupt}
+    assert shown["prompts"] == [*texts]
+    last = "3" if what == "z" else '6 " moon"'
+    assert (shown["rows"][-1], shown["columns"]) == (last, ["0", "1", "2", "3"])
+
+
+def test_an_edit_changes_a_grid():
+    edited = record("attribution", TEXT, *ANSWERS, "--edit", "blocks.3.attn.hook_z[1]=0")
+    assert edited["values"][3][1] == 0
+    assert record("attribution", TEXT, *ANSWERS)["values"][3][1] != 0
+
+
+def test_a_grid_needs_an_answer_of_one_token():
+    problem = 'must be one token, not "E" "mma"; a word usually begins with its space'
+    for flags, message in (
+        ([], "--answer is missing: give a token, such as ' Leo'"),
+        (["--answer", "Emma"], f"--answer {problem}"),
+        (["--answer", " Leo", "--wrong", "Emma"], f"--wrong {problem}"),
+    ):
+        assert (
+            refusal("show", "ablate", "-m", "tiny", TEXT, *flags) == f"gpt-cli: error: {message}\n"
+        )
+
+
 # --- text ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", GRIDS)
+@pytest.mark.parametrize("coloured", [False, True])
+def test_a_grid_fits_the_width(tiny, kind, coloured):
+    view = look(tiny, kind, ODD)
+    for columns in (1, 3, 12):
+        wide = replace(
+            view,
+            columns=[str(i) for i in range(4 * columns - 1)] + ["attn"],
+            values=[row[:4] * columns for row in view.values],
+        )
+        for width in (80, 40, 30):
+            console = Console(file=io.StringIO(), width=width, highlight=False)
+            for part in terminal.parts(wide, width, coloured=coloured):
+                console.print(part)
+            assert max(map(cell_len, console.file.getvalue().split("\n"))) <= width
+
+
+def test_a_grid_has_numbers_or_signs_and_lists_the_largest(tiny):
+    values = [[-8.0, -2.0, 0.004, -0.004], [2.0, 7.0, 1.0, -4.0]]
+    columns = ["0", "1", "2", "mlp"]
+    view = replace(look(tiny, "ablate"), rows=["0", "1"], columns=columns, values=values)
+    lines = shown(view, 80)[-6:-1]
+    assert lines[0].split() == columns
+    assert lines[1].split() == ["0", "-8.00", "-2.00", "+0.00", "+0.00"]
+    assert lines[-1] == "largest: 0.0 -8.00; 1.1 +7.00; 1.3 -4.00; 0.1 -2.00; 1.0 +2.00".replace(
+        "1.3", "1.mlp"
+    )
+    for row in values:
+        row *= 8
+    view = replace(view, columns=columns * 8, values=values)
+    lines = shown(view, 80)
+    assert "0 " + "==--····" * 8 in lines
+    assert "1 " + "++##++==" * 8 in lines
+    assert "= to -4  - to -1  + from +1  # from +4" in lines
 
 
 @pytest.mark.parametrize("view", KINDS)
@@ -364,8 +458,9 @@ def test_text_is_readable_on_every_colour():
         return linear @ [0.2126, 0.7152, 0.0722]
 
     shares = [terminal._share_style(share) for share in np.linspace(0, 1, 101)]
+    signed = [terminal._signed_style(share) for share in np.linspace(-1, 1, 101)]
     bits = [terminal._bits_style(bits) for bits in (1, 2, 4, 8, 16, 32)]
-    for style in shares + bits:
+    for style in shares + signed + bits:
         dark, light = sorted(
             luminance(colour.get_truecolor().hex) for colour in (style.color, style.bgcolor)
         )

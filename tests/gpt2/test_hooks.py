@@ -104,6 +104,11 @@ def test_globs_cross_dots_and_keep_the_order_of_computation(make_model):
         ("blocks.0.hook_resid_pots", "did you mean blocks.0.hook_resid_post"),
         ("hook_resid_post", "give blocks.0.hook_resid_post, or "),
         ("blocks.3.*", "the last one is blocks.2.hook_resid_post"),
+        ("hook_q", "is not a hook point without its submodule: give *.attn.hook_q"),
+        (
+            "hook_normalized",
+            "give *.ln1.hook_normalized or *.ln2.hook_normalized or ln_final.hook_normalized",
+        ),
         ("hook_embedd", "did you mean hook_embed"),
         ("[", "`gpt-cli activations --hooks` lists them"),
     ],
@@ -111,3 +116,8 @@ def test_globs_cross_dots_and_keep_the_order_of_computation(make_model):
 def test_a_glob_without_a_match_names_the_nearest(make_model, glob, hint):
     with pytest.raises(InputError, match=re.escape(hint)):
         select_hooks(make_model().config, [glob])
+
+
+def test_no_glob_is_refused(make_model):
+    with pytest.raises(InputError, match="hook is not set: give at least one hook point"):
+        select_hooks(make_model().config, [])

@@ -123,7 +123,7 @@ def test_a_job_loads_its_model(here, case_folder, monkeypatch):
     monkeypatch.setattr(runner, "load", gpt_cli.load)
 
     class Count(Upper):
-        def records(self, engine, rows):
+        def records(self, engine, rows, first=0):
             for row in rows:
                 yield {"index": row.index, "text": "", "upper": len(engine.encode("the"))}
 
@@ -259,7 +259,7 @@ def test_a_task_takes_the_seed_of_the_sink(here):
 
 def test_a_bug_of_a_task_ends_the_job_and_reaches_the_sink(here):
     class Broken(Upper):
-        def records(self, engine, rows):
+        def records(self, engine, rows, first=0):
             yield from super().records(engine, rows[:1])
             raise ZeroDivisionError
 
@@ -315,7 +315,7 @@ def interrupted(output, rows=2, **options):
     """Run a job that is interrupted after a number of rows."""
 
     class Stopped(Upper):
-        def records(self, engine, batch):
+        def records(self, engine, batch, first=0):
             for record in super().records(engine, batch):
                 if record["index"] == rows:
                     raise KeyboardInterrupt

@@ -9,6 +9,7 @@ from gpt_cli import records
 from gpt_cli.errors import InputError
 from gpt_cli.generation.generate import read_ahead
 from gpt_cli.jobs import Activations, Generation, InputRow, Ranking, Scoring, Template
+from gpt_cli.options.declare import OptionTypeError
 from gpt_cli.options.request import Options
 
 OPTIONS = Options(max_tokens=2, seed=1, temperature=1.5, ignore_eos=True)
@@ -76,7 +77,8 @@ def test_values_are_arrays_with_what_their_rows_are_of(engine, pool):
     good, bad = task.records(engine, [row(0, text="He said", label=7), row(1, 0)])
     arrays = good.pop("arrays")
     ids = engine.encode("He said")
-    assert good == {"index": 0, "text": "He said", "columns": {"label": 7}, "tokens": len(ids)}
+    content = {"text": "He said", "columns": {"label": 7}}
+    assert good == {"index": 0, "line": 1, "tokens": len(ids)} | content
     assert bad == {"index": 1, "id": 0, "line": 2, "columns": {}} | ERROR
     assert task.tokens(good) == len(ids)
     (values,) = engine.activations(["He said"], task.hooks, pool=pool)
@@ -98,7 +100,7 @@ def test_prompts_are_ranked_by_a_template(engine):
         row(2, a="it", b="", choices=["me"]),
         row(3, a="it", b="", choices=["me", 2]),
     ]
-    assert task.layout.columns == ("a", "b", "choices")
+    assert task.layout.columns == ("a", "b", "choices", "edits")
     good, bad, other, wrong = task.records(engine, rows)
     ranked = engine.rank("He said", [" he", " it"])
     assert (good["a"], good["b"]) == ("He", "said")
@@ -144,6 +146,13 @@ def test_a_template_is_continued_in_place_of_a_prompt(engine):
     assert (record["a"], record["text"]) == ("said", expected.text)
 
 
+def test_hooks_are_a_list_with_at_least_one(engine):
+    with pytest.raises(OptionTypeError, match="hooks must be a list, not 'hook_embed'"):
+        Activations("hook_embed")
+    with pytest.raises(InputError, match="give at least one hook point"):
+        list(Activations(()).records(engine, [row(0, text="He said")]))
+
+
 def test_a_row_without_a_prompt_is_not_ranked(engine):
     missing, good = Ranking(("me",)).records(engine, [row(0, prompt=None), row(1, prompt="it")])
     assert missing["error"]["message"] == 'a row needs a string "prompt"'
@@ -171,7 +180,7 @@ def test_settings_have_all_options():
     assert Scoring() == Scoring(None, False, False, False)
     assert Generation(OPTIONS) == Generation(OPTIONS, None, False)
     assert Generation.fields == ("prompt", *Options.row_fields())
-    assert Scoring.fields == ("text",)
+    assert Scoring.fields == ("text", "edits")
 
 
 def test_a_seed_is_given_to_the_options():

@@ -209,6 +209,7 @@ def test_the_options_of_a_request_are_those_of_the_guide():
         "json_schema": None,
         "grammar": None,
         "choices": None,
+        "edits": (),
         "use_cache": True,
         "ignore_eos": False,
         "special": False,
@@ -217,13 +218,13 @@ def test_the_options_of_a_request_are_those_of_the_guide():
     }
     rows = [declared.name for declared in others if declared.row]
     constraints = ["regex", "json_schema", "grammar", "choices"]
-    assert rows == ["max_tokens", "seed", "stop", "include_stop", *constraints]
+    assert rows == ["max_tokens", "seed", "stop", "include_stop", *constraints, "edits"]
     assert {declared.name: declared.flag for declared in others if declared.flag} == {
         "use_cache": "--cache/--no-cache"
     }
     aliases = {declared.name: declared.aliases for declared in others if declared.aliases}
     assert aliases == {"max_tokens": ("-n",), "seed": ("-s",)}
-    assert [declared.name for declared in others if not declared.help] == ["top_logprobs"]
+    assert [declared.name for declared in others if not declared.help] == ["edits", "top_logprobs"]
 
 
 @pytest.mark.parametrize(

@@ -136,14 +136,38 @@ def test_a_bad_value_is_refused_with_its_field(field, value, server):
     assert server.ask(EMBEDDINGS, {"input": "a", field: value}).error(400)["param"] == field
 
 
-def test_a_refusal_says_what_to_do(server):
-    error = server.ask(EMBEDDINGS, {"input": "a", "hook": "blocks.0.hook_resid_pots"}).error(400)
-    assert error["message"] == (
-        "hook 'blocks.0.hook_resid_pots' has no vector for each token "
-        "(did you mean blocks.0.hook_resid_post?)"
-    )
-    error = server.ask(EMBEDDINGS, {"input": "a", "dimensions": 64}).error(400)
-    assert error["message"].startswith("'dimensions': this server does not have this field")
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"hook": "blocks.0.hook_resid_pots"},
+            "hook 'blocks.0.hook_resid_pots' is not a hook point "
+            "(did you mean blocks.0.hook_resid_post?)",
+        ),
+        ({"hook": "hook_*"}, "hook 'hook_*' must name one hook point, without * and ?"),
+        (
+            {"hook": "blocks.0.attn.hook_pattern"},
+            "hook blocks.0.attn.hook_pattern has no vector for each token",
+        ),
+        ({"input": None}, "input is missing: give a text, or a list of texts"),
+        ({"input": []}, "input is an empty list: give a text, or a list of texts"),
+        ({"input": ""}, "input: the text is empty: it has no tokens"),
+        ({"input": ["a", ""]}, "input[1]: the text is empty: it has no tokens"),
+        ({"input": [[5], [5] * 513]}, "input[1]: it has 513 tokens; shorten it to at most 512"),
+        (
+            {"dimensions": 64},
+            "'dimensions': this server does not have this field: a vector has all numbers of its "
+            "hook point, none of which can be left out",
+        ),
+    ],
+)
+def test_a_refusal_says_what_to_do(fields, message, tiny):
+    with pytest.raises(RequestError) as error:
+        protocol.read_embeddings(tiny, {"input": "a"} | fields, ["tiny"])
+    assert str(error.value) == message
+
+
+def test_another_model_is_refused(server):
     assert server.ask(EMBEDDINGS, {"input": "a", "model": "gpt-4"}).error(404)["param"] == "model"
 
 
@@ -161,5 +185,5 @@ def test_a_start_token_of_the_tokenizer_is_no_part_of_a_mean(tiny, monkeypatch):
     assert (prompt.ids[0], prompt.begins) == (2047, True)
     (prompt,) = protocol.read_embeddings(tiny, {"input": [5]}, ["tiny"]).prompts
     assert (prompt.ids, prompt.begins) == ([5], False)
-    with pytest.raises(RequestError, match="a text is empty"):
+    with pytest.raises(RequestError, match="the text is empty"):
         protocol.read_embeddings(tiny, {"input": ""}, ["tiny"])

@@ -42,7 +42,7 @@ def test_without_llguidance_the_field_is_named(monkeypatch, tiny):
 def test_constraints_that_take_long_leave_threads_for_others(monkeypatch):
     ready = threading.Event()
 
-    def read(engine, body, names):
+    def read(engine, body, names, folder):
         assert "guided_regex" not in body or ready.wait(60)
         raise RequestError("it was read")
 

@@ -1,6 +1,7 @@
 """`gpt-cli activations`: the values inside the model, for each row of a file."""
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -9,7 +10,7 @@ from gpt_cli import jobs
 from gpt_cli.cli import inputs
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.jobs import run
-from gpt_cli.cli.output import write, write_json
+from gpt_cli.cli.output import on_terminal, write, write_json
 from gpt_cli.errors import InputError
 from gpt_cli.options.declare import Declared, option
 
@@ -23,7 +24,7 @@ class Values(Declared):
         "A hook point, or a pattern such as '*.hook_resid_post' for all layers; repeatable.",
         metavar="GLOB",
     )
-    hooks: bool = option(False, "List the hook points of the model instead.")
+    hooks: bool = option(False, "List the hook points of the model, or those of --hook, instead.")
     pool: Literal["none", "last", "mean", "word"] = option(
         "none", "Keep all tokens, the last one, the mean of a text, or the mean of each word."
     )
@@ -72,8 +73,10 @@ def activations(
         gpt-cli activations -m tiny in.txt --hook '*post' --pool mean -o out.npz
     """
     if values.hooks:
-        _list_hooks(loading, values.out_dtype, as_json=as_json)
+        _list_hooks(loading, values, as_json=as_json)
         return
+    if as_json:
+        raise InputError("--json prints the list of --hooks: add --hooks, or leave out --json")
     if not values.hook:
         raise InputError("no hook point: give --hook NAME; --hooks lists the names")
     if rows.output is None:
@@ -85,17 +88,21 @@ def activations(
     run(task, files, rows, loading, where)
 
 
-def _list_hooks(model: flags.Model, dtype: str, *, as_json: bool) -> None:
-    """Write the hook points of a model with their shapes and sizes."""
+def _list_hooks(model: flags.Model, values: Values, *, as_json: bool) -> None:
+    """Write the hook points of a model, or those that match, with their shapes and sizes."""
     from gpt_cli import hub
-    from gpt_cli.gpt2.hooks import has_keys, hook_shapes
+    from gpt_cli.gpt2.hooks import has_keys, hook_shapes, select_hooks
 
     about = hub.describe(model.model, revision=model.revision, offline=model.offline)
     shapes = hook_shapes(about.config)
-    width = max(map(len, shapes))
-    for name, shape in shapes.items():
-        per_key = has_keys(name)
-        size = {"float32": 4, "float16": 2}[dtype] * math.prod(n for n in shape if n != "T")
+    itemsize = {"float32": 4, "float16": 2}[values.out_dtype]
+    names = select_hooks(about.config, values.hook or ["*"])
+    width = max(map(len, names))
+    if on_terminal(sys.stdout) and not as_json:
+        write(f"{'name':{width}}  {'shape':14}  bytes per token\n")
+    for name in names:
+        shape, per_key = shapes[name], has_keys(name)
+        size = itemsize * math.prod(n for n in shape if n != "T")
         if as_json:
             unit = "bytes_per_token_and_key" if per_key else "bytes_per_token"
             write_json({"name": name, "shape": [*shape], unit: size})

@@ -12,7 +12,7 @@ from gpt_cli.checks.plan import Plan
 from gpt_cli.cli import inputs
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.files import check_picture
-from gpt_cli.cli.output import hanging, quoted, write, write_json
+from gpt_cli.cli.output import hanging, note, quoted, write, write_json
 from gpt_cli.cli.progress import LONG, StatusLine
 from gpt_cli.errors import CheckpointError, InputError, ResourceError, counted
 from gpt_cli.jobs import storage
@@ -135,18 +135,23 @@ def compare(
     from gpt_cli.checks.compare import compare
 
     one, other = loading.load_named(a), loading.load_named(b)
+    labels = [*map(storage.label, files)]
+    for label, text in zip(labels, texts, strict=True):
+        if len(texts) > 1 and not loading.quiet and len(one.encode(text)) < 2:
+            note(f"gpt-cli: {label} has fewer than 2 tokens: nothing to compare")
     with StatusLine(shown=not loading.quiet, delay=LONG) as status:
         result = compare(one, other, texts, lambda tokens: status.show(status.rate(tokens)))
     if as_json:
         record = {"a": a, "b": b} | asdict(result)
+        record["worst"] = [token | {"file": labels[token["text"]]} for token in record["worst"]]
         record["perplexities"] = [*map(records.finite, result.perplexities)]
         write_json(record | {"perplexity_ratio": records.finite(result.perplexity_ratio)})
     else:
-        write(_as_text(result, [*map(storage.label, files)]))
+        write(_as_text(result, labels))
 
 
 def _as_text(result: "Comparison", files: Sequence[str]) -> str:
-    """Return the figures, and a row for each of the tokens that differ most."""
+    """Return the figures, and a row for each of the tokens that differ most, if any differ."""
     by_a, by_b = result.perplexities
     facts = {
         "tokens": f"{result.tokens:,}",
@@ -158,11 +163,13 @@ def _as_text(result: "Comparison", files: Sequence[str]) -> str:
         "perplexity": f"{by_a:.6g} and {by_b:.6g}, ratio B / A {result.perplexity_ratio:.6g}",
     }
     lines = [f"{name:18}{value}" for name, value in facts.items()]
-    lines += [
-        "",
-        "      KL  position  likeliest by A    by B              text, and its next token",
-    ]
-    for token in result.worst:
+    different = [token for token in result.worst if token.kl > 0]
+    if different:
+        lines += [
+            "",
+            "      KL  position  likeliest by A    by B              text, and its next token",
+        ]
+    for token in different:
         cells = [f"{token.kl:8.3g}  {token.position:8}"]
         cells += [f"{quoted(text.encode()):16}" for text in token.likeliest]
         cells += [quoted(token.before.encode()), quoted(token.token.encode())]

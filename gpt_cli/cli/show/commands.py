@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import typer
 
@@ -11,7 +12,7 @@ from gpt_cli.cli.files import check_file, check_picture
 from gpt_cli.cli.help import EXAMPLES, add_command
 from gpt_cli.cli.output import note, write
 from gpt_cli.errors import InputError
-from gpt_cli.options.declare import Declared, between, option
+from gpt_cli.options.declare import Declared, OptionError, between, option
 from gpt_cli.system.atomic import write_file
 from gpt_cli.system.startup import prepare
 
@@ -35,20 +36,31 @@ class Output(Declared):
         words: list[str] | None,
         file: str | None,
         loading: flags.Loading,
-        *details: int | None,
+        *details: int | str | None,
         **switches: bool,
     ) -> None:
-        """Compute a view with the function of this name in `views`; write its files or print it."""
+        """Compute a view of a text: see `show_texts`."""
+        self._check(loading)
+        text = inputs.read_prompt(words, file, quiet=loading.quiet)
+        self.show_texts(kind, loading, text, *details, **switches)
+
+    def _check(self, loading: flags.Loading) -> None:
+        """Check the names of files before anything is read or computed."""
         prepare(loading.threads)
         if self.html is not None:
             check_file("--html", self.html, (".html", ".htm"), force=self.force)
         if self.png is not None:
             check_picture("--png", self.png, force=self.force)
-        text = inputs.read_prompt(words, file, quiet=loading.quiet)
+
+    def show_texts(
+        self, kind: str, loading: flags.Loading, *details: Any, **switches: bool
+    ) -> None:
+        """Compute a view with the function of this name in `views`; write its files or print it."""
+        self._check(loading)
         engine = loading.load()
         from gpt_cli.cli.show import page, views
 
-        view = getattr(views, kind)(engine, text, *details, **switches)
+        view = getattr(views, kind)(engine, *details, **switches)
         files = {}
         if self.html is not None:
             files[self.html] = page.page(view).encode()
@@ -67,6 +79,25 @@ class Output(Declared):
             print_view(view)
         elif not loading.quiet:
             note(*(f"gpt-cli: wrote {name}" for name in files))
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Answers(Declared):
+    """The answers whose logits are looked at."""
+
+    answer: str | None = option(
+        None,
+        "The answer: one token, such as ' Leo'; words begin with their space.",
+        metavar="TOKEN",
+    )
+    wrong: str | None = option(
+        None, "A wrong answer: the logit of --answer minus this one's counts.", metavar="TOKEN"
+    )
+
+    def validate(self) -> None:
+        """Raise OptionError without an answer."""
+        if self.answer is None:
+            raise OptionError("answer", "is missing: give a token, such as ' Leo'")
 
 
 show = typer.Typer(
@@ -181,5 +212,70 @@ def tree(
     output.show("tree", words, file, loading, top, special=special)
 
 
-for command in (attention, lens, surprise, tree):
+def attribution(
+    words: list[str] | None = WORDS,
+    *,
+    file: str | None = flags.PROMPT_FILE,
+    special: bool = flags.SPECIAL,
+    answers: Answers,
+    output: Output,
+    loading: flags.Loading,
+) -> None:
+    """Show what each head and MLP adds to the logit of an answer.
+
+    The logit is that of the token after PROMPT, or the difference of two with --wrong. The scale of
+    the final layer norm is held. A row is a layer; attn is the sum of its heads and their bias.
+
+    Examples:
+        gpt-cli show attribution -m tiny --answer ' moon' 'Emma looked at the'
+    """
+    output.show("attribution", words, file, loading, answers.answer, answers.wrong, special=special)
+
+
+def patch(
+    clean: str = typer.Argument(metavar="CLEAN", help="Text whose activations are taken."),
+    corrupt: str = typer.Argument(metavar="CORRUPT", help="Text of as many tokens."),
+    *,
+    what: Literal["resid_pre", "attn_out", "mlp_out", "z"] = option(
+        "resid_pre", "Activations to patch: of each token and layer, or z: each head."
+    ),
+    special: bool = flags.SPECIAL,
+    answers: Answers,
+    output: Output,
+    loading: flags.Loading,
+) -> None:
+    """Show which activations carry an answer from one text into another.
+
+    One activation of CLEAN at a time replaces that of CORRUPT. Its value is the share of the logit
+    of the answer, or of the difference of two with --wrong, that this recovers: 0 as after CORRUPT,
+    1 as after CLEAN.
+
+    Examples:
+        gpt-cli show patch -m tiny --answer ' moon' 'She saw the' 'He ate the'
+    """
+    texts = clean, corrupt
+    output.show_texts("patch", loading, texts, answers.answer, answers.wrong, what, special=special)
+
+
+def ablate(
+    words: list[str] | None = WORDS,
+    *,
+    file: str | None = flags.PROMPT_FILE,
+    special: bool = flags.SPECIAL,
+    answers: Answers,
+    output: Output,
+    loading: flags.Loading,
+) -> None:
+    """Show how the logit of an answer changes without each head and MLP.
+
+    The logit is that of the token after PROMPT, or the difference of two with --wrong. The output
+    of one head (z) or of one MLP at a time is set to 0.
+
+    Examples:
+        gpt-cli show ablate -m tiny --answer ' moon' 'Emma looked at the'
+    """
+    output.show("ablate", words, file, loading, answers.answer, answers.wrong, special=special)
+
+
+for command in (attention, lens, surprise, tree, attribution, patch, ablate):
     add_command(show, command.__name__, command)

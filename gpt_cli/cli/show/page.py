@@ -9,8 +9,8 @@ from string import Template
 
 import numpy as np
 
-from gpt_cli.cli.show.colours import BITS, SHARES
-from gpt_cli.cli.show.views import AttentionView, SurpriseView, View
+from gpt_cli.cli.show.colours import BITS, SHARES, SIGNED
+from gpt_cli.cli.show.views import AttentionView, GridView, SurpriseView, View
 from gpt_cli.errors import InputError
 
 _MAX_BYTES = 64_000_000  # of a page, so that a phone can show it
@@ -28,8 +28,9 @@ def page(view: View) -> str:
     # ASCII without `<` is safe within the page.
     data = json.dumps(record, allow_nan=False, separators=(",", ":")).replace("<", r"\u003c")
     _check_size(len(data))
-    colours = json.dumps({"shares": SHARES, "bits": BITS})
-    style, scripts = _part("page.css"), _part("shared.js") + _part(f"{view.kind}.js")
+    colours = json.dumps({"shares": SHARES, "bits": BITS, "signed": SIGNED})
+    own = "grid" if isinstance(view, GridView) else view.kind
+    style, scripts = _part("page.css"), _part("shared.js") + _part(f"{own}.js")
     script = f'"use strict";\nconst COLOURS = {colours};\n{scripts}'
     # The browser applies only this style and this script, whatever a prompt or a token contains.
     policy = (

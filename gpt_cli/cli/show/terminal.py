@@ -14,13 +14,15 @@ from rich.text import Text
 
 from gpt_cli.cli.output import bar, on_terminal, quoted, token_data, token_label, visible, write
 from gpt_cli.cli.show import views
-from gpt_cli.cli.show.colours import BITS, SHARES
+from gpt_cli.cli.show.colours import BITS, SHARES, SIGNED
 from gpt_cli.errors import counted
 from gpt_cli.records import Record
 
 _MOST_BITS = max(BITS)  # of a bar
 # Shares from 0 to 1 without colours: lower bounds of characters.
 _CHARACTERS = {0: "·", 0.04: "░", 0.16: "▒", 0.36: "▓", 0.64: "█"}
+# Values from -1 to 1 without colours: characters, and the sizes that separate them.
+_SIGNS, _STEPS = "=-·+#", (0.125, 0.5)
 _NUMBER = 5  # columns of a share as a number
 _MIN_WIDTH = 30  # columns
 _SCREEN = 20  # lines that surely fit a screen
@@ -42,7 +44,7 @@ def print_view(view: views.View) -> None:
 def parts(view: views.View, width: int, *, coloured: bool) -> Iterator[Text]:
     """Return the parts of a view, which begin on new lines."""
     drawers = {"attention": _attention, "lens": _lens, "surprise": _surprise, "tree": _tree}
-    draw: Any = drawers[view.kind]
+    draw: Any = drawers.get(view.kind, _grid)
     return draw(view, width, coloured)
 
 
@@ -203,6 +205,55 @@ def _branches(branches: Sequence[Record], indent: str, coloured: bool) -> Iterat
         yield from _branches(branch["branches"], indent + below, coloured)
 
 
+def _grid(view: views.GridView, width: int, coloured: bool) -> Iterator[Text]:
+    yield Text(f"{view.model}: {view.title}")
+    yield from map(Text, view.notes)
+    values = np.array(view.values)
+    limit = float(abs(values).max()) or 1.0
+    blank, *labels = (f"{name} " for name in _column(["", *view.rows], max(5, width // 3)))
+    room = width - cell_len(blank)
+    cells = _signed_cells(values, limit, room // len(view.columns), coloured)
+    columns = len(cells[0][0])
+    step = -(-max(map(len, view.columns)) // max(1, columns - 1))  # names are wider than cells
+    names = "".join(f"{name:>{columns}}".ljust(columns * step) for name in view.columns[::step])
+    yield Text(f"\n{blank}{names[:room].rstrip()}", no_wrap=True)
+    for label, row, texts in zip(labels, values / limit, cells, strict=True):
+        line = Text(label, no_wrap=True)
+        for share, text in zip(row, texts[:room], strict=False):
+            line.append(text, _signed_style(share) if coloured else Style.null())
+        yield line
+    yield Text()
+    if coloured:
+        shares = np.linspace(-1, 1, 5)
+        yield Text.assemble(
+            *((f" {share * limit:+z.2g} ", _signed_style(share)) for share in shares)
+        )
+    elif columns < _NUMBER:
+        less, more = (f"{share * limit:.2g}" for share in _STEPS)
+        yield Text(f"= to -{more}  - to -{less}  + from +{less}  # from +{more}")
+    order = np.argsort(-abs(values), axis=None, kind="stable")[: width // 16]
+    largest = (divmod(index, len(view.columns)) for index in order.tolist())
+    between = "." if view.rows[0].isdigit() else ", layer "
+    parts = (f"{view.rows[i]}{between}{view.columns[j]} {values[i, j]:+z.2f}" for i, j in largest)
+    yield Text(f"largest: {'; '.join(parts)}")
+
+
+def _signed_cells(
+    values: NDArray[np.float64], limit: float, room: int, coloured: bool
+) -> list[list[str]]:
+    """Return texts of one width, at most `room`: numbers if they fit, else spaces or signs."""
+    digits = min(2, 2 - math.floor(math.log10(limit)))
+    for decimals in (max(0, digits), max(0, digits - 1)):
+        texts = [[f" {value:+z.{decimals}f}" for value in row] for row in values]
+        columns = max(len(text) for row in texts for text in row)
+        if columns <= room:
+            return [[f"{text:>{columns}}" for text in row] for row in texts]
+    steps = np.searchsorted(_STEPS, abs(values / limit), side="right")
+    signs = np.where(values < 0, 2 - steps, 2 + steps)
+    columns = max(1, min(room, 2))
+    return [[" " * columns if coloured else _SIGNS[i] * columns for i in row] for row in signs]
+
+
 def _percent(probability: float, digits: int = 1) -> str:
     """Return a percentage; one that would be rounded to 0 gets a `<`."""
     least = 10.0**-digits / 100
@@ -219,9 +270,18 @@ def _share_legend(coloured: bool) -> Text:
 def _share_style(share: float, coloured: bool = True) -> Style:
     if not coloured:
         return Style.null()
-    position = math.sqrt(share) * (len(SHARES) - 1)
-    channels = zip(*map(_rgb, SHARES), strict=True)
-    return _on(bytes(round(np.interp(position, range(len(SHARES)), c)) for c in channels))
+    return _between(SHARES, math.sqrt(share))
+
+
+def _signed_style(share: float) -> Style:
+    """Return the colour of a share from -1 to 1."""
+    return _between(SIGNED, (share + 1) / 2)
+
+
+def _between(colours: Sequence[str], share: float) -> Style:
+    position = share * (len(colours) - 1)
+    channels = zip(*map(_rgb, colours), strict=True)
+    return _on(bytes(round(np.interp(position, range(len(colours)), c)) for c in channels))
 
 
 def _bits_style(bits: float) -> Style:

@@ -3,15 +3,17 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli import records
+from gpt_cli.cli.output import quoted, token_label
 from gpt_cli.engine import Engine
 from gpt_cli.options.declare import OptionError
 from gpt_cli.records import Record, json_line
+from gpt_cli.scoring.attribution import What
 from gpt_cli.scoring.tree import Node
 
 
@@ -80,6 +82,41 @@ class TreeView(View):
     kind = "tree"
     prompt: str
     branches: list[Record]  # a "token", the "probability" of its path, and "branches" after it
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridView(View):
+    """What parts of a model do to a measure: a logit, or the difference of two."""
+
+    answer: Record
+    wrong: Record | None
+    prompts: list[str]  # one, or the clean and the corrupt one
+    rows: list[str]
+    columns: list[str]
+    values: list[list[float]]  # by row and column
+    measures: dict[str, float]  # of the whole model, and what does not depend on a layer
+    title: str  # what the values are
+    notes: list[str]
+
+
+class AttributionView(GridView):
+    """What heads, attention layers and MLPs add to the measure."""
+
+    kind = "attribution"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchView(GridView):
+    """The share of the measure that activations of a clean text recover in a corrupt one."""
+
+    kind = "patch"
+    patched: list[list[float]]  # the measure itself
+
+
+class AblationView(GridView):
+    """The change of the measure without a head or an MLP."""
+
+    kind = "ablate"
 
 
 def attention(
@@ -170,6 +207,102 @@ def tree(engine: Engine, prompt: str, top: int, *, special: bool) -> TreeView:
 
     branches = [*map(branch, engine.tree(prompt, top, special=special))]
     return TreeView(engine.name, prompt, branches, adapter=engine.adapter)
+
+
+def attribution(
+    engine: Engine, prompt: str, answer: str, wrong: str | None, *, special: bool
+) -> AttributionView:
+    """Compute what each part of the model adds to the logit of an answer."""
+    added = engine.attribution(prompt, answer, wrong, special=special)
+    layers = added.attention.sum() + added.mlp.sum()
+    constants = {"embedding": added.embedding, "position": added.position, "bias": added.bias}
+    terms = {"attn and mlp": layers, **constants}
+    total = " and ".join(f"{name} {value:+z.2f}" for name, value in terms.items())
+    measure = _measure(answer, wrong)
+    return AttributionView(
+        **_common(engine, [prompt], answer, wrong),
+        rows=_numbers(len(added.mlp)),
+        columns=[*_numbers(added.heads.shape[1]), "attn", "mlp"],
+        values=np.column_stack([added.heads, added.attention, added.mlp]).tolist(),
+        measures=constants | {"total": added.total},
+        title=f"what each head (column) of each layer (row) adds to {measure}",
+        notes=[
+            f"{_after(prompt)}: {added.total:+z.4f}",
+            f"{total} add up to it, but for {added.error:.1e}",
+        ],
+    )
+
+
+def patch(
+    engine: Engine,
+    texts: tuple[str, str],
+    answer: str,
+    wrong: str | None,
+    what: What,
+    *,
+    special: bool,
+) -> PatchView:
+    """Compute what each patch from a clean text recovers in a corrupt one."""
+    result = engine.patch(*texts, answer, wrong, what=what, special=special)
+    shares, patched = result.recovered, result.patched
+    rows, columns = _numbers(len(shares)), _numbers(shares.shape[1])
+    if what != "z":  # tokens have long names, so they are rows
+        ids = engine.loaded.fitting_ids(texts[0], special=special)
+        tokens = enumerate(map(token_label, _tokens(engine, ids)))
+        rows, columns = [f"{position} {label}" for position, label in tokens], rows
+        shares, patched = shares.T, patched.T
+    axes = "head (column) of each layer (row)" if what == "z" else "token (row) and layer (column)"
+    measures = {"clean": result.clean, "corrupt": result.corrupt}
+    return PatchView(
+        **_common(engine, [*texts], answer, wrong),
+        rows=rows,
+        columns=columns,
+        values=shares.tolist(),
+        measures=measures,
+        title=f"the share of {_measure(answer, wrong)} that {what} of each {axes} recovers",
+        notes=[
+            f"{name}: {_after(text)}: {measures[name]:+z.4f}"
+            for name, text in zip(measures, texts, strict=True)
+        ],
+        patched=patched.tolist(),
+    )
+
+
+def ablate(
+    engine: Engine, prompt: str, answer: str, wrong: str | None, *, special: bool
+) -> AblationView:
+    """Compute how the logit of an answer changes without each head, and each MLP."""
+    without = engine.ablate(prompt, answer, wrong, special=special)
+    measure = _measure(answer, wrong)
+    return AblationView(
+        **_common(engine, [prompt], answer, wrong),
+        rows=_numbers(len(without.mlp)),
+        columns=[*_numbers(without.heads.shape[1]), "mlp"],
+        values=(np.column_stack([without.heads, without.mlp]) - without.whole).tolist(),
+        measures={"total": without.whole},
+        title=f"the change of {measure} without each head (column) of each layer (row)",
+        notes=[f"{_after(prompt)}: {without.whole:+z.4f}"],
+    )
+
+
+def _common(engine: Engine, prompts: list[str], answer: str, wrong: str | None) -> dict[str, Any]:
+    """Return the fields of a grid that do not depend on its kind."""
+    ids = [engine.loaded.text_ids(text)[0] for text in (answer, wrong) if text is not None]
+    tokens = dict(zip(("answer", "wrong"), [*_tokens(engine, ids), None], strict=False))
+    return {"model": engine.name, "adapter": engine.adapter, "prompts": prompts, **tokens}
+
+
+def _measure(answer: str, wrong: str | None) -> str:
+    """Return what a grid measures, such as `logit " a" - logit " b"`."""
+    return " - ".join(f"logit {quoted(t.encode())}" for t in (answer, wrong) if t is not None)
+
+
+def _after(prompt: str) -> str:
+    return f"after {quoted(prompt.encode())}"
+
+
+def _numbers(count: int) -> list[str]:
+    return [*map(str, range(count))]
 
 
 def _tokens(engine: Engine, ids: list[int]) -> list[Record]:

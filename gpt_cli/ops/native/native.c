@@ -89,7 +89,7 @@ static const struct level levels[] = {
 static const struct kernels *_Atomic kernels;
 
 const struct layout gpt2_layout = {
-    .version = 8,
+    .version = 9,
     .columns = COLUMNS,
     .group = GROUP,
     .max_tile_rows = MAX_TILE_ROWS,

@@ -1,0 +1,74 @@
+"""`gpt-cli vector`: a vector of the difference between two sets of texts, to steer with."""
+
+from itertools import chain
+from pathlib import Path
+from typing import Literal
+
+import typer
+
+from gpt_cli.cli import options as flags
+from gpt_cli.cli.files import check_file
+from gpt_cli.cli.output import write, write_json
+from gpt_cli.errors import InputError, counted
+from gpt_cli.jobs import storage
+from gpt_cli.options.declare import option
+from gpt_cli.system.atomic import write_file
+
+
+def vector(
+    positive: str = typer.Argument(metavar="POSITIVE", help="Texts to point to, as for score."),
+    negative: str = typer.Argument(metavar="NEGATIVE", help="Texts to point away from."),
+    *,
+    hook: str = option(..., "The name of the hook point.", metavar="HOOK"),
+    output: Path = option(..., "The new .safetensors file.", aliases=("-o",), metavar="FILE"),
+    pool: Literal["last", "mean"] = option(
+        "mean", "Read the activations of the last token of a text, or the mean over its tokens."
+    ),
+    pca: bool = option(
+        False, "Take the first principal component of all texts, not the difference of means."
+    ),
+    force: bool = flags.FORCE,
+    loading: flags.Loading,
+    as_json: bool = flags.JSON,
+) -> None:
+    """Find the vector from the activations of some texts to those of others.
+
+    A line is a text; rows may also be JSON Lines with a "text", or Parquet. The accuracy is that of
+    the side on which every fifth line is, by a vector that was fitted without these lines; the
+    vector in the file uses all lines. Steer with it by --edit 'HOOK+=4*FILE'.
+
+    Examples:
+        gpt-cli vector wet dry -m gpt2 --hook blocks.6.attn.hook_z -o v.safetensors
+    """
+    check_file("--output", output, (".safetensors",), force=force)
+    if positive == negative == "-":
+        raise InputError("POSITIVE and NEGATIVE cannot both be read from the pipe: name a file")
+    engine = loading.load()
+    import numpy as np
+    from safetensors.numpy import save
+
+    towards, away = _texts(positive), _texts(negative)
+    found = engine.vector(towards, away, hook, pool=pool, pca=pca)
+    write_file(output, save({found.hook: found.vector}), replace=force)
+    counts = {"positive": len(towards), "negative": len(away), "tested": found.tested}
+    norm = float(np.linalg.norm(found.vector))
+    if as_json:
+        write_json({"hook": found.hook, "norm": norm, "accuracy": found.accuracy, **counts})
+        return
+    lines = counted(found.tested, "left-out line")
+    accuracy = "" if found.accuracy is None else f", accuracy {found.accuracy:.1%} of {lines}"
+    write(f"{found.hook}: norm {norm:.4g}{accuracy}")
+    write(f" ({counts['positive']:,} positive, {counts['negative']:,} negative)\n")
+
+
+def _texts(name: str) -> list[str]:
+    """Return the texts of a file; InputError for a row without one."""
+    from gpt_cli.jobs.layout import Layout
+    from gpt_cli.jobs.rows import Source
+
+    texts = []
+    for row in chain.from_iterable(Source([name], "auto", Layout(("text",)), 256).rows()):
+        if row.error:
+            raise InputError(f"{storage.label(name)}, line {row.line}: {row.error}")
+        texts.append(row.fields["text"])
+    return texts

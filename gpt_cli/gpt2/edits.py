@@ -1,0 +1,288 @@
+"""Edits: change values of the forward pass at hook points, for each row by itself.
+
+    HOOK[INDEX]@POSITIONS OPERATOR VALUE
+
+    blocks.9.attn.hook_z[9]=0                     ablate a head
+    blocks.6.hook_resid_pre@-1=clean.safetensors  patch the last position of the prompt
+    blocks.6.hook_resid_pre+=4*vec.safetensors    add a vector
+
+Positions count from the start of a text, and negative ones from the end of its prompt.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpt_cli.errors import InputError, counted
+from gpt_cli.folder.config import GPT2Config
+from gpt_cli.gpt2.hooks import NO_HOOK, Hook, hook_shapes, select_hooks
+from gpt_cli.ops import Array
+from gpt_cli.options.declare import OptionError
+
+_EDIT = re.compile(
+    r"(?P<hook>[^\[\]@=]+?)(\[(?P<index>[^\]]*)\])?(@(?P<positions>[^=*+]*))?"
+    r"(?P<operator>\*=|\+=|=)(?P<value>.+)",
+    re.DOTALL,
+)
+_FORM = "it must be HOOK[INDEX]@POSITIONS, then =, *= or +=, and a value"
+_SLICE = re.compile(r"(-?\d{1,9})?(:)?(-?\d{1,9})?", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+_AFTER_ALL = 2**31  # a position
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+class EditError(OptionError):
+    """An edit is not valid."""
+
+    def __init__(self, edit: str, problem: object):
+        super().__init__("edits", f"{edit!r:.120}: {problem}")
+
+
+@dataclass(frozen=True, eq=False)
+class Edit:
+    """An edit of any row, parsed for a model."""
+
+    text: str
+    hooks: Mapping[str, tuple[Any, ...]]  # names with shapes: see `hook_shapes`
+    index: list[int] | slice  # heads, neurons or dimensions
+    positions: str  # as written
+    operator: str  # "=", "*=" or "+="
+    number: float = 1.0  # the value, or the factor of the arrays
+    arrays: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)  # by hook
+    stored: NDArray[np.int64] | None = None  # positions of the arrays; None: these are vectors
+    row: str | None = None  # the id of the row whose activations the arrays will be
+
+    @classmethod
+    def parse(cls, text: str, config: GPT2Config, folder: Path | None = None) -> "Edit":
+        """Return an edit with the arrays of its file, which is in `folder` if that is given.
+
+        Raise EditError if it does not fit the model, or if the file cannot be used.
+        """
+        parts = _EDIT.fullmatch(text.strip())
+        if not parts:
+            raise EditError(text, _FORM)
+        shapes = hook_shapes(config)
+        try:
+            hooks = {name: shapes[name] for name in select_hooks(config, [parts["hook"].strip()])}
+            sizes = [int(shape[0] if _has_keys(shape) else shape[1]) for shape in hooks.values()]
+            index = _index(parts["index"], min(sizes))
+            positions = ":" if parts["positions"] is None else parts["positions"].strip()
+            edit = cls(text, hooks, index, positions, parts["operator"])
+            _range(edit.positions, 0)
+            return edit._with_value(parts["value"].strip(), folder)
+        except InputError as error:
+            raise EditError(text, error.args[-1]) from None
+
+    def _with_value(self, value: str, folder: Path | None) -> "Edit":
+        if self.operator != "+=" and _NUMBER.fullmatch(value):
+            if abs(float(value)) > _LARGEST:
+                raise InputError(f"{value:.40} is too large")
+            return replace(self, number=float(value))
+        if self.operator == "=" and value.startswith("row:"):
+            return replace(self, row=value.removeprefix("row:"))
+        factor, star, source = value.partition("*")
+        if self.operator == "=" or not star:
+            factor, source = "1", value
+        if self.operator == "*=" or not _NUMBER.fullmatch(factor.strip()):
+            number = value if self.operator == "*=" else factor
+            raise InputError(f"{number!r:.40} is not a number")
+        edit, source = replace(self, number=float(factor)), source.strip()
+        from gpt_cli.folder.arrays import ArrayFile, file_and_key  # few edits have a file
+
+        name, key = file_and_key(source.removeprefix("mean:"))
+        file = ArrayFile(name, folder)
+        arrays = {hook: file.read(key or hook) for hook in self.hooks}
+        if source.startswith("mean:"):
+            return edit.with_arrays({hook: _mean(array) for hook, array in arrays.items()}, name)
+        if self.operator == "+=":
+            return edit.with_arrays(arrays, name)
+        count = min(map(len, arrays.values()))
+        stored = file.read("position") if "position" in file and not file.is_single else None
+        return edit.with_arrays(arrays, name, np.arange(count) if stored is None else stored)
+
+    def with_arrays(
+        self,
+        arrays: Mapping[str, NDArray[Any]],
+        source: str,
+        stored: NDArray[np.int64] | None = None,
+    ) -> "Edit":
+        """Return the edit with vectors, or with activations at `stored` positions.
+
+        Raise InputError if their shapes are not those of the hooks, or a number is nan or infinite.
+        """
+        if stored is not None and (np.diff(stored) <= 0).any():
+            raise InputError(f"{source} has several rows: give a file with the activations of one")
+        converted = {}
+        for hook, array in arrays.items():
+            shape = self.hooks[hook]
+            keys = _has_keys(shape)
+            if keys and stored is None:
+                raise InputError(f"{hook} can be a number or the activations of a row")
+            expected = (shape[0],) if keys else tuple(shape[1:])
+            expected = expected if stored is None else (len(stored), *expected)
+            if array.shape[: len(expected)] != expected or array.ndim != len(expected) + keys:
+                raise InputError(f"{hook} in {source} is {array.shape}, not {expected}")
+            # Scores of later keys are -inf.
+            if np.isnan(array).any() or not (keys or np.isfinite(array).all()):
+                raise InputError(f"{hook} in {source} is not finite")
+            converted[hook] = array.astype(np.float32)
+        return replace(self, arrays=converted, stored=stored, row=None)
+
+    def of_row(self, values: Mapping[str, NDArray[np.float32]]) -> "Edit":
+        """Return the edit with values of another row, in the shapes of `hook_shapes`."""
+        arrays = {
+            hook: value.swapaxes(0, 1) if _has_keys(self.hooks[hook]) else value
+            for hook, value in values.items()
+        }
+        positions = np.arange(min(map(len, arrays.values())))
+        return self.with_arrays(arrays, f"row {self.row}", positions)
+
+    def apply(self, hook: str, values: Array, positions: Array, xp: ModuleType) -> Array:
+        """Return new values (n, ...) of a hook point at n positions of a row."""
+        new: Any = np.float32(self.number)
+        fill = 0.0 if hook.endswith("pattern") else -np.inf  # of later keys
+        if hook in self.arrays:
+            array = self.arrays[hook]
+            if self.stored is not None:
+                array = array[np.searchsorted(self.stored, positions)]
+                if _has_keys(self.hooks[hook]):
+                    padded = np.full(values.shape, fill, np.float32)
+                    size = min(array.shape[-1], values.shape[-1])
+                    padded[..., :size] = array[..., :size]
+                    array = padded
+            new = new * xp.asarray(array)
+        cut = slice(None), self.index
+        old, new = values[cut], xp.broadcast_to(new, values.shape)[cut]
+        values = values.copy()
+        values[cut] = {"=": lambda: new, "*=": lambda: old * new, "+=": lambda: old + new}[
+            self.operator
+        ]()
+        if _has_keys(self.hooks[hook]):  # an edit does not let a query see later keys
+            later = xp.arange(values.shape[-1]) > xp.asarray(positions)[:, None, None]
+            values = xp.where(later, np.float32(fill), values)
+        return values
+
+
+class Bound(NamedTuple):
+    """An edit of a row, and the range of positions that it changes."""
+
+    edit: Edit
+    start: int
+    stop: int
+
+
+def bind(edits: Sequence[Edit], length: int, most: int) -> list[Bound]:
+    """Return edits for a text whose prompt has `length` tokens, and which has up to `most`.
+
+    Raise EditError if a position is not in the text, or has no stored activations.
+    """
+    bound = []
+    for edit in edits:
+        start, stop = _range(edit.positions, length)
+        last = most if stop == _AFTER_ALL else stop
+        if not 0 <= start <= most or last > most:
+            raise EditError(edit.text, f"a position is not in a text of {counted(most, 'token')}")
+        if edit.stored is not None and not np.isin(np.arange(start, last), edit.stored).all():
+            count = counted(len(edit.stored), "position")
+            raise EditError(edit.text, f"the file has {count}: give some of these, or @prompt")
+        bound.append(Bound(edit, start, stop))
+    return bound
+
+
+class Editor(Hook):
+    """Applies the edits of the rows of a pass."""
+
+    def __init__(self, rows: Sequence[Sequence[Bound]], xp: ModuleType):
+        self._xp, self._prefix = xp, ""
+        self._positions = self._lengths = np.empty(0, np.int64)  # of the pass
+        self._edits: dict[str, list[tuple[int, Bound]]] = {}  # by hook point, with rows
+        for row, bounds in enumerate(rows):
+            for bound in bounds:
+                for name in bound.edit.hooks:
+                    self._edits.setdefault(name, []).append((row, bound))
+
+    def begin(self, positions: Array, lengths: Array) -> "Editor":
+        """Return the editor of a pass."""
+        editor = copy(self)
+        editor._positions, editor._lengths = positions, lengths
+        return editor
+
+    def at(self, layer: int) -> "Editor":
+        """Return the editor of a block."""
+        editor = copy(self)
+        editor._prefix = f"blocks.{layer}."
+        return editor
+
+    def listens(self, *names: str) -> bool:
+        """Return whether one of the values is changed; without names, any of the block."""
+        if not names:
+            return any(name.startswith(self._prefix) for name in self._edits)
+        return any(self._prefix + name in self._edits for name in names)
+
+    def __call__(self, name: str, value: Array) -> Array:
+        """Return the value, or a changed copy."""
+        hook, edited = self._prefix + name, value
+        for row, (edit, start, stop) in self._edits.get(hook, ()):
+            positions = self._positions[row, : self._lengths[row]]
+            columns = np.flatnonzero((positions >= start) & (positions < stop))
+            if not len(columns):
+                continue
+            if edited is value:
+                edited = value.copy()
+            values = edited[row] if value.ndim == 3 else edited[row].swapaxes(0, 1)  # (T, ...)
+            values[columns] = edit.apply(hook, values[columns], positions[columns], self._xp)
+        return edited
+
+
+def editor(rows: Sequence[Sequence[Bound]], xp: ModuleType) -> Hook:
+    """Return the editor of rows, or NO_HOOK if none has edits."""
+    return Editor(rows, xp) if any(rows) else NO_HOOK
+
+
+def _has_keys(shape: tuple[Any, ...]) -> bool:
+    """Return whether a value has an axis of keys: scores and patterns."""
+    return shape[-1] == "T"
+
+
+def _mean(array: NDArray[Any]) -> NDArray[Any]:
+    """Return the mean over stored tokens; InputError if there is none."""
+    if array.ndim < 2 or not len(array):
+        raise InputError("a mean needs activations of tokens")
+    return array.mean(axis=0, dtype=np.float64)
+
+
+def _index(text: str | None, size: int) -> list[int] | slice:
+    """Parse an index of heads, neurons or dimensions: `3`, `3,5`, `0:4`, or None for all."""
+    if text is None:
+        return slice(None)
+    numbers: list[int] = []
+    for part in text.split(","):
+        match = _SLICE.fullmatch(part.strip())
+        if not match or not match[0] or "-" in match[0]:
+            raise InputError(f"[{text:.40}] must be numbers such as 3, 3,5 or 0:4")
+        first = int(match[1] or 0)
+        last = int(match[3] or size) if match[2] else first + 1
+        numbers += range(first, min(last, size + 1))  # a request may name any number
+    if not numbers or max(numbers) >= size:
+        raise InputError(f"[{text:.40}] is not in 0:{size}")
+    return numbers
+
+
+def _range(positions: str, length: int) -> tuple[int, int]:
+    """Return the first position and the one after the last; `length` is that of the prompt."""
+    if positions in ("prompt", "generated"):
+        return (0, length) if positions == "prompt" else (length, _AFTER_ALL)
+    match = _SLICE.fullmatch(positions)
+    if not match or not match[0]:
+        raise InputError(f"@{positions:.40} must be such as @-1, @4, @2:7, @prompt or @generated")
+    first, last = (n if n >= 0 else n + length for n in (int(match[1] or 0), int(match[3] or 0)))
+    if not match[2]:
+        return first, first + 1
+    return first, last if match[3] else _AFTER_ALL

@@ -1,0 +1,132 @@
+"""Edits of rows, and rows whose activations other rows take."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpt_cli import jobs
+from gpt_cli.cli.app import run as run_command
+from gpt_cli.jobs import Activations, Generation, Ranking, Scoring
+from gpt_cli.options.request import Options
+
+HOOK = "blocks.1.hook_resid_pre"
+TEXTS = ["Once upon a time there was a boy.", "Once upon a time there was a girl."]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def records(task, rows, name="in.jsonl", output="out.jsonl"):
+    """Return the records of rows, by their ids."""
+    Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    jobs.run(task, name, output, model="tiny")
+    return read(output)
+
+
+def read(output):
+    lines = Path(output).read_text(encoding="utf-8").splitlines()
+    return {record["id"]: record for record in map(json.loads, lines)}
+
+
+def test_a_row_takes_activations_of_a_row_before_or_after_it(here, tiny):
+    rows = [
+        {"id": 1, "text": TEXTS[0], "edits": [f"{HOOK}@3:=row:b"]},
+        {"id": "b", "text": TEXTS[1], "edits": ["blocks.0.attn.hook_z[1]=0"]},
+        {"id": "c", "text": TEXTS[0], "edits": f"{HOOK}@3:=row:b"},
+    ]
+    scored = records(Scoring(), rows)
+    (values,) = tiny.with_edits(rows[1]["edits"]).activations([TEXTS[1]], [HOOK])
+    np.save(here / "b.npy", values[HOOK])
+    expected = tiny.with_edits([f"{HOOK}@3:=b.npy"]).score(TEXTS[0]).total_logprob
+    assert scored[1]["total_logprob"] == scored["c"]["total_logprob"] == expected
+    assert expected != tiny.score(TEXTS[0]).total_logprob
+
+
+def test_rows_that_cannot_give_activations_are_errors_of_the_rows_that_need_them(here):
+    rows = [
+        {"id": "circle", "text": "A b", "edits": ["hook_embed=row:other"]},
+        {"id": "other", "text": "A b", "edits": ["hook_embed=row:circle"]},
+        {"id": "alone", "text": "A b", "edits": ["hook_embed=row:nobody"]},
+        {"id": "long", "text": "A b c d", "edits": ["hook_embed=row:short"]},
+        {"id": "short", "text": "A b"},
+        {"id": "wrong", "text": "A b", "edits": [3]},
+    ]
+    scored = records(Scoring(), rows)
+    problems = {
+        id: record["error"]["message"] for id, record in scored.items() if "error" in record
+    }
+    assert [*problems] == ["circle", "other", "alone", "long", "wrong"]
+    assert all("no row before or after it" in problems[id] for id in ("circle", "other", "alone"))
+    assert "the file has 2 positions" in problems["long"]
+
+
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        (Generation(Options(max_tokens=5, temperature=0, seed=1)), "prompt"),
+        (Scoring(), "text"),
+        (Ranking(("boy", "girl")), "prompt"),
+    ],
+)
+def test_each_task_takes_edits_and_other_rows(here, tiny, task, name):
+    edits = ["blocks.2.hook_mlp_out=0"]
+    rows = [
+        {"id": "a", name: "There was a"},
+        {"id": "b", name: "There was a", "edits": edits},
+        {"id": "c", name: "There was a", "edits": ["blocks.2.hook_mlp_out@0:3=row:z"]},
+        {"id": "z", name: "There was a", "edits": ["blocks.2.hook_mlp_out=0"]},
+    ]
+    results = records(task, rows)
+    for record in results.values():
+        for field in ("index", "id", "timing", "edits"):
+            record.pop(field, None)
+    assert results["a"] != results["b"] == results["z"]
+    if name == "text" or isinstance(task, Ranking):  # all tokens before the scored ones are patched
+        assert results["c"] == results["b"]
+    alone = records(task, [{"id": "b", **rows[1]}], "one.jsonl", "one-out.jsonl")["b"]
+    for field in ("index", "id", "timing"):
+        alone.pop(field, None)
+    assert alone == results["b"]
+
+
+def test_a_resumed_job_finds_the_rows_that_others_need(here):
+    rows = [{"id": "z", "text": TEXTS[1]}]
+    rows += [{"id": n, "text": TEXTS[0], "edits": [f"{HOOK}@-1=row:z"]} for n in range(5)]
+    whole = records(Scoring(), rows)
+    output = Path("out.jsonl")
+    lines = output.read_text(encoding="utf-8").splitlines(keepends=True)
+    output.write_text("".join(lines[:3]), encoding="utf-8")
+    jobs.run(Scoring(), "in.jsonl", "out.jsonl", model="tiny", resume=True)
+    assert read("out.jsonl") == whole
+
+
+def test_activations_have_the_edits_of_their_rows(here, tiny):
+    rows = ({"text": "There was a", "edits": edits} for edits in ([], ["hook_embed@1=0"]))
+    Path("in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    jobs.run(Activations(("hook_embed",)), "in.jsonl", "out.npz", model="tiny")
+    values = np.load("out.npz")["hook_embed"].reshape(2, -1, 192)
+    assert not values[1, 1].any() and np.array_equal(values[0, ::2], values[1, ::2])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "generate -n 3 There",
+        "next There",
+        "score --lines",
+        "rank --choices a,b There",
+        "show tree a",
+    ],
+)
+def test_commands_refuse_a_wrong_edit_before_any_work(command, capfd):
+    code = run_command([*command.split(), "-m", "tiny", "--edit", "blocks.0.hook_attn_ot=0"])
+    captured = capfd.readouterr()
+    assert (code, captured.out) == (2, "")
+    assert "--edit 'blocks.0.hook_attn_ot=0': 'blocks.0.hook_attn_ot' is not a hook point" in (
+        captured.err
+    )

@@ -1,0 +1,156 @@
+"""Edits of requests: the engine's bits beside other texts, and files in one folder alone."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("uvicorn")
+from gpt_cli.gpt2.edits import Edit
+from gpt_cli.serve.answer import Service
+from gpt_cli.serve.metrics import Metrics
+from gpt_cli.serve.protocol import read
+from gpt_cli.serve.refusals import RequestError
+from gpt_cli.serve.scheduler import Scheduler
+from support.in_process import refusal
+
+STORY = "Once upon a time, there was a little girl named Emma. She loved the moon. "
+HOOK = "blocks.2.hook_resid_pre"
+
+
+@pytest.fixture(scope="module")
+def folder(tiny, tmp_path_factory):
+    """A folder of edits beside a file outside of it."""
+    outside = tmp_path_factory.mktemp("edits")
+    folder = outside / "allowed"
+    (folder / "sub").mkdir(parents=True)
+    (outside / "allowed2").mkdir()
+    vector = 20 * np.sin(np.arange(tiny.model.config.n_embd))
+    for file in (folder / "v.npy", folder / "sub" / "v.npy", outside / "v.npy",
+                 outside / "allowed2" / "v.npy"):  # fmt: skip
+        np.save(file, vector)
+    (folder / "link.npy").symlink_to(outside / "v.npy")
+    (folder / "up").symlink_to(outside)
+    (folder / "circle.npy").symlink_to(folder / "circle.npy")
+    return folder
+
+
+@pytest.fixture
+def service(tiny, folder):
+    scheduler = Scheduler(tiny.loaded)
+    yield Service(tiny, scheduler, Metrics(scheduler), ["tiny"], folder)
+    scheduler.stop()
+    scheduler.join()
+
+
+def answer(service, bodies):
+    """Return the texts and log-probabilities of requests that are computed side by side."""
+    import asyncio
+    import json
+
+    from gpt_cli.serve.answer import CompletionAnswer
+
+    async def ask(body):
+        whole = CompletionAnswer(service, read(service.engine, body, service.names, service.folder))
+        sent = []
+
+        async def send(message):
+            sent.append(message)
+
+        await asyncio.wait_for(whole({"type": "http", "asgi": {"spec_version": "2.3"}},
+                                     asyncio.Event().wait, send), 60)  # fmt: skip
+        return json.loads(b"".join(m.get("body", b"") for m in sent))["choices"][0]
+
+    async def everything():
+        return await asyncio.gather(*map(ask, bodies))
+
+    choices = asyncio.run(everything())
+    return [(choice["text"], choice["logprobs"]["token_logprobs"]) for choice in choices]
+
+
+EDITS = [[], [f"{HOOK}+=v.npy"], [], [f"{HOOK}@-3:+=-1*sub/v.npy", "blocks.0.attn.hook_z[1]=0"],
+         ["blocks.1.attn.hook_pattern[0]@prompt*=0.5"], []]  # fmt: skip
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_texts_with_edits_are_the_engines_beside_texts_without(tiny, service, folder, echo):
+    bodies = [
+        {"prompt": STORY * 2, "max_tokens": 12, "seed": seed, "edits": edits, "logprobs": 0,
+         "echo": echo}
+        for seed, edits in enumerate(EDITS)
+    ]  # fmt: skip
+    answers = answer(service, bodies)
+    assert answers == answer(service, bodies)  # prompts without edits are known now
+    assert answers[::-1] == answer(service, bodies[::-1])
+    for body, (text, logprobs) in zip(bodies, answers, strict=True):
+        edits = [edit.replace("+=v", f"+={folder}/v").replace("*sub", f"*{folder}/sub")
+                 for edit in body["edits"]]  # fmt: skip
+        (done,) = tiny.generate([body["prompt"]], edits=edits, max_tokens=12, seed=body["seed"],
+                                temperature=1, top_k=0, top_p=1)  # fmt: skip
+        assert text == echo * body["prompt"] + done.text
+        same = tiny.model.ops.batch_invariant
+        assert logprobs[-12:] == (done.logprobs if same else pytest.approx(done.logprobs, abs=1e-4))
+    assert len({text for text, _ in answers}) == len(EDITS)
+
+
+def test_prompts_are_scored_with_edits_and_with_those_of_the_server(tiny, service):
+    edit = "blocks.1.hook_mlp_out=0"
+    body = {"prompt": STORY, "max_tokens": 0, "echo": True, "logprobs": 0, "edits": [edit]}
+    ((_, logprobs),) = answer(service, [body])
+    ((_, plain),) = answer(service, [body | {"edits": []}])
+    assert logprobs != plain
+    edited = tiny.with_edits([edit])
+    scheduler = Scheduler(edited.loaded)
+    always = Service(edited, scheduler, Metrics(scheduler), ["tiny"])
+    assert answer(always, [body | {"edits": []}])[0][1] == logprobs
+    scheduler.stop()
+    scheduler.join()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../v.npy", "../allowed2/v.npy", "/etc/passwd.npy", "link.npy", "up/v.npy", "circle.npy",
+     "sub/../../v.npy", "gone.npy", "../gone.npy", "sub.npy/..", "s3://bucket/v.npy",
+     "http://127.0.0.1/v.npy", "file:///etc/v.npy", "a\0.npy", "\ud800.npy", "x" * 5000 + ".npy",
+     "~/v.npy", "%2e%2e/v.npy", "..\\v.npy", "/v.npy", "//v.npy", "./../v.npy"],
+)  # fmt: skip
+def test_a_file_outside_of_the_folder_is_refused_as_if_missing(tiny, folder, name):
+    absolute = str(folder.parent / "v.npy")
+    for file in (name, absolute):
+        with pytest.raises(RequestError) as refused:
+            read(tiny, {"prompt": "a", "edits": [f"{HOOK}+={file}"]}, ["tiny"], folder)
+        assert refused.value.status == 400 and refused.value.field == "edits"
+        message = str(refused.value)
+        if file.endswith(".npy"):
+            assert "is not a file in the folder for edits" in message
+        assert str(folder) not in message.replace(absolute, "")
+
+
+@pytest.mark.parametrize(
+    ("edits", "problem"),
+    [
+        ([f"{HOOK}=row:1"], "row: needs the rows of a batch"),
+        (["blocks.99.hook_resid_pre=0"], "the last one is"),
+        ([f"{HOOK}@50=0", f"{HOOK}@5000=0"], "a position is not in a text of"),
+        ([f"{HOOK}[0:999999999]=0"], "[0:999999999] is not in 0:"),
+        ([1], "edits must be a list of texts"),
+        ({"a": 1}, "edits must be a list of texts"),
+        ([f"{HOOK}=0"] * 257, "edits must be at most 256 texts"),
+        (["x" * 40_000], "edits must be at most 256 texts, 32,768 characters"),
+    ],
+)
+def test_a_wrong_edit_is_refused(tiny, folder, edits, problem):
+    with pytest.raises(RequestError) as refused:
+        read(tiny, {"prompt": "a", "edits": edits}, ["tiny"], folder)
+    assert problem in str(refused.value) and refused.value.status == 400
+
+
+def test_edits_are_off_by_default(tiny, monkeypatch):
+    monkeypatch.setattr(Edit, "parse", None)  # nothing is read
+    with pytest.raises(RequestError, match="started without --allow-edits DIR") as refused:
+        read(tiny, {"prompt": "a", "edits": ["hook_embed=0"]}, ["tiny"])
+    assert (refused.value.status, refused.value.field) == (400, "edits")
+    assert read(tiny, {"prompt": "a", "edits": []}, ["tiny"]).prompts[0].edits == []
+
+
+def test_the_folder_must_exist(tmp_path):
+    error = refusal("serve", "-m", "tiny", "--allow-edits", tmp_path / "gone")
+    assert "--allow-edits" in error and "must be a folder" in error
