@@ -67,8 +67,8 @@ class LoadedModel:
 
     def bound_edits(self, texts: str | Sequence[str], length: int, most: int) -> list[Bound]:
         """Return the edits of a text, those of all texts and its own: see `edits.bind`."""
-        own = Options.parse_json({"edits": texts})["edits"] if texts else ()
-        edits = [*self.edits, *(Edit.parse(text, self.config) for text in own)]
+        valid = Options.parse_json({"edits": texts})["edits"] if texts else ()
+        edits = [*self.edits, *(Edit.parse(text, self.config) for text in valid)]
         return bind([self._with_donor(edit) for edit in edits], length, most) if edits else []
 
     def _with_donor(self, edit: Edit) -> Edit:

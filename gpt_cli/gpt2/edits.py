@@ -61,7 +61,7 @@ class Edit:
 
     @classmethod
     def parse(cls, text: str, config: GPT2Config, folder: Path | None = None) -> "Edit":
-        """Return an edit with the arrays of its file, which is in `folder` if that is given.
+        """Return an edit with the arrays of its file, which is in `folder`, if there is one.
 
         Raise EditError if it does not fit the model, or if the file cannot be used.
         """

@@ -107,11 +107,11 @@ def attend(
     edited = hook("attn.hook_attn_scores", scores)
     if edited is not scores:
         weights = edited, pattern
-        z = ops.attend_in_steps(q, keys, values, scale, visible, weights, given="scores")
+        z = ops.attend_in_steps(q, keys, values, scale, visible, weights, edited="scores")
     edited = hook("attn.hook_pattern", pattern)
     if edited is not pattern:
         weights = scores, edited
-        other = ops.attend_in_steps(q, keys, values, scale, visible, weights, given="pattern")
+        other = ops.attend_in_steps(q, keys, values, scale, visible, weights, edited="pattern")
         z = ops.xp.where((edited != pattern).any(axis=-1, keepdims=True), other, z)
     return z
 

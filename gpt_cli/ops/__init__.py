@@ -27,7 +27,7 @@ from gpt_cli.system import gpu
 from gpt_cli.system.machine import free_memory, native_library
 
 Array: TypeAlias = NDArray[Any]  # an array on the device of the ops
-Given: TypeAlias = Literal["scores", "pattern"] | None
+Edited: TypeAlias = Literal["scores", "pattern"] | None
 Matrix: TypeAlias = Any  # a matrix (n_in, n_out) in the layout of the ops that placed it
 
 
@@ -150,20 +150,20 @@ class Ops(Protocol):
         scale: float,
         visible: Array,
         weights: tuple[Array, Array],
-        given: Given = None,
+        edited: Edited = None,
     ) -> Array:
         """Return what `attend` does, and fill in its weights: scores and pattern (B, H, T, S).
 
         The scores are scaled, and -inf for keys that are not visible; the pattern is their softmax.
-        If one of them is `given`, it is an argument, and the computation begins with it. S is at
+        If one of them is `edited`, it is an argument, and the computation begins with it. S is at
         least the largest of `visible`.
         """
         xp, (scores, pattern) = self.xp, weights
         q, k, v = (x[:, :, : scores.shape[-1]].astype("f4") for x in (q, keys, values))
         hidden = xp.arange(scores.shape[-1]) >= xp.asarray(visible)[:, None, :, None]
-        if given is None:
+        if edited is None:
             scores[...] = scale * (q @ k.swapaxes(-1, -2))
-        if given != "pattern":
+        if edited != "pattern":
             scores[...] = xp.where(hidden, -xp.inf, scores)
             exponentials = xp.exp(scores - scores.max(axis=-1, keepdims=True))
             pattern[...] = exponentials / exponentials.sum(axis=-1, keepdims=True)

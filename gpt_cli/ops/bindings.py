@@ -21,7 +21,7 @@ LEVELS = ("avx512vnni", "avx512", "avxvnni", "avx2", "neondot", "neon")
 _VARIABLE = "GPT_CLI_LEVEL"  # environment variable that selects a level
 _VERSION = 9  # of native/native.h
 
-GIVEN = (None, "scores", "pattern")  # `enum given`
+EDITED = (None, "scores", "pattern")  # `enum edited`
 ACTIVATIONS = (None, *config.ACTIVATIONS)  # `enum activation`
 FLOAT32, FLOAT64, INT64 = np.dtype("f4"), np.dtype("f8"), np.dtype("i8")
 # By the bytes of a weight.
@@ -93,7 +93,7 @@ Narrow = _struct("narrow", "P x y; N rows stride n")
 Attend = _struct(
     "attend",
     f"P q keys values visible y scratch scores pattern; N {_HEADS} y_stride {_CACHE} S;"
-    "F scale; I half given",
+    "F scale; I half edited",
 )
 AllLayers = _struct(
     "layers",

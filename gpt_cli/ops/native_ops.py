@@ -13,7 +13,7 @@ import numpy as np
 
 from gpt_cli.errors import CheckpointError
 from gpt_cli.folder.tensors import DTYPES, Tensor
-from gpt_cli.ops import SHORT, Array, DraftOps, Given, LayerNorm, Linear, Rows, bindings
+from gpt_cli.ops import SHORT, Array, DraftOps, Edited, LayerNorm, Linear, Rows, bindings
 from gpt_cli.ops.bindings import FLOAT32, FLOAT64, INT64, Packed, Struct, check, readable
 from gpt_cli.ops.int8 import GROUP, Int8Rows, quantize, scales_shape
 from gpt_cli.ops.memory import Arena, Workspace, address
@@ -189,14 +189,14 @@ class NativeOps(DraftOps):
         scale: float,
         visible: Array,
         weights: tuple[Array, Array],
-        given: Given = None,
+        edited: Edited = None,
     ) -> Array:
         for array in weights:
             right = array.shape[:3] == q.shape[:3] and array.shape == weights[0].shape
             check(right and array.dtype == FLOAT32 and array.flags.c_contiguous, "weights", array)
         scores, pattern = weights
         steps = {"scores": scores, "pattern": pattern, "S": scores.shape[3]}
-        steps["given"] = bindings.GIVEN.index(given)
+        steps["edited"] = bindings.EDITED.index(edited)
         return self._attend(q, keys, values, visible, scale=scale, **steps)
 
     def _attend(self, q: Array, keys: Array, values: Array, visible: Array, **fields: Any) -> Array:

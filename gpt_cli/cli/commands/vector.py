@@ -48,16 +48,18 @@ def vector(
     from safetensors.numpy import save
 
     towards, away = _texts(positive), _texts(negative)
-    found = engine.vector(towards, away, hook, pool=pool, pca=pca)
-    write_file(output, save({found.hook: found.vector}), replace=force)
-    counts = {"positive": len(towards), "negative": len(away), "tested": found.tested}
-    norm = float(np.linalg.norm(found.vector))
+    direction = engine.vector(towards, away, hook, pool=pool, pca=pca)
+    write_file(output, save({direction.hook: direction.vector}), replace=force)
+    counts = {"positive": len(towards), "negative": len(away), "tested": direction.tested}
+    norm = float(np.linalg.norm(direction.vector))
     if as_json:
-        write_json({"hook": found.hook, "norm": norm, "accuracy": found.accuracy, **counts})
+        write_json({"hook": direction.hook, "norm": norm, "accuracy": direction.accuracy, **counts})
         return
-    lines = counted(found.tested, "left-out line")
-    accuracy = "" if found.accuracy is None else f", accuracy {found.accuracy:.1%} of {lines}"
-    write(f"{found.hook}: norm {norm:.4g}{accuracy}")
+    lines = counted(direction.tested, "left-out line")
+    text = f"{direction.hook}: norm {norm:.4g}"
+    if direction.accuracy is not None:
+        text += f", accuracy {direction.accuracy:.1%} of {lines}"
+    write(text)
     write(f" ({counts['positive']:,} positive, {counts['negative']:,} negative)\n")
 
 

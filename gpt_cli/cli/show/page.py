@@ -29,8 +29,8 @@ def page(view: View) -> str:
     data = json.dumps(record, allow_nan=False, separators=(",", ":")).replace("<", r"\u003c")
     _check_size(len(data))
     colours = json.dumps({"shares": SHARES, "bits": BITS, "signed": SIGNED})
-    own = "grid" if isinstance(view, GridView) else view.kind
-    style, scripts = _part("page.css"), _part("shared.js") + _part(f"{own}.js")
+    script_name = "grid" if isinstance(view, GridView) else view.kind
+    style, scripts = _part("page.css"), _part("shared.js") + _part(f"{script_name}.js")
     script = f'"use strict";\nconst COLOURS = {colours};\n{scripts}'
     # The browser applies only this style and this script, whatever a prompt or a token contains.
     policy = (
