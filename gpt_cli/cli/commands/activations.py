@@ -69,8 +69,8 @@ def activations(
 
     Examples:
         gpt-cli activations -m tiny --hooks
-        echo 'The fox ran.' | gpt-cli activations -m tiny --hook hook_embed -o out/
-        gpt-cli activations -m tiny in.txt --hook '*post' --pool mean -o out.npz
+        echo 'The fox ran.' | gpt-cli activations -m tiny --hook hook_embed -o new/
+        echo 'Hi' | gpt-cli activations -m tiny --hook '*post' --pool mean -o new.npz
     """
     if values.hooks:
         _list_hooks(loading, values, as_json=as_json)

@@ -251,7 +251,7 @@ def patch(
     1 as after CLEAN.
 
     Examples:
-        gpt-cli show patch -m tiny --answer ' moon' 'She saw the' 'He ate the'
+        gpt-cli show patch -m tiny --answer ' moon' 'She saw the' 'She ate the'
     """
     texts = clean, corrupt
     output.show_texts("patch", loading, texts, answers.answer, answers.wrong, what, special=special)
