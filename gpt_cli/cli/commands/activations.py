@@ -70,7 +70,7 @@ def activations(
     Examples:
         gpt-cli activations -m tiny --hooks
         echo 'The fox ran.' | gpt-cli activations -m tiny --hook hook_embed -o new/
-        echo 'Hi' | gpt-cli activations -m tiny --hook '*post' --pool mean -o new.npz
+        echo Hi | gpt-cli activations -m tiny --hook '*post' --pool last -o n.npz
     """
     if values.hooks:
         _list_hooks(loading, values, as_json=as_json)
