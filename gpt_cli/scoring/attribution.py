@@ -20,6 +20,7 @@ from gpt_cli.gpt2.model import GPT2, hidden_states, unembed
 from gpt_cli.gpt2.prefill import PASS, next_logits
 from gpt_cli.gpt2.weights import columns_of
 from gpt_cli.options.declare import OptionError
+from gpt_cli.scoring.activations import edited_activations
 
 _TOKENS = PASS // 2  # side by side: copies of values are made, and larger ones took 5% longer
 
@@ -132,7 +133,7 @@ def patch(
     One activation is replaced at a time: of each layer and position, or with "z" of each head at
     all positions. InputError if the texts have different numbers of tokens, or the same measure.
     """
-    config, ops = model.config, model.ops
+    config = model.config
     if what not in get_args(What):
         raise OptionError("what", f"must be one of {', '.join(get_args(What))}")
     if len(clean) != len(corrupt):
@@ -144,14 +145,12 @@ def patch(
     measures = [*chain(*(_measures(model, ids, answers, [bounds]) for ids in (clean, corrupt)))]
     if abs(measures[0] - measures[1]) < PRECISION:
         raise InputError(f"both texts give {measures[0]:.4f}: there is nothing to recover")
-    recorder = Recorder(frozenset(names), editor([bounds], ops.xp))
-    hidden_states(model, ops.xp.asarray([clean]), hook=recorder)
-    (row,) = rows_of(recorder.values, [T])
+    row = next(edited_activations(model, [(clean, bounds)], names))
     shapes, positions = hook_shapes(config), np.arange(T)
 
     def patches() -> Iterator[list[Bound]]:
         for name in names:
-            stored = {name: ops.to_host(row[name])}
+            stored = {name: row[name]}
             whole = Edit(name, {name: shapes[name]}, slice(None), ":", "=")
             if what == "z":
                 for head in range(config.n_head):

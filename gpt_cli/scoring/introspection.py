@@ -12,13 +12,19 @@ from gpt_cli.folder.tokenizer import Tokenizer, check_bytes
 from gpt_cli.generation import sampling
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.gpt2.edits import Bound, editor
-from gpt_cli.gpt2.hooks import Hook, Recorder, rows_of, select_hooks
+from gpt_cli.gpt2.hooks import Hook, select_hooks
 from gpt_cli.gpt2.model import GPT2, hidden_states, unembed
 from gpt_cli.gpt2.prefill import next_logits
 from gpt_cli.gpt2.weights import Weights
 from gpt_cli.options.arguments import checks_arguments
 from gpt_cli.options.declare import AT_LEAST_1, OptionError, check
-from gpt_cli.scoring.activations import Pool, TextActivations, check_pool, text_activations
+from gpt_cli.scoring.activations import (
+    Pool,
+    TextActivations,
+    check_pool,
+    edited_activations,
+    text_activations,
+)
 from gpt_cli.scoring.attribution import (
     Ablation,
     Answers,
@@ -51,11 +57,8 @@ class Introspection:
         self, ids: Sequence[int], hooks: Sequence[str], edits: str | Sequence[str] = ()
     ) -> dict[str, NDArray[np.float32]]:
         """Return the values at hook points of one text with edits."""
-        ops, bounds = self.model.ops, self.loaded.fitting_edits(edits, len(ids))
-        recorder = Recorder(frozenset(hooks), editor([bounds], ops.xp))
-        hidden_states(self.model, ops.xp.asarray([ids]), hook=recorder)
-        (values,) = rows_of(recorder.values, [len(ids)])
-        return {name: ops.to_host(value) for name, value in values.items()}
+        text = ids, self.loaded.fitting_edits(edits, len(ids))
+        return next(edited_activations(self.model, [text], hooks))
 
     def start(self, *, bos: bool) -> list[int]:
         """Return the tokens before a text to score."""
