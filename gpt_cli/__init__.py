@@ -28,8 +28,8 @@ if TYPE_CHECKING:
         ResourceError,
         RowsError,
     )
-    from gpt_cli.generation.decode import Step
     from gpt_cli.generation.generate import Completion
+    from gpt_cli.generation.row import Step
     from gpt_cli.loading import load
     from gpt_cli.options.request import Options
     from gpt_cli.scoring.rank import Choice

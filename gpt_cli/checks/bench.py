@@ -14,8 +14,8 @@ from typing import get_args
 from gpt_cli.checks.plan import ModeName, Plan
 from gpt_cli.engine import Engine
 from gpt_cli.errors import ContextError, InputError, MismatchError, counted
-from gpt_cli.generation.decode import Step
 from gpt_cli.generation.generate import Completion
+from gpt_cli.generation.row import Step
 from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2.digests import TEXT
 from gpt_cli.gpt2.memory import count_parameters, weights_bytes

@@ -4,6 +4,7 @@ import codecs
 import re
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from copy import copy
 from typing import Protocol
 
 from gpt_cli.errors import CheckpointError, InputError
@@ -124,6 +125,12 @@ class Stream:
     def push(self, id: int) -> str:
         """Add a token; return the text that it makes certain, or ""."""
         return self._decoder.decode(self._piece(id))
+
+    def fork(self) -> "Stream":
+        """Return a copy, to which other tokens may be added."""
+        fork = copy(self)
+        fork._decoder = copy(self._decoder)
+        return fork
 
     def flush(self) -> str:
         """End the stream; return the text that was held back, such as U+FFFD, or ""."""

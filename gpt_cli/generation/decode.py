@@ -2,17 +2,16 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import TypeAlias
 
 import numpy as np
 
 from gpt_cli.errors import CheckpointError
+from gpt_cli.generation.beams import Beam, BeamSearch
 from gpt_cli.generation.drafts import agreed
 from gpt_cli.generation.loaded import LoadedModel
-from gpt_cli.generation.row import BatchRow, Chooser, FinishReason, Position
-from gpt_cli.generation.sampling import likeliest
+from gpt_cli.generation.row import BatchRow, Chooser, ChosenToken, Position, Step
+from gpt_cli.generation.sampling import top_logprobs
 from gpt_cli.generation.speculate import DraftPolicy
 from gpt_cli.gpt2.edits import editor
 from gpt_cli.gpt2.hooks import Hook
@@ -21,26 +20,7 @@ from gpt_cli.gpt2.model import hidden_states, unembed
 from gpt_cli.gpt2.prefill import next_logits, right_pad
 from gpt_cli.ops import Array, Ops
 
-TopLogprobs: TypeAlias = list[tuple[int, float]]  # ids with their log-probabilities
-ChosenToken: TypeAlias = tuple[int, float, TopLogprobs]  # fields of a `Step`: id, logprob, ...
-
 _SMALLEST = 128  # tokens: the least capacity of a cache that rows join
-
-
-@dataclass(frozen=True)
-class Step:
-    """One new token of one row."""
-
-    row: int  # which request
-    id: int
-    logprob: float  # natural logarithm of its probability before any sampling option
-    top_logprobs: TopLogprobs  # the likeliest ids with theirs, if requested
-    text: str  # the characters that are now certain; those of the token may come later
-    finish_reason: FinishReason | None  # set on the row's last step
-    seconds: float  # since the first pass began
-    model_seconds: float  # of the pass that all rows share and of drafting for it
-    drafted: int = 0  # tokens that the pass verified; these two are 0 in further steps of a pass
-    accepted: bool = False  # whether this token was drafted
 
 
 class Batch:
@@ -74,8 +54,9 @@ class Batch:
         self.rows, texts = rows, [row.window for row in rows]
         if use_cache:
             capacity = max(len(row.window) + row.growth for row in rows)
-            cache = KVCache(self._model.config, self._model.ops, len(rows), capacity)
-            self.cache = self._memory = cache
+            most = sum(row.options.beams or 1 for row in rows)
+            self._memory = KVCache(self._model.config, self._model.ops, most, capacity)
+            self.cache = cache = self._memory.view(len(rows))
             known = [text[:-1] for text in texts]  # the last token must be computed
             prefixes = self._loaded.prefixes
             unedited = [index for index, row in enumerate(rows) if not row.edits]
@@ -103,7 +84,6 @@ class Batch:
             memory.copy_row(len(self.rows), cache, cache_row, len(row.window) - 1)
         self._memory = memory  # only now, as memory may have been too short
         self.rows.append(row)
-        self.cache = memory.view(len(self.rows))
         self._set_lengths()
 
     def drop(self, rows: Sequence[BatchRow]) -> None:
@@ -118,8 +98,7 @@ class Batch:
                         memory.copy_row(index, memory, len(self.rows), len(last.window) - 1)
         if not self.rows:
             self.cache = None  # its memory serves the next rows
-        elif rows and memory:
-            self.cache = memory.view(len(self.rows))
+        elif rows:
             self._set_lengths()
 
     def step(self) -> list[Step]:
@@ -129,29 +108,61 @@ class Batch:
         """
         began = time.perf_counter() - self._fill_seconds
         logits, self._logits, self._fill_seconds = self._logits, None, 0.0
+        searches = dict.fromkeys(row.search for row in self.rows if isinstance(row, Beam))
         if self._policy:
-            # A first token shall come soon.
+            # A first token shall come soon, and beams have no drafts.
             is_first = logits is not None or any(not row.generated for row in self.rows)
             try:
-                self._policy.draft(self.rows, None if is_first else self.cache)
+                self._policy.draft(self.rows, None if is_first or searches else self.cache)
             except MemoryError:  # drafts are not necessary
                 self._policy = None
         if logits is None:
             logits = self._next_logits()
         model_seconds = time.perf_counter() - began
-        choices = choose(self._model.ops, self._chooser, logits, self.rows)
+        ops, rows = self._model.ops, [row for row in self.rows if not isinstance(row, Beam)]
+        alone = logits[[self.rows.index(row) for row in rows]] if searches else logits
+        choices = choose(ops, self._chooser, alone, rows) if rows else []
         seconds = time.perf_counter() - self._start
         if self._policy:
             self._policy.learn(self.rows, [[id for id, *_ in row] for row in choices])
         steps = [
             step
-            for row, row_choices in zip(self.rows, choices, strict=True)
+            for row, row_choices in zip(rows, choices, strict=True)
             for step in _steps(row, row_choices, seconds, model_seconds)
         ]
+        parts = [logits[[self.rows.index(beam) for beam in search.beams]] for search in searches]
+        for search, part in zip(searches, parts, strict=True):
+            steps += self._search(search, part, (seconds, model_seconds))
         self._set_lengths()
         ended = {step.row for step in steps if step.finish_reason is not None}
         self.drop([row for row in self.rows if row.number in ended])
         return steps
+
+    def _search(
+        self, search: BeamSearch, logits: Array, seconds: tuple[float, float]
+    ) -> list[Step]:
+        """Replace the beams of a search, after logits (beams, V); return all steps at its end."""
+        places = [self.rows.index(beam) for beam in search.beams]
+        parents = search.advance(self._model.ops, self._chooser, logits, seconds)
+        if not search.beams:
+            return [*search.steps()]
+        # The first beam of a parent takes its place, so that a copy never overwrites a source.
+        free = [place for index, place in enumerate(places) if index not in parents]
+        for index, (beam, parent) in enumerate(zip(search.beams, parents, strict=True)):
+            place = places[parent]
+            if parent in parents[:index]:
+                place = free.pop() if free else len(self.rows)
+                self._copy(places[parent], place, beam)
+            self.rows[place : place + 1] = [beam]
+        self.drop([self.rows[place] for place in free])
+        return []
+
+    def _copy(self, source: int, place: int, beam: Beam) -> None:
+        """Copy from a row of the cache what the text of a beam has and that of `place` has not."""
+        other = self.rows[place].window if place < len(self.rows) else []
+        if self._memory:
+            start = agreed(other, beam.window[:-1])
+            self._memory.copy_row(place, self._memory, source, len(beam.window) - 1, start)
 
     def _next_logits(self) -> Array:
         """Compute the logits (P, V) after the last token of a row and after its drafts."""
@@ -171,8 +182,10 @@ class Batch:
         return editor([row.edits for row in self.rows], self._model.ops.xp)
 
     def _set_lengths(self) -> None:
-        """Drop the drafts, and what the cache holds of them."""
-        if self.cache is not None:
+        """Drop the drafts, and what the cache holds of them and of other rows."""
+        if self._memory:
+            if self.cache is None or len(self.cache.lengths) != len(self.rows):
+                self.cache = self._memory.view(len(self.rows))
             self.cache.lengths = np.array([len(row.window) - 1 for row in self.rows])
         for row in self.rows:
             row.drafts = []
@@ -214,12 +227,3 @@ def choose(
         verified = list(islice(tokens, len(row.drafts) + 1))
         choices.append(verified[: agreed(row.drafts, [id for id, *_ in verified]) + 1])
     return choices
-
-
-def top_logprobs(ops: Ops, logits: Array, counts: Sequence[int]) -> list[TopLogprobs]:
-    """Return the likeliest tokens for rows of logits, `counts` of them."""
-    if not any(counts):
-        return [[] for _ in counts]
-    ids, logprobs = (ops.to_host(array).tolist() for array in likeliest(ops, logits, max(counts)))
-    rows = zip(ids, logprobs, counts, strict=True)
-    return [list(zip(*row, strict=True))[:count] for *row, count in rows]

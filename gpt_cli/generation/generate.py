@@ -2,13 +2,14 @@
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 
-from gpt_cli.generation.decode import Batch, Step, TopLogprobs
+from gpt_cli.generation.beams import new_row
+from gpt_cli.generation.decode import Batch
 from gpt_cli.generation.loaded import LoadedModel
-from gpt_cli.generation.row import BatchRow, FinishReason, Request
-from gpt_cli.generation.sampling import GROUP
+from gpt_cli.generation.row import FinishReason, Request, Step
+from gpt_cli.generation.sampling import GROUP, TopLogprobs
 from gpt_cli.generation.speculate import DRAFTS
 from gpt_cli.gpt2.memory import FLOAT, cache_bytes, logits_bytes
 from gpt_cli.gpt2.model import GPT2
@@ -33,9 +34,16 @@ class Completion:
     finish_reason: FinishReason = "interrupted"  # until the row has ended
     drafted: int = 0  # tokens
     accepted: int = 0  # drafted tokens that are in `ids`
+    score: float | None = None  # of a beam search
+    others: list["Completion"] = field(default_factory=list)  # its next best texts, best first
 
     def add(self, step: Step) -> None:
-        """Append the next step of this row."""
+        """Append the next step of this row, or of a hypothesis, of which the best comes last."""
+        if step.hypothesis:
+            while len(self.others) < step.hypothesis:
+                self.others.append(Completion(self.prompt_tokens, self.seed))
+            self.others[step.hypothesis - 1].add(replace(step, hypothesis=0))
+            return
         self.text += step.text
         self.ids.append(step.id)
         self.logprobs.append(step.logprob)
@@ -44,7 +52,7 @@ class Completion:
         self.drafted += step.drafted
         self.accepted += step.accepted
         if step.finish_reason is not None:
-            self.finish_reason = step.finish_reason
+            self.finish_reason, self.score = step.finish_reason, step.score
 
 
 class Run(Iterator[Step]):
@@ -58,10 +66,15 @@ class Run(Iterator[Step]):
         # The results so far.
         self.completions = [Completion(len(row.prompt), row.seed) for row in requests]
         share, speculate = _fit_memory(loaded, requests)
-        self._steps = _steps(loaded, requests, share, speculate)
+        # The steps of each pass, which are none while all rows are searches.
+        self.passes = _passes(loaded, requests, share, speculate)
+        self._steps = chain.from_iterable(self.passes)
 
     def __next__(self) -> Step:
-        step = next(self._steps)
+        return self.add(next(self._steps))
+
+    def add(self, step: Step) -> Step:
+        """Add a step of one of the `passes` to the results; return it."""
         self.completions[step.row].add(step)
         return step
 
@@ -71,7 +84,7 @@ def working_set(model: GPT2, requests: Sequence[Request], drafts: int = 0) -> in
 
     The weights, those of a draft model, and prefixes are not included.
     """
-    config, rows = model.config, len(requests)
+    config, rows = model.config, _width(requests)
     prompt = max((len(row.prompt) for row in requests), default=0)
     new = [min(r.options.max_tokens, config.n_positions - len(r.prompt)) for r in requests]
     slots = model.ops.cache_panel
@@ -112,21 +125,26 @@ def _fit_memory(loaded: LoadedModel, requests: Sequence[Request]) -> tuple[bool,
     return share, needed + (prefixes if share else 0) <= free
 
 
+def _width(requests: Sequence[Request]) -> int:
+    """Return the number of rows that requests take; a search has one for each beam."""
+    return sum(request.options.beams or 1 for request in requests)
+
+
 def _prefix_bytes(loaded: LoadedModel, requests: Sequence[Request]) -> int:
     return loaded.prefixes.new_bytes([row.prompt[:-1] for row in requests])
 
 
-def _steps(
+def _passes(
     loaded: LoadedModel, requests: Sequence[Request], share: bool, speculate: bool
-) -> Iterator[Step]:
+) -> Iterator[list[Step]]:
     use_cache = all(row.options.use_cache for row in requests)
     batch = Batch(loaded, speculate=speculate)
-    rows = [BatchRow(number, request, loaded) for number, request in enumerate(requests)]
+    rows = [new_row(number, request, loaded) for number, request in enumerate(requests)]
     is_filled = False
     while rows:
         if not is_filled:
             batch.fill(rows, use_cache=use_cache, share=share)
-        yield from batch.step()
+        yield batch.step()
         rows = batch.rows
         full = [row for row in rows if row.growth == 0]
         for row in full:
@@ -154,7 +172,7 @@ def complete(
         for indices in _batches(loaded, chunk, batch_size):
             run = Run(loaded, [chunk[index] for index in indices])
             for step in run:
-                if step.finish_reason is not None:
+                if step.finish_reason is not None and not step.hypothesis:
                     early[indices[step.row]] = run.completions[step.row]
                 while following in early:
                     yield early.pop(following)
@@ -172,16 +190,17 @@ def _batches(
     def length(index: int) -> tuple[int, int]:
         return len(requests[index].prompt), requests[index].options.max_tokens
 
-    def needed(indices: list[int]) -> int:
+    def too_large(indices: list[int]) -> bool:
         batch = [requests[index] for index in indices]
-        return working_set(loaded.model, batch) + _prefix_bytes(loaded, batch)
+        needed = working_set(loaded.model, batch) + _prefix_bytes(loaded, batch)
+        return _width(batch) > LARGEST or (free is not None and 2 * needed > free)
 
     indices = sorted(range(len(requests)), key=length, reverse=True)
     batches = []
     free = None if batch_size else loaded.model.ops.free_memory()
     while indices:
         size = batch_size or LARGEST
-        while free is not None and size > 1 and 2 * needed(indices[:size]) > free:
+        while not batch_size and size > 1 and too_large(indices[:size]):
             size //= 2
         batches.append(indices[:size])
         indices = indices[size:]

@@ -10,6 +10,7 @@ model has seldom seen a word in other pieces. (In a Lark grammar, any pieces are
 
 import json
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
@@ -39,6 +40,12 @@ class Matcher:
         self._state = _begin(self._guide, constraint).deep_copy()
         self.end: End | None = None  # why no token can follow
         self._renew()
+
+    def fork(self) -> "Matcher":
+        """Return a copy, to which other tokens may be appended."""
+        fork = copy(self)
+        fork._state = self._state.deep_copy()
+        return fork
 
     def push(self, id: int) -> None:
         """Append the next token."""

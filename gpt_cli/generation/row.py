@@ -1,14 +1,14 @@
 """Rows of a batch: requests, their texts so far, and the choice of their next tokens."""
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 from gpt_cli.errors import ContextError, InputError, counted
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.matcher import End, Matcher, check
-from gpt_cli.generation.sampling import sample, uniforms
+from gpt_cli.generation.sampling import TopLogprobs, sample, uniforms
 from gpt_cli.gpt2.edits import Bound
 from gpt_cli.ops import Array
 from gpt_cli.options.declare import OptionError
@@ -62,6 +62,27 @@ class Request:
         """Return the seed of the row's draws."""
         assert self.options.seed is not None  # noqa: S101 (narrows the type)
         return self.options.seed
+
+
+ChosenToken: TypeAlias = tuple[int, float, TopLogprobs]  # fields of a `Step`: id, logprob, ...
+
+
+@dataclass(frozen=True)
+class Step:
+    """One new token of one row."""
+
+    row: int  # which request
+    id: int
+    logprob: float  # natural logarithm of its probability before any sampling option
+    top_logprobs: TopLogprobs  # the likeliest ids with theirs, if requested
+    text: str  # the characters that are now certain; those of the token may come later
+    finish_reason: FinishReason | None  # set on the row's last step
+    seconds: float  # since the first pass began
+    model_seconds: float  # of the pass that all rows share and of drafting for it
+    drafted: int = 0  # tokens that the pass verified; these two are 0 in further steps of a pass
+    accepted: bool = False  # whether this token was drafted
+    hypothesis: int = 0  # of a beam search, from 0, the best
+    score: float | None = None  # of the hypothesis, on its last step
 
 
 class StopStrings:
@@ -124,6 +145,14 @@ class BatchRow:
         """Return the number of tokens that the window has room for."""
         left = self.options.max_tokens - len(self.generated)
         return min(left, self._config.n_positions - len(self.window))
+
+    def fork(self) -> Self:
+        """Return a copy, to which other tokens may be appended."""
+        row = copy(self)
+        row.ids, row.generated, row.window = self.ids[:], self.generated[:], self.window[:]
+        row._decoder, row._stops = self._decoder.fork(), copy(self._stops)
+        row.matcher = self.matcher and self.matcher.fork()
+        return row
 
     def draw(self, step: int) -> float:
         """Return the random number of a step, in [0, 1)."""
@@ -196,6 +225,16 @@ class Chooser:
         """Return the ids that are never chosen for a row."""
         return self._banned[row.options.ignore_eos]
 
+    def ban(self, logits: Array, positions: Sequence[Position]) -> None:
+        """Set the logits (P, V) of tokens that may not be chosen at positions to -inf."""
+        xp = self._ops.xp
+        logits[:, self._banned[False]] = -xp.inf
+        for index, (row, drafts) in enumerate(positions):
+            if row.options.ignore_eos:
+                logits[index, self._banned[True]] = -xp.inf
+            if row.matcher and (allowed := row.matcher.allowed(drafts)).any():
+                logits[index, ~xp.asarray(allowed)] = -xp.inf
+
     def choose(self, logits: Array, positions: Sequence[Position]) -> Array:
         """Choose the next token at every position: logits (P, V) -> ids (P,).
 
@@ -203,21 +242,18 @@ class Chooser:
         parameters are sampled together. The logits of tokens that may not be chosen become -inf.
         """
         xp = self._ops.xp
-        logits[:, self._banned[False]] = -xp.inf
+        self.ban(logits, positions)
         alike: dict[SamplingParams, list[int]] = {}
-        for index, (row, drafts) in enumerate(positions):
-            alike.setdefault(row.sampling, []).append(index)
-            if row.options.ignore_eos:
-                logits[index, self._banned[True]] = -xp.inf
-            if row.matcher and (allowed := row.matcher.allowed(drafts)).any():
-                logits[index, ~xp.asarray(allowed)] = -xp.inf
+        for index, at in enumerate(positions):
+            alike.setdefault(at.row.sampling, []).append(index)
         ids = xp.empty(len(positions), xp.int64)
         for params, indices in alike.items():
             group = [positions[index] for index in indices]
             part = indices if len(alike) > 1 else slice(None)  # a list would make a copy
-            seen = [chain(at.row.ids, at.drafts) for at in group]
-            generated = [chain(at.row.generated, at.drafts) for at in group]
-            draws = []
+            draws, seen, generated = [], [], []
+            if params.changes_logits:
+                seen = [[*row.ids, *drafts] for row, drafts in group]
+                generated = [[*row.generated, *drafts] for row, drafts in group]
             if params.temperature:
                 draws = [at.row.draw(len(at.row.generated) + len(at.drafts)) for at in group]
             ids[part] = sample(self._ops, logits[part], xp.asarray(draws), params, seen, generated)

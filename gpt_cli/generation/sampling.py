@@ -1,22 +1,25 @@
-"""Logits to a token: bias, penalties, temperature, top-k, top-p, min-p, then one draw.
+"""Logits to a token: bias, penalties, temperature, top-k, top-p, min-p, typical-p, then one draw.
 
 The filters have the meaning and the order of transformers. Each sets the logits below a bound to
 -inf, so tokens of equal logits stay or go together, and the most likely token always stays.
 Sums over the vocabulary are running sums: a removed token and a probability of zero give the same
 bits. (A filter must not use `ops.log_normalizer`, whose sums have another order.)
 
-To add an option, declare it in `SamplingParams` and apply it in `sample`.
+To add an option, declare it in `SamplingParams` and apply it in `adjust` or `sample`.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
+from typing import TypeAlias
 
 import numpy as np
 
 from gpt_cli.ops import Array, Ops
 from gpt_cli.options.request import SamplingParams
+
+TopLogprobs: TypeAlias = list[tuple[int, float]]  # ids with their log-probabilities
 
 GROUP = 64  # columns of logits per group in `likely_columns`
 
@@ -34,7 +37,7 @@ def uniforms(key: tuple[int, int], first: int, count: int) -> Array:
 
 
 def repeat_penalty(
-    xp: ModuleType, logits: Array, seen: Sequence[Iterable[int]], penalty: float
+    xp: ModuleType, logits: Array, seen: Sequence[Sequence[int]], penalty: float
 ) -> Array:
     """Divide the logits of the ids that a row has seen by `penalty`, or multiply negative ones.
 
@@ -49,7 +52,7 @@ def repeat_penalty(
 
 
 def generated_penalty(
-    logits: Array, generated: Sequence[Iterable[int]], presence: float, frequency: float
+    logits: Array, generated: Sequence[Sequence[int]], presence: float, frequency: float
 ) -> Array:
     """Lower the logits of the ids that a row has generated, as OpenAI's completions do.
 
@@ -59,6 +62,20 @@ def generated_penalty(
     for row, ids in enumerate(generated):
         for id, count in Counter(ids).items():
             logits[row, id] -= presence + count * frequency
+    return logits
+
+
+def ban_repeats(xp: ModuleType, logits: Array, seen: Sequence[Sequence[int]], size: int) -> Array:
+    """Remove the ids that would end `size` ids that a text has already, unless no other may."""
+    logits = logits.copy()
+    for row, text in zip(logits, seen, strict=True):
+        last = tuple(text[len(text) - size + 1 :])
+        ngrams = zip(*(text[start:] for start in range(size)), strict=False)
+        banned = xp.asarray([ngram[-1] for ngram in ngrams if ngram[:-1] == last], "int64")
+        kept = row.copy()
+        kept[banned] = -xp.inf
+        if kept.max() > -xp.inf:
+            row[:] = kept
     return logits
 
 
@@ -100,6 +117,25 @@ def top_p(ops: Ops, logits: Array, p: float) -> Array:
 def min_p(xp: ModuleType, logits: Array, p: float) -> Array:
     """Keep the tokens at least p times as likely as the most likely one."""
     return keep_from(xp, logits, logits.max(axis=-1, keepdims=True) + math.log(p))
+
+
+def typical_p(ops: Ops, logits: Array, p: float) -> Array:
+    """Keep the fewest tokens, of nearly the expected surprise, whose probabilities add up to p.
+
+    Meister et al., "Locally Typical Sampling", 2022.
+    """
+    xp = ops.xp
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    weights = ops.exp(shifted).astype("float64")
+    weighted = weights * xp.where(weights > 0, shifted, 0)
+    mean = xp.cumsum(weighted, axis=-1)[:, -1:] / xp.cumsum(weights, axis=-1)[:, -1:]
+    # The surprise is the normalizer - shifted, and its mean, the entropy, the normalizer - mean.
+    distance = xp.abs(shifted - mean)
+    order = xp.argsort(distance, axis=-1, kind="stable")
+    cumulated = xp.cumsum(xp.take_along_axis(weights, order, axis=-1), axis=-1)
+    last = (cumulated[:, :-1] < p * cumulated[:, -1:]).sum(axis=-1, keepdims=True)
+    bound = xp.take_along_axis(distance, xp.take_along_axis(order, last, axis=-1), axis=-1)
+    return xp.where(distance <= bound, logits, -xp.inf)
 
 
 def cumulated_weights(ops: Ops, logits: Array) -> Array:
@@ -156,29 +192,54 @@ def likeliest(ops: Ops, logits: Array, count: int) -> tuple[Array, Array]:
     return ids, best_logits - ops.log_normalizer(logits)[:, None]
 
 
-def sample(
-    ops: Ops,
-    logits: Array,
-    uniforms: Array,
-    params: SamplingParams,
-    seen: Sequence[Iterable[int]],
-    generated: Sequence[Iterable[int]] = (),
-) -> Array:
-    """Choose the next tokens of rows: logits (B, V) -> ids (B,). -inf is never chosen.
+def top_logprobs(ops: Ops, logits: Array, counts: Sequence[int]) -> list[TopLogprobs]:
+    """Return the likeliest tokens for rows of logits, `counts` of them."""
+    if not any(counts):
+        return [[] for _ in counts]
+    ids, logprobs = (ops.to_host(array).tolist() for array in likeliest(ops, logits, max(counts)))
+    rows = zip(ids, logprobs, counts, strict=True)
+    return [list(zip(*row, strict=True))[:count] for *row, count in rows]
 
-    `uniforms` (B,) in [0, 1) are the draws, as fractions of the cumulated probabilities; they are
-    not used if the temperature is 0. `seen` are the ids of the rows so far, for the repeat penalty,
-    and `generated` are those that were generated, for the other penalties.
+
+def adjust(
+    xp: ModuleType,
+    logits: Array,
+    params: SamplingParams,
+    seen: Sequence[Sequence[int]],
+    generated: Sequence[Sequence[int]],
+) -> Array:
+    """Apply bias, penalties and bans to the logits or log-probabilities (B, V) of rows.
+
+    `seen` are the ids of the rows so far, and `generated` are those that were generated.
     """
-    xp = ops.xp
     if params.logit_bias:
         columns, biases = zip(*params.logit_bias, strict=True)
         logits = logits.copy()
         logits[:, list(columns)] += xp.asarray(biases, logits.dtype)
     if params.repeat_penalty != 1:
         logits = repeat_penalty(xp, logits, seen, params.repeat_penalty)
+    if params.no_repeat_ngram:
+        logits = ban_repeats(xp, logits, seen, params.no_repeat_ngram)
     if any(penalties := (params.presence_penalty, params.frequency_penalty)):
         logits = generated_penalty(logits, generated, *penalties)
+    return logits
+
+
+def sample(
+    ops: Ops,
+    logits: Array,
+    uniforms: Array,
+    params: SamplingParams,
+    seen: Sequence[Sequence[int]],
+    generated: Sequence[Sequence[int]] = (),
+) -> Array:
+    """Choose the next tokens of rows: logits (B, V) -> ids (B,). -inf is never chosen.
+
+    `uniforms` (B,) in [0, 1) are the draws, as fractions of the cumulated probabilities; they are
+    not used if the temperature is 0. For `seen` and `generated`, see `adjust`.
+    """
+    xp = ops.xp
+    logits = adjust(xp, logits, params, seen, generated)
     if params.temperature == 0:
         return xp.argmax(logits, axis=-1)
     if (chosen := ops.choose(logits, uniforms, params)) is not None:
@@ -194,6 +255,8 @@ def sample(
         logits = top_p(ops, logits, params.top_p)
     if params.min_p > 0:
         logits = min_p(xp, logits, params.min_p)
+    if params.typical_p < 1:
+        logits = typical_p(ops, logits, params.typical_p)
     cumulated = cumulated_weights(ops, logits)
     below = cumulated[:, :-1] <= (uniforms * cumulated[:, -1])[:, None]
     return ids[below.sum(axis=-1)]

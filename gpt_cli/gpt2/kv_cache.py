@@ -74,10 +74,13 @@ class KVCache:
         view.keys, view.values = self.keys[start:stop], self.values[start:stop]
         return view
 
-    def copy_row(self, row: int, other: "KVCache", other_row: int, tokens: int) -> None:
-        """Replace a row by the first tokens of a row of another cache."""
-        stop = -(-tokens // self._ops.cache_panel)
-        self.keys[:, row, :, :stop] = other.keys[:, other_row, :, :stop]
-        self.values[:, row, :, :stop] = other.values[:, other_row, :, :stop]
+    def copy_row(
+        self, row: int, other: "KVCache", other_row: int, tokens: int, start: int = 0
+    ) -> None:
+        """Replace a row by the first tokens of a row of a cache; it has those before `start`."""
+        size = self._ops.cache_panel
+        part = slice(start // size, -(-tokens // size))
+        self.keys[:, row, :, part] = other.keys[:, other_row, :, part]
+        self.values[:, row, :, part] = other.values[:, other_row, :, part]
         self.lengths = self.lengths.copy()
         self.lengths[row] = tokens

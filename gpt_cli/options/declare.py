@@ -233,6 +233,12 @@ def _convert_biases(value: Any) -> tuple[tuple[int, float], ...]:
     return tuple(sorted({int(id): float(bias) for id, bias in pairs}.items()))
 
 
+def _convert_early(value: Any) -> bool | str:
+    if value != "never":
+        return bool(_require(value, bool))
+    return str(value)
+
+
 def _convert_path(value: Any) -> Path:
     if value == "":  # such as of a variable that is not set; Path takes it for the current folder
         raise ValueError
@@ -256,6 +262,13 @@ TEXT = Kind("a string", str, lambda value: _require(value, str))
 SCHEMA = Kind("a JSON schema", str, _convert_schema)
 PATH = Kind("a path", str, _convert_path)
 TEXTS = Kind("a string or a list of strings", list[str], _convert_texts)
+EARLY = Kind(
+    'true, false or "never"',
+    str,
+    _convert_early,
+    lambda text: {"true": True, "false": False}.get(text, text),
+    values=("false", "true", "never"),
+)
 BIASES = Kind(
     "a number for each token id (such as 452=-100)", list[str], _convert_biases, _parse_bias
 )

@@ -13,6 +13,7 @@ from gpt_cli.options.declare import (
     AT_LEAST_0,
     AT_LEAST_1,
     BIASES,
+    EARLY,
     SCHEMA,
     Declared,
     OptionError,
@@ -34,6 +35,7 @@ _BIASES = Range(
     lambda biases: all(id >= 0 and -100 <= bias <= 100 for id, bias in biases),
     "token ids with numbers from -100 to 100",
 )
+_NO_FILTERS = {"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "typical_p": 1}
 CHOICES = Range(lambda texts: texts and "" not in texts, "one or more texts that are not empty")
 
 
@@ -56,6 +58,12 @@ class SamplingParams(Declared):
         "Drop tokens less likely than this fraction of the likeliest; 0 drops none.",
         between(0, 1),
     )
+    typical_p: float = option(
+        1.0,
+        "Keep the tokens whose surprise is nearest to the expected one, of this total probability; "
+        "1 keeps all.",
+        _TOP_P,
+    )
     repeat_penalty: float = option(
         1.0, "Make tokens that are already in the text less likely; 1 is off.", _DIVISORS
     )
@@ -69,6 +77,9 @@ class SamplingParams(Declared):
         "Subtract this from the logit of a token for each time it was generated.",
         between(-2, 2),
     )
+    no_repeat_ngram: int = option(
+        0, "Let no N tokens in a row occur twice in the text; 0 is off.", AT_LEAST_0, metavar="N"
+    )
     logit_bias: Sequence[tuple[int, float]] = option(
         (),
         "Add BIAS to the logit of a token, such as -100 to ban it; repeatable.",
@@ -79,9 +90,9 @@ class SamplingParams(Declared):
 
     @property
     def changes_logits(self) -> bool:
-        """Return whether there is a bias or a penalty."""
+        """Return whether there is a bias, a penalty or a ban of n-grams."""
         penalties = self.presence_penalty or self.frequency_penalty or self.repeat_penalty != 1
-        return bool(self.logit_bias or penalties)
+        return bool(self.logit_bias or penalties or self.no_repeat_ngram)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +100,24 @@ class Options(SamplingParams):
     """The options of a continuation."""
 
     max_tokens: int = option(128, "Generate at most this many tokens.", AT_LEAST_1, aliases=("-n",))
+    beams: int | None = option(
+        None,
+        "Search for the likeliest texts, continuing N side by side, in place of drawing one.",
+        between(1, 128),
+        metavar="N",
+    )
+    length_penalty: float = option(
+        1.0,
+        "Divide the log-probability of a text of --beams by its tokens ** X; a higher X favours "
+        "longer texts.",
+        between(-10, 10),
+    )
+    early_stopping: bool | Literal["never"] = option(
+        False,
+        "End --beams when N texts have ended (true), when no better one is likely (false), or only "
+        "when none is possible (never).",
+        kind=EARLY,
+    )
     seed: int | None = option(
         None,
         "Seed of the random choices: the same seed gives the same text; random if not set.",
@@ -155,6 +184,20 @@ class Options(SamplingParams):
         constraints = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         if len(constraints) > 1:
             raise OptionError(constraints[1], "must be the only constraint of a text")
+        if self.beams is None:
+            self._check_unset(
+                {"length_penalty": 1, "early_stopping": False}, "applies only to beams"
+            )
+        else:
+            self._check_unset(_NO_FILTERS, "cannot be set with beams, which draw nothing")
+            if self.overflow == "shift":
+                raise OptionError("overflow", "cannot be shift with beams")
+
+    def _check_unset(self, neutral: Mapping[str, Any], complaint: str) -> None:
+        """Raise OptionError if an option is neither its default nor its neutral value."""
+        for name, value in neutral.items():
+            if getattr(self, name) not in (value, getattr(Options, name)):
+                raise OptionError(name, complaint)
 
     @cached_property
     def constraint(self) -> Constraint | None:
@@ -202,11 +245,16 @@ class OptionFields(TypedDict, total=False):
     top_k: int
     top_p: float
     min_p: float
+    typical_p: float
     repeat_penalty: float
     presence_penalty: float
     frequency_penalty: float
+    no_repeat_ngram: int
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] | Sequence[str]
     max_tokens: int
+    beams: int | None
+    length_penalty: float
+    early_stopping: bool | Literal["never"]
     seed: int | None
     stop: str | Sequence[str]
     include_stop: bool

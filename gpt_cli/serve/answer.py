@@ -19,8 +19,8 @@ from starlette.types import Receive, Scope, Send
 from gpt_cli.engine import Engine
 from gpt_cli.errors import GPTCLIError, InputError
 from gpt_cli.folder.tokenizer import Tokenizer
-from gpt_cli.generation.decode import Step, TopLogprobs
-from gpt_cli.generation.row import Request
+from gpt_cli.generation.row import Request, Step
+from gpt_cli.generation.sampling import TopLogprobs
 from gpt_cli.options.request import Options
 from gpt_cli.serve.metrics import Metrics
 from gpt_cli.serve.prompts import Event, PendingText, Pooling, PromptScore, Vector

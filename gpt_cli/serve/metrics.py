@@ -11,7 +11,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from gpt_cli.generation.decode import Step
+from gpt_cli.generation.row import Step
 from gpt_cli.serve.scheduler import Scheduler
 
 _OLDER = 0.9  # of a mean, with the next value

@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli.errors import CheckpointError
-from gpt_cli.generation.decode import Step, TopLogprobs, top_logprobs
 from gpt_cli.generation.prefix_cache import PrefixCache
-from gpt_cli.generation.row import Request
-from gpt_cli.generation.sampling import log_probabilities
+from gpt_cli.generation.row import Request, Step
+from gpt_cli.generation.sampling import TopLogprobs, log_probabilities, top_logprobs
 from gpt_cli.gpt2.edits import editor
 from gpt_cli.gpt2.hooks import FINAL, Recorder, hook_shapes, rows_of
 from gpt_cli.gpt2.kv_cache import KVCache

@@ -1,0 +1,123 @@
+"""Beam search: the likeliest texts of a request, as far as a search of limited width finds them.
+
+A search of width N continues up to N texts, its beams, side by side:
+
+    pass     1        2                     3
+    beams    the      the cat               the cat sat
+             a        a dog                 the cat ran
+    ended                                   a dog<|endoftext|>
+
+The likeliest of all continuations of all beams are the next beams. Those that end are kept if they
+are among the N best. The scores, and when a search ends, are those of transformers.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from operator import attrgetter
+
+from gpt_cli.generation.loaded import LoadedModel
+from gpt_cli.generation.row import BatchRow, Chooser, ChosenToken, Position, Request, Step
+from gpt_cli.generation.sampling import adjust, likely_columns, top_logprobs
+from gpt_cli.ops import Array, Ops
+
+
+class Beam(BatchRow):
+    """A text of a search: a row of a batch."""
+
+    def __init__(self, number: int, request: Request, loaded: LoadedModel):
+        super().__init__(number, request, loaded)
+        self.search = BeamSearch(self, request, loaded)
+        self.total = 0.0  # log-probability of the new tokens, after bias and penalties
+        self.score = 0.0  # total / number of new tokens ** length_penalty
+        self.steps: list[Step] = []
+
+
+def new_row(number: int, request: Request, loaded: LoadedModel) -> BatchRow:
+    """Return the row with which a request begins."""
+    return (Beam if request.options.beams else BatchRow)(number, request, loaded)
+
+
+class BeamSearch:
+    """The search for the likeliest texts of one request.
+
+    Attributes:
+        beams: the texts that go on, the likeliest first; none once the search has ended. At first
+            it is the prompt.
+        hypotheses: the best texts that have ended, the best first.
+    """
+
+    def __init__(self, prompt: Beam, request: Request, loaded: LoadedModel):
+        self._options, ends = request.options, loaded.config.eos_token_id
+        self._width = request.options.beams or 1
+        # Continuations per pass. If all beams go on with all end tokens, others are left.
+        self._count = max(2, 1 + len(ends)) * self._width
+        self._longest = prompt.growth
+        self.beams, self.hypotheses = [prompt], list[Beam]()
+
+    def advance(
+        self, ops: Ops, chooser: Chooser, logits: Array, seconds: tuple[float, float]
+    ) -> list[int]:
+        """Replace the beams by their likeliest continuations: logits (beams, V) -> their parents.
+
+        A parent is the index of an earlier beam. `seconds` are those of the steps: see `Step`.
+        """
+        beams, parents = list[Beam](), list[int]()
+        for rank, (parent, total, token) in enumerate(self._likeliest(ops, chooser, logits)):
+            if rank >= self._width == len(beams):
+                break
+            beam = self.beams[parent].fork()
+            text, finish_reason = beam.push(token[0])
+            beam.total = total
+            beam.score = total / len(beam.generated) ** self._options.length_penalty
+            beam.steps = [*beam.steps, Step(beam.number, *token, text, finish_reason, *seconds)]
+            if finish_reason is None:
+                beams.append(beam)
+                parents.append(parent)
+            elif rank < self._width:
+                self.hypotheses.append(beam)
+        self.hypotheses.sort(key=attrgetter("score"), reverse=True)
+        del self.hypotheses[self._width :]
+        self.beams = [] if self._ends(beams) else beams
+        return parents
+
+    def _likeliest(
+        self, ops: Ops, chooser: Chooser, logits: Array
+    ) -> Iterator[tuple[int, float, ChosenToken]]:
+        """Yield continuations, the likeliest first: indices of beams, totals, and tokens.
+
+        Of equal ones, that with the lower id comes first.
+        """
+        xp, beams = ops.xp, self.beams
+        normalizer = ops.log_normalizer(logits)  # includes tokens that may not be chosen
+        top = top_logprobs(ops, logits, [self._options.top_logprobs] * len(beams))
+        totals = logits - normalizer[:, None]
+        chooser.ban(totals, [Position(beam) for beam in beams])
+        texts = [beam.ids for beam in beams], [beam.generated for beam in beams]
+        totals = adjust(xp, totals, beams[0].sampling, *texts)
+        totals += xp.asarray([[beam.total] for beam in beams])
+        likely = likely_columns(xp, totals, self._count)
+        by_id = totals[:, likely].T.ravel()
+        best = xp.argsort(-by_id, kind="stable")[: self._count]
+        ids, parents = likely[best // len(beams)], best % len(beams)
+        logprobs = logits[parents, ids] - normalizer[parents]
+        columns = (ops.to_host(x).tolist() for x in (parents, by_id[best], ids, logprobs))
+        for parent, total, id, logprob in zip(*columns, strict=True):
+            if total > -math.inf:
+                yield parent, total, (id, logprob, top[parent])
+
+    def _ends(self, beams: Sequence[Beam]) -> bool:
+        """Return whether no text can go on, or no better one is expected."""
+        options = self._options
+        if not beams or len(self.hypotheses) < self._width or options.early_stopping is True:
+            return not beams or len(self.hypotheses) == self._width
+        longest = options.early_stopping == "never" and options.length_penalty > 0
+        tokens = self._longest if longest else len(beams[0].generated)
+        return beams[0].total / tokens**options.length_penalty <= self.hypotheses[-1].score
+
+    def steps(self) -> Iterator[Step]:
+        """Yield the steps of the hypotheses of a search that has ended, those of the best last."""
+        for rank in reversed(range(len(self.hypotheses))):
+            *steps, last = self.hypotheses[rank].steps
+            for step in (*steps, replace(last, score=self.hypotheses[rank].score)):
+                yield replace(step, hypothesis=rank)
