@@ -46,6 +46,7 @@ COMPLETION: Schema = {
         "accepted": "int64",
     },
 }
+HYPOTHESIS: Schema = {"score": "double"}  # of completions that a beam search has found
 SCORE: Schema = {
     "model": "string",
     "adapter": "string",
@@ -104,6 +105,8 @@ def of_completion(engine: "Engine", completion: "Completion", *, logprobs: bool 
         _record(COMPLETION["usage"], completion.prompt_tokens, len(completion.ids)),
         timing(engine, completion),
     )
+    if completion.score is not None:
+        record |= _record(HYPOTHESIS, completion.score)
     if logprobs:
         steps = zip(completion.ids, completion.logprobs, completion.top_logprobs, strict=True)
         record["logprobs"] = [

@@ -62,8 +62,8 @@ class DraftModel:
         """Draft by `Ops.draft`, or return None if that does not know the rows' options."""
         model, params, banned = self._model, rows[0].sampling, self._chooser.banned(rows[0])
         alike = len({(row.sampling, row.options.ignore_eos) for row in rows}) == 1
-        constrained = any(row.matcher for row in rows)
-        if model.ops.draft is None or not alike or params.changes_logits or constrained:
+        more = params.changes_logits or params.typical_p < 1 or any(row.matcher for row in rows)
+        if model.ops.draft is None or not alike or more:
             return None
         last, draws = np.array([row.ids[-1] for row in rows]), np.zeros((count, len(rows)))
         if params.temperature:

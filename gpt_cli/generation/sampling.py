@@ -242,7 +242,8 @@ def sample(
     logits = adjust(xp, logits, params, seen, generated)
     if params.temperature == 0:
         return xp.argmax(logits, axis=-1)
-    if (chosen := ops.choose(logits, uniforms, params)) is not None:
+    chosen = ops.choose(logits, uniforms, params) if params.typical_p == 1 else None
+    if chosen is not None:
         return chosen
     # First, as dividing few columns is cheaper; the temperature does not change which are largest.
     if 0 < params.top_k < logits.shape[-1]:

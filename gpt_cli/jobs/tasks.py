@@ -135,7 +135,8 @@ class Generation(Task):
     @property
     def schema(self) -> Schema:
         token = records.TOKEN | {"top": [records.TOKEN]}
-        return records.COMPLETION | ({"logprobs": [token]} if self.logprobs else {})
+        schema = records.COMPLETION | records.HYPOTHESIS
+        return schema | ({"logprobs": [token]} if self.logprobs else {})
 
     @property
     def rows_together(self) -> int:

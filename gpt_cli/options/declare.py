@@ -266,7 +266,7 @@ EARLY = Kind(
     'true, false or "never"',
     str,
     _convert_early,
-    lambda text: {"true": True, "false": False}.get(text, text),
+    lambda text: {"true": True, "false": False}.get(text.lower(), text),
     values=("false", "true", "never"),
 )
 BIASES = Kind(

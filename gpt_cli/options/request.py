@@ -117,6 +117,7 @@ class Options(SamplingParams):
         "End --beams when N texts have ended (true), when no better one is likely (false), or only "
         "when none is possible (never).",
         kind=EARLY,
+        show_default="false",
     )
     seed: int | None = option(
         None,

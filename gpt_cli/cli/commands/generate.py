@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 _ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r", r"\\": "\\"}
 _SAMPLES = option(
     1,
-    "Number of texts, up to 10,000; several are printed together at the end, separated by ---.",
+    "Number of texts, up to 10,000, or the best of --beams; several are printed together at the "
+    "end, separated by ---.",
     between(1, 10_000),  # all are computed side by side
 )
 
@@ -60,6 +61,8 @@ def generate(
     """
     if logprobs is not None and not as_json:
         raise InputError("--logprobs is part of the JSON: add --json")
+    if samples > (options.beams or samples):
+        raise InputError(f"--samples must be at most --beams, which is {options.beams}")
     options = inputs.with_choices(options, choices_file, [file or (words or ["-"])[0]])
     text = inputs.read_prompt(words, file, quiet=loading.quiet)
     if escape:
@@ -67,19 +70,23 @@ def generate(
     if options.choices:
         options = replace(options, choices=[*jobs.spaced(text, options.choices)])
     engine = loading.load()
-    run = engine.run([text] * samples, replace(options, top_logprobs=logprobs or 0))
+    prompts = [text] * (1 if options.beams else samples)
+    run = engine.run(prompts, replace(options, top_logprobs=logprobs or 0))
     prefix, streams = text if echo else "", stream and samples == 1 and not as_json
-    complete = _finish(run, prefix if streams else None, quiet=loading.quiet)
+    complete = _finish(run, options, prefix if streams else None, quiet=loading.quiet)
+    completions = [c for first in run.completions for c in (first, *first.others)][:samples]
     if as_json:
-        _write_records(engine, text, run.completions, logprobs=logprobs is not None)
+        _write_records(engine, text, completions, logprobs=logprobs is not None)
     elif not streams:
-        write("\n---\n".join(prefix + completion.text for completion in run.completions))
+        write("\n---\n".join(prefix + completion.text for completion in completions))
     if not as_json and on_terminal(sys.stdout):
         write("\n")
     if not loading.quiet:
-        remark(*_remarks(text, run, options, reported=as_json or stats))
+        remark(*_remarks(text, completions, options, reported=as_json or stats))
+        if len(completions) < samples:
+            remark(f"only {counted(len(completions), 'text')} can be generated")
     if stats:
-        note(*_statistics(engine, run.completions))
+        note(*_statistics(engine, completions))
     if not complete:
         raise typer.Exit(130)
 
@@ -92,21 +99,25 @@ def _with_escapes(options: Options) -> Options:
     return replace(options, stop=[*map(_unescape, options.stop)])
 
 
-def _finish(run: "Run", prefix: str | None, *, quiet: bool) -> bool:
+def _finish(run: "Run", options: Options, prefix: str | None, *, quiet: bool) -> bool:
     """Generate to the end, and write the text after `prefix` unless it is None.
 
     Return False if it was interrupted.
     """
-    shown = len(run.completions) > 1 and not quiet
+    tokens, beams = 0, options.beams
+    what = f"{counted(beams, 'beam')}, shown at the end" if beams else ""
+    what = what or counted(len(run.completions), "text")
+    shown = (len(run.completions) > 1 or bool(beams)) and not quiet
     try:
         with StatusLine(shown=shown, delay=LONG) as status:
             if prefix:
                 write(prefix)
-            for count, step in enumerate(run, 1):
-                if prefix is not None:
-                    write(step.text)
-                texts = counted(len(run.completions), "text")
-                status.show(f"{counted(count, 'token')} of {texts}")
+            for steps in run.passes:
+                for step in map(run.add, steps):
+                    if prefix is not None and not step.hypothesis:
+                        write(step.text)
+                tokens += len(steps) or 1  # each beam has one more
+                status.show(f"{counted(tokens, 'token')} of {what}")
     except KeyboardInterrupt:
         return False
     return True
@@ -124,9 +135,15 @@ def _write_records(
         write_json({"index": index, "prompt": prompt} | record)
 
 
-def _remarks(prompt: str, run: "Run", options: Options, *, reported: bool) -> list[str]:
+def _remarks(
+    prompt: str,
+    completions: Sequence["gpt_cli.Completion"],
+    options: Options,
+    *,
+    reported: bool,
+) -> list[str]:
     """Return notes about surprises, without reason and seed if those are `reported` anyway."""
-    reasons = {completion.finish_reason for completion in run.completions}
+    reasons = {completion.finish_reason for completion in completions}
     notes = []
     if prompt.endswith(" "):
         notes.append("the prompt ends with a space: leave it out, as GPT-2's words begin with one")
@@ -141,9 +158,9 @@ def _remarks(prompt: str, run: "Run", options: Options, *, reported: bool) -> li
         notes.append(f"the text was cut at --max-tokens {options.max_tokens}")
     if "stuck" in reasons:
         notes.append("no token can follow: the constraint has no end there, or is too complex")
-    drawn = options.seed is None and options.temperature > 0
+    drawn = options.seed is None and options.temperature > 0 and options.beams is None
     if drawn and (on_terminal(sys.stdout) or to_file) and not reported:
-        notes.append(f"--seed {run.completions[0].seed} gives this text again")
+        notes.append(f"--seed {completions[0].seed} gives this text again")
     return notes
 
 
@@ -167,6 +184,7 @@ def _facts(engine: "gpt_cli.Engine", completion: "gpt_cli.Completion") -> str:
         counted(len(completion.ids), "token") + (f" at {rate:.1f} a second" if rate else ""),
         f"{completion.accepted} of {counted(drafted, 'drafted token')} accepted" if drafted else "",
         f"finish reason {completion.finish_reason}",
+        "" if completion.score is None else f"score {completion.score:.4f}",
         f"seed {completion.seed}",
     ]
     return ", ".join(filter(None, facts))
