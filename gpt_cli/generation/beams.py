@@ -79,7 +79,7 @@ class BeamSearch:
         self.hypotheses.sort(key=attrgetter("score"), reverse=True)
         del self.hypotheses[self._width :]
         self.beams = [] if self._ends(beams) else beams
-        return parents
+        return parents if self.beams else []
 
     def _likeliest(
         self, ops: Ops, chooser: Chooser, logits: Array

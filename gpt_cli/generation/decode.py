@@ -120,7 +120,8 @@ class Batch:
             logits = self._next_logits()
         model_seconds = time.perf_counter() - began
         ops, rows = self._model.ops, [row for row in self.rows if not isinstance(row, Beam)]
-        alone = logits[[self.rows.index(row) for row in rows]] if searches else logits
+        parts = [self._part(logits, search.beams) for search in searches]
+        alone = self._part(logits, rows) if searches else logits  # with drafts
         choices = choose(ops, self._chooser, alone, rows) if rows else []
         seconds = time.perf_counter() - self._start
         if self._policy:
@@ -130,39 +131,43 @@ class Batch:
             for row, row_choices in zip(rows, choices, strict=True)
             for step in _steps(row, row_choices, seconds, model_seconds)
         ]
-        parts = [logits[[self.rows.index(beam) for beam in search.beams]] for search in searches]
         for search, part in zip(searches, parts, strict=True):
             steps += self._search(search, part, (seconds, model_seconds))
         self._set_lengths()
         ended = {step.row for step in steps if step.finish_reason is not None}
-        self.drop([row for row in self.rows if row.number in ended])
+        left = {beam for search in searches for beam in search.beams}
+        self.drop(
+            [r for r in self.rows if r.number in ended or (isinstance(r, Beam) and r not in left)]
+        )
         return steps
+
+    def _part(self, logits: Array, rows: Sequence[BatchRow]) -> Array:
+        """Return the logits of some rows: (all rows, V) -> (rows, V)."""
+        if rows == self.rows:
+            return logits
+        return logits[[self.rows.index(row) for row in rows]]
 
     def _search(
         self, search: BeamSearch, logits: Array, seconds: tuple[float, float]
     ) -> list[Step]:
         """Replace the beams of a search, after logits (beams, V); return all steps at its end."""
-        places = [self.rows.index(beam) for beam in search.beams]
+        indices = [self.rows.index(beam) for beam in search.beams]
         parents = search.advance(self._model.ops, self._chooser, logits, seconds)
-        if not search.beams:
-            return [*search.steps()]
-        # The first beam of a parent takes its place, so that a copy never overwrites a source.
-        free = [place for index, place in enumerate(places) if index not in parents]
-        for index, (beam, parent) in enumerate(zip(search.beams, parents, strict=True)):
-            place = places[parent]
-            if parent in parents[:index]:
-                place = free.pop() if free else len(self.rows)
-                self._copy(places[parent], place, beam)
-            self.rows[place : place + 1] = [beam]
-        self.drop([self.rows[place] for place in free])
-        return []
+        # The first beam of a parent takes its row, so that no copy overwrites another source.
+        free = [index for number, index in enumerate(indices) if number not in parents]
+        for number, (beam, parent) in enumerate(zip(search.beams, parents, strict=True)):
+            index = indices[parent]
+            if parent in parents[:number]:
+                index = free.pop() if free else len(self.rows)
+                self._copy_text(indices[parent], index, beam.window[:-1])
+            self.rows[index : index + 1] = [beam]
+        return [] if search.beams else [*search.steps()]
 
-    def _copy(self, source: int, place: int, beam: Beam) -> None:
-        """Copy from a row of the cache what the text of a beam has and that of `place` has not."""
-        other = self.rows[place].window if place < len(self.rows) else []
+    def _copy_text(self, source: int, index: int, text: list[int]) -> None:
+        """Copy from a row of the cache to another what the text there does not have in common."""
+        known = self.rows[index].window if index < len(self.rows) else []
         if self._memory:
-            start = agreed(other, beam.window[:-1])
-            self._memory.copy_row(place, self._memory, source, len(beam.window) - 1, start)
+            self._memory.copy_row(index, self._memory, source, len(text), agreed(known, text))
 
     def _next_logits(self) -> Array:
         """Compute the logits (P, V) after the last token of a row and after its drafts."""
