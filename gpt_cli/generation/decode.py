@@ -134,8 +134,9 @@ class Batch:
         for search, part in zip(searches, parts, strict=True):
             steps += self._search(search, part, (seconds, model_seconds))
         self._set_lengths()
+        # At last, since a row that moves takes the cache of its new text.
         ended = {step.row for step in steps if step.finish_reason is not None}
-        self.drop([row for row in self.rows if row.number in ended])
+        self.drop([row for row in self.rows if row.number in ended or _is_unused(row)])
         return steps
 
     def _search(
@@ -154,7 +155,6 @@ class Batch:
                 place = free.pop() if free else len(self.rows)
                 self._copy(places[parent], place, beam)
             self.rows[place : place + 1] = [beam]
-        self.drop([self.rows[place] for place in free])
         return []
 
     def _copy(self, source: int, place: int, beam: Beam) -> None:
@@ -189,6 +189,11 @@ class Batch:
             self.cache.lengths = np.array([len(row.window) - 1 for row in self.rows])
         for row in self.rows:
             row.drafts = []
+
+
+def _is_unused(row: BatchRow) -> bool:
+    """Return whether a row was a beam that does not go on."""
+    return isinstance(row, Beam) and row not in row.search.beams
 
 
 def _steps(
