@@ -248,12 +248,10 @@ def test_a_search_that_loses_beams_changes_no_other(loaded, running):
     # Of the first, three of four beams end at the second token, and new ones begin.
     patterns = ["jk|lk|mk|q[rs][tu][vw]", "n{9}|o{9}|p{9}"]
     panel = loaded.model.ops.cache_panel
-    for size in range(
-        panel - 2, panel + 1
-    ):  # the first tokens of a panel are moved in one of these
-        shared, caller = running(), Caller()
+    for size in range(panel - 2, panel + 2):  # the token of a moved row is the first of a panel
+        shared, caller = running(max_batch=8), Caller()
         searches = [Options(max_tokens=9, beams=4, regex=pattern) for pattern in patterns]
-        tasks = [caller.task(Request([5] * size, options)) for options in searches]
+        tasks = [caller.task(Request([n] * size, chosen)) for n, chosen in enumerate(searches)]
         caller.compute(shared, tasks, at_once=True)
         for task in tasks:
             assert_same(caller.completions[task.number], alone(loaded, task.request))
