@@ -23,6 +23,7 @@ PEERS = ("transformers", "ctranslate2")
 
 
 def ours(engine: str, folder: str, threads: int, ids: list[int]) -> Callable[[], object]:
+    """Return a function that continues ids by beams, or by as many rows."""
     from dataclasses import replace
 
     import gpt_cli
@@ -39,6 +40,7 @@ def ours(engine: str, folder: str, threads: int, ids: list[int]) -> Callable[[],
 
 
 def transformers(folder: str, threads: int, ids: list[int]) -> Callable[[], object]:
+    """Return a function that continues ids by the beam search of transformers."""
     import torch
     from transformers import GPT2LMHeadModel
 
@@ -50,6 +52,7 @@ def transformers(folder: str, threads: int, ids: list[int]) -> Callable[[], obje
 
 
 def ctranslate2(folder: str, threads: int, ids: list[int]) -> Callable[[], object]:
+    """Return a function that continues ids by the beam search of CTranslate2."""
     import ctranslate2 as library
 
     generator = library.Generator(folder, compute_type="float32", intra_threads=threads)
@@ -62,7 +65,8 @@ def ctranslate2(folder: str, threads: int, ids: list[int]) -> Callable[[], objec
 
 def measure(engine: str, folder: str, threads: int) -> None:
     """Print seconds and the peak of the memory in MB, of an engine in this process."""
-    ids = [random.Random(0).randrange(50_000) for _ in range(PROMPT)]
+    dice = random.Random(0)  # noqa: S311
+    ids = [dice.randrange(50_000) for _ in range(PROMPT)]
     peer = {"transformers": transformers, "ctranslate2": ctranslate2}.get(engine)
     run = peer(folder, threads, ids) if peer else ours(engine, folder, threads, ids)
     seconds = []
@@ -75,6 +79,7 @@ def measure(engine: str, folder: str, threads: int) -> None:
 
 
 def main() -> None:
+    """Measure, and print a table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder")
     parser.add_argument("--rounds", type=int, default=5)

@@ -134,6 +134,7 @@ class Batch:
         for search, part in zip(searches, parts, strict=True):
             steps += self._search(search, part, (seconds, model_seconds))
         self._set_lengths()
+        # At last, since a row that moves takes the cache of its new text.
         ended = {step.row for step in steps if step.finish_reason is not None}
         left = {beam for search in searches for beam in search.beams}
         self.drop(

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from gpt_cli.engine import Engine
-from gpt_cli.errors import GPTCLIError, InputError
+from gpt_cli.errors import GPTCLIError, InputError, counted
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.generation.row import Request, Step
 from gpt_cli.generation.sampling import TopLogprobs
@@ -149,6 +149,10 @@ class CompletionAnswer(Answer):
     _request: Completions
 
     def __init__(self, service: Service, request: Completions):
+        rows = service.scheduler.max_batch
+        if (request.options.beams or 1) > rows:
+            message = f"best_of: this server has room for {counted(rows, 'beam')} at a time"
+            raise RequestError(message, "best_of")
         super().__init__(service, request, self._stream() if request.fields.stream else None)
         self.id = f"cmpl-{uuid.uuid4().hex}"
         self._frame = {
@@ -157,39 +161,51 @@ class CompletionAnswer(Answer):
             "created": int(time.time()),
             "model": service.names[0],
         }
-        prompts = (prompt for prompt in request.prompts for _ in range(request.fields.candidates))
+        count = request.fields.choices
+        prompts = (prompt for prompt in request.prompts for _ in range(count))
         self._choices = [
             _Choice(service.engine.tokenizer, request, prompt, index)
             for index, prompt in enumerate(prompts)
         ]
+        size = count if request.fields.use_beam_search else 1  # choices of a text
+        groups = [self._choices[i : i + size] for i in range(0, len(self._choices), size)]
         self.texts = [
-            choice.pending(partial(self._deliver, partial(self._push, choice)))
-            for choice in self._choices
-            if not choice.finish_reason
+            group[0].pending(partial(self._deliver, partial(self._push, group)))
+            for group in groups
+            if not group[0].finish_reason
         ]
         self._has_begun = False
 
-    def _push(self, choice: "_Choice", event: PromptScore | Step) -> bool:
+    def _push(self, choices: "Sequence[_Choice]", event: PromptScore | Step) -> bool:
+        """Add an event of a text, whose choices are several if it is a search, the best first."""
         if not self._has_begun:
             self._has_begun = True
             self._service.metrics.first_seconds.observe(self._seconds)
         if isinstance(event, Step):
             self._service.metrics.add_step(event)
-        choice.push(event)
-        return choice.finish_reason is not None
+        changed = choices[event.hypothesis :][:1] if isinstance(event, Step) else choices
+        for choice in changed:
+            choice.push(event)
+        is_search = self._request.fields.use_beam_search
+        ended = choices[0].finish_reason is not None
+        if ended or not is_search:  # the texts of a search are sent together
+            for choice in choices:
+                choice.is_new = choice.finish_reason is not None or not is_search
+        return ended
 
     def complete(self) -> Response:
         """Return the answer once all texts have ended."""
-        parts = [choice.new_part() | {"index": index} for index, choice in enumerate(self._best)]
+        best = enumerate(self._best)  # of which a search may not have found all
+        parts = [choice.new_part() | {"index": index} for index, choice in best if choice.is_new]
         return JSONResponse(self._frame | {"choices": parts, "usage": self.usage})
 
     @property
     def _best(self) -> "Iterator[_Choice]":
         """Yield the `n` likeliest choices of each prompt, or all, in their order."""
-        n, candidates = self._request.fields.n, self._request.fields.candidates
-        for start in range(0, len(self._choices), candidates):
-            choices = self._choices[start : start + candidates]
-            if candidates > n:
+        n, count = self._request.fields.n, self._request.fields.choices
+        for start in range(0, len(self._choices), count):
+            choices = self._choices[start : start + count]
+            if count > n:
                 choices.sort(key=lambda choice: -choice.mean_logprob)
             yield from choices[:n]
 
@@ -273,10 +289,12 @@ class _Choice:
         before = [] if request.score is not None else prompt.ids
         self._logprobs = _Logprobs(tokenizer, before)
         self.tokens, self._logprob = 0, 0.0  # of the generated text
+        self._score: float | None = None
         to_come = self._fields.max_tokens or request.score is not None
         self.finish_reason = None if to_come else "length"  # OpenAI's name
-        # The text of a prompt comes with its log-probabilities.
-        self.is_new = request.score is None and (self._fields.echo or not to_come)
+        # The text of a prompt comes with its log-probabilities, and in a search with all the rest.
+        echoes = self._fields.echo and request.score is None and not self._fields.use_beam_search
+        self.is_new = echoes or not to_come
 
     @property
     def mean_logprob(self) -> float:
@@ -289,7 +307,6 @@ class _Choice:
 
     def push(self, event: PromptScore | Step) -> None:
         """Add the next event of the text."""
-        self.is_new = True
         if isinstance(event, PromptScore):
             logprobs, tops = [None, *event.logprobs], [[], *event.top_logprobs]
             for index, entry in enumerate(zip(self._prompt.ids, logprobs, tops, strict=True)):
@@ -304,6 +321,7 @@ class _Choice:
         if self._fields.logprobs is not None:
             self._logprobs.add(event.id, event.logprob, event.top_logprobs)
         if event.finish_reason:
+            self._score = event.score
             self.finish_reason = "stop" if event.finish_reason in _STOPPED else "length"
 
     def new_part(self) -> Json:
@@ -315,6 +333,8 @@ class _Choice:
             "finish_reason": self.finish_reason,
             "seed": self._request.options.seed,
         }
+        if self._fields.use_beam_search:
+            part["score"] = self._score
         self._text, self.is_new = "", False
         return part
 

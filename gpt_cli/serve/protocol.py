@@ -41,14 +41,20 @@ class Fields(Declared):
     n: int = option(1, range=_CANDIDATES)
     best_of: int | None = option(None, range=_CANDIDATES)
     logprobs: int | None = option(None, range=between(0, 100))
+    use_beam_search: bool = option(False)
     echo: bool = option(False)
     stream: bool = option(False)
     user: str | None = option(None)
 
     @property
     def candidates(self) -> int:
-        """Return the number of texts for a prompt."""
+        """Return the number of texts that are computed for a prompt: for a search, of its beams."""
         return self.best_of or self.n
+
+    @property
+    def choices(self) -> int:
+        """Return the number of texts for a prompt of which the best n are returned."""
+        return self.n if self.use_beam_search else self.candidates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +68,10 @@ class EmbeddingFields(Declared):
     user: str | None = option(None)
 
 
-_OPTIONS = {*SamplingParams.row_fields(), "seed", "stop", "ignore_eos"}
+# Fields of a search, and of a draw, with the values that change nothing in the other.
+_OF_SEARCH = {"length_penalty": (1,), "early_stopping": (False,)}
+_OF_DRAW = {"temperature": (0, 1), "top_k": (0,), "top_p": (1,), "min_p": (0,), "typical_p": (1,)}
+_OPTIONS = {*SamplingParams.row_fields(), "seed", "stop", "ignore_eos", *_OF_SEARCH}
 _KNOWN = {*Fields.row_fields()} | _OPTIONS | {"prompt", "stream_options", "edits", *FIELDS}
 _DEFAULTS = {"temperature": 1, "top_k": 0, "top_p": 1}
 # Values that change nothing, of fields that this server does not have or reads in another way.
@@ -71,8 +80,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "top_k": (-1,),
     "min_tokens": (0,),
     "repetition_penalty": (1,),
-    "length_penalty": (1,),
-    "use_beam_search": (False,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "add_special_tokens": (True, False),
@@ -258,7 +265,7 @@ def _completion_fields(values: Json, names: Sequence[str]) -> Fields:
     fields = _fields(Fields, values, names)
     if fields.candidates < fields.n:
         raise RequestError(f"best_of must be at least n, which is {fields.n}", "best_of")
-    if fields.stream and fields.candidates > fields.n:
+    if fields.stream and fields.choices > fields.n:
         raise RequestError("best_of: the best of several texts cannot be streamed", "best_of")
     return fields
 
@@ -277,8 +284,8 @@ def _options(engine: Engine, values: Json, fields: Fields) -> Options:
     try:
         for option, value in constraint.items():
             trial.check(option, value)
-        options = Options(**Options.parse_json(_DEFAULTS | chosen | lengths | constraint))
-        options = options.with_seed()
+        parsed = Options.parse_json(_DEFAULTS | chosen | lengths | constraint)
+        options = Options(**parsed | _search(parsed, fields)).with_seed()
         engine.check_constraint(options)
     except OptionError as error:
         name, complaint = error.args
@@ -291,6 +298,16 @@ def _options(engine: Engine, values: Json, fields: Fields) -> Options:
     with _about("logit_bias"):
         engine.model.config.check_ids([id for id, _ in options.logit_bias])
     return options
+
+
+def _search(values: Json, fields: Fields) -> Json:
+    """Return the options of a search, if any; raise OptionError for those it does not fit."""
+    neutral: Mapping[str, tuple[int, ...]] = _OF_DRAW if fields.use_beam_search else _OF_SEARCH
+    for name, value in values.items():
+        if value not in neutral.get(name, (value,)):
+            search = "cannot be set with use_beam_search, which draws nothing"
+            raise OptionError(name, search if fields.use_beam_search else "needs use_beam_search")
+    return {"beams": fields.candidates, "temperature": 0} if fields.use_beam_search else {}
 
 
 def _edits(engine: Engine, value: Any, folder: Path | None) -> list[Edit]:

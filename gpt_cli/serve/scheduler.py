@@ -10,23 +10,24 @@ thread computes a piece of a few prompts, and one pass for all texts that are be
 
 So a text may join at any turn. It leaves when it ends or is cancelled. Its tokens do not depend on
 the texts beside it (`Ops.batch_invariant`): they are the same on a busy server and on an idle one.
+A search for the likeliest texts is one text that takes a row for each beam.
 """
 
 import heapq
 import math
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import count
 
 import numpy.random  # noqa: F401 (sampling would import it when no file can be opened any more)
 
 from gpt_cli.errors import GPTCLIError, ResourceError, counted
+from gpt_cli.generation.beams import new_row
 from gpt_cli.generation.decode import Batch
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.prefix_cache import SHORTEST, Prefix, cache_budget, common_length
-from gpt_cli.generation.row import BatchRow
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.memory import cache_bytes
 from gpt_cli.gpt2.model import GPT2
@@ -53,13 +54,13 @@ class Scheduler:
     def __init__(self, loaded: LoadedModel, max_batch: int = 32, max_queue: int = 64):
         """Start the thread, which alone may use the model until it has stopped.
 
-        It computes up to `max_batch` texts at a time, fewer if memory is short. Beyond them,
+        It computes up to `max_batch` rows at a time, fewer if memory is short. Beyond them,
         `max_queue` requests may have texts that wait.
         """
         self._model = loaded.model
         self._loaded = replace(loaded, kept_bytes=cache_budget(loaded.model))
-        self._max_batch, self._max_queue = _fitting(self._model, max_batch), max_queue
-        self._batch = Batch(self._loaded, self._max_batch)
+        self.max_batch, self._max_queue = _fitting(self._model, max_batch), max_queue
+        self._batch = Batch(self._loaded, self.max_batch)
         self._running: set[PendingText] = set()  # all that do not wait
         self._decoded: dict[int, PendingText] = {}  # by `BatchRow.number`
         self._prompts: deque[Prompts] = deque()
@@ -79,6 +80,10 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def _free_rows(self) -> int:
+        return self.max_batch - sum(text.rows for text in list(self._running))
+
+    @property
     def waiting(self) -> int:
         """Return the number of texts in the queue."""
         return sum(not entry.text.cancelled for entry in list(self._waiting))
@@ -95,7 +100,7 @@ class Scheduler:
             if self.draining:
                 raise StoppedError("the server is shutting down")
             waiting = {entry.request for entry in self._waiting if not entry.text.cancelled}
-            if len(waiting) >= self._max_queue + max(0, self._max_batch - self.running):
+            if len(waiting) >= self._max_queue + self._free_rows:
                 requests = counted(self._max_queue, "request")
                 raise QueueFullError(f"the queue is full ({requests}); try again later")
             number = next(self._numbers)
@@ -139,16 +144,16 @@ class Scheduler:
             if any(entry.text.cancelled for entry in self._waiting):
                 self._waiting = [entry for entry in self._waiting if not entry.text.cancelled]
                 heapq.heapify(self._waiting)
-        self._drop([row for row in self._batch.rows if self._decoded[row.number].cancelled])
+        self._drop({number for number, text in self._decoded.items() if text.cancelled})
         for prompts in list(self._prompts):
             if all(text.cancelled for text in prompts.texts):
                 self._prompts.remove(prompts)
                 self._running.difference_update(prompts.texts)
 
-    def _drop(self, rows: Sequence[BatchRow]) -> list[PendingText]:
-        """Drop rows from the batch; return their texts."""
-        self._batch.drop(rows)
-        texts = [self._decoded.pop(row.number) for row in rows]
+    def _drop(self, numbers: Set[int]) -> list[PendingText]:
+        """Drop the rows with these numbers from the batch; return their texts."""
+        self._batch.drop([row for row in self._batch.rows if row.number in numbers])
+        texts = [self._decoded.pop(number) for number in numbers]
         self._running.difference_update(texts)
         return texts
 
@@ -158,13 +163,8 @@ class Scheduler:
         passed: list[_Waiting] = []
         longest = 0  # number of tokens to compute for a prompt
         try:
-            while len(passed) < _LOOK_AHEAD and self.running < self._max_batch:
-                with self._changed:
-                    if not self._waiting:
-                        break
-                    entry = heapq.heappop(self._waiting)
-                    text = entry.text
-                    self._running.add(text)  # at once, so that any error ends it
+            while len(passed) < _LOOK_AHEAD and (entry := self._take()):
+                text = entry.text
                 prefix, known = self._prefixes.find(text.shared)
                 if known == len(text.known) and text.score is None:
                     self._join(text, prefix.cache if prefix else None, 0)
@@ -191,6 +191,18 @@ class Scheduler:
             else:
                 self.reused += prompts.reused
                 self._prompts.append(prompts)
+
+    def _take(self) -> _Waiting | None:
+        """Take the first entry from the queue; None if there is none, or no room for its rows."""
+        with self._changed:
+            if not self._waiting:
+                return None
+            first = self._waiting[0]
+            if first.text.rows > self._free_rows:
+                self._round = max(self._round, first.round)  # new texts come after it
+                return None
+            self._running.add(first.text)  # at once, so that any error ends it
+            return heapq.heappop(self._waiting)
 
     def _will_be_known(self, text: PendingText, known: int, new: Sequence[PendingText]) -> bool:
         """Return whether more of a prompt will be known once those being computed are ready."""
@@ -229,7 +241,7 @@ class Scheduler:
         """Let a text join the batch; all its tokens but the last are in a row of a cache."""
         number = next(self._numbers)
         try:
-            self._batch.add(BatchRow(number, text.request, self._loaded), cache, cache_row)
+            self._batch.add(new_row(number, text.request, self._loaded), cache, cache_row)
             self._decoded[number] = text
         except (GPTCLIError, MemoryError) as error:
             self._end([text], error)
@@ -241,12 +253,12 @@ class Scheduler:
         except (GPTCLIError, MemoryError) as error:
             # Perhaps only a few texts use the damaged weights.
             damaged = error.rows if isinstance(error, NotFiniteError) else ()
-            rows = [self._batch.rows[index] for index in damaged] or list(self._batch.rows)
-            self._end(self._drop(rows), error)
+            numbers = {self._batch.rows[index].number for index in damaged}
+            self._end(self._drop(numbers or {*self._decoded}), error)
             return
         for step in steps:
             text = self._decoded[step.row]
-            if step.finish_reason:
+            if step.finish_reason and not step.hypothesis:  # the best hypothesis comes last
                 del self._decoded[step.row]
                 self._running.discard(text)
             text.deliver(step)

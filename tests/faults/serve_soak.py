@@ -59,6 +59,8 @@ SAMPLINGS = [
     {"stop": ["."]},
     {"stop": ["the", "\n"], "temperature": 0.5},
     {"ignore_eos": True, "top_p": 0.5},
+    {"use_beam_search": True, "best_of": 4},
+    {"use_beam_search": True, "length_penalty": -1, "early_stopping": True, "no_repeat_ngram": 2},
 ]
 
 # Each with the status of its answer.
@@ -163,10 +165,14 @@ class Reference:
             text = prompt if isinstance(prompt, str) else self.engine.decode(prompt)
             ids = ids or [self.engine.model.config.start_token("the prompt is empty")]
             indices = range(number * candidates, (number + 1) * candidates)
-            completions = [self.complete(fields, ids, index) for index in indices]
+            if is_search := fields.get("use_beam_search", False):
+                best = self.complete(fields | {"beams": candidates}, ids, 0)
+                completions = [best, *best.others][:n] if fields["max_tokens"] else [best] * n
+            else:
+                completions = [self.complete(fields, ids, index) for index in indices]
             read += len(ids)
             generated += sum(len(completion.ids) for completion in completions)
-            if "best_of" in fields:
+            if "best_of" in fields and not is_search:
                 completions.sort(key=lambda done: -sum(done.logprobs) / len(done.logprobs))
             choices += [
                 self.choice(fields, text, ids, completion) for completion in completions[:n]
@@ -175,10 +181,10 @@ class Reference:
 
     def complete(self, fields, ids, index):
         """Return a text, computed alone."""
-        names = {"prompt", "n", "best_of", "logprobs", "echo", "max_tokens"}
+        names = {"prompt", "n", "best_of", "logprobs", "echo", "max_tokens", "use_beam_search"}
         sampling = {name: value for name, value in fields.items() if name not in names}
         options = Options(
-            **{"temperature": 1, "top_k": 0, "top_p": 1} | sampling,
+            **({} if "beams" in fields else {"temperature": 1, "top_k": 0, "top_p": 1}) | sampling,
             max_tokens=max(1, fields["max_tokens"]),
             top_logprobs=fields.get("logprobs", 0),
         )

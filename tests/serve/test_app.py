@@ -56,6 +56,8 @@ BODIES = {
     "top_p": {"prompt": "Once", "top_p": 0.7, "seed": 7, "max_tokens": 60},
     "top_k": {"prompt": "Once", "top_k": 3, "seed": 8, "max_tokens": 60},
     "min_p": {"prompt": "Once", "min_p": 0.2, "seed": 9, "max_tokens": 60},
+    "typical_p": {"prompt": "Once", "typical_p": 0.4, "seed": 9, "max_tokens": 60},
+    "no_repeat_ngram": {"prompt": STORY, "no_repeat_ngram": 2, "temperature": 0, "max_tokens": 40},
     "repeat_penalty": {"prompt": STORY, "repeat_penalty": 1.3, "temperature": 0},
     "presence_penalty": {"prompt": "Once", "presence_penalty": 1.5, "seed": 10, "max_tokens": 60},
     "frequency_penalty": {"prompt": "Once", "frequency_penalty": -0.5, "temperature": 0},
@@ -180,6 +182,8 @@ NEUTRAL = {
     "logprobs": None, "max_tokens": 16, "n": 1, "presence_penalty": 0, "seed": 1, "stop": None,
     "stream": False, "stream_options": None, "suffix": None, "temperature": 1, "top_p": 1,
     "user": "me", "top_k": 0, "min_p": 0, "repeat_penalty": 1, "ignore_eos": False,
+    "typical_p": 1, "no_repeat_ngram": 0, "use_beam_search": False, "length_penalty": 1,
+    "early_stopping": False,
 }  # fmt: skip
 
 
@@ -203,6 +207,12 @@ BAD = [
     *(("top_k", value) for value in (-2, 1.5, "x")),
     *(("min_p", value) for value in (-0.1, 1.1, [])),
     *(("repeat_penalty", value) for value in (0, -1, {})),
+    *(("typical_p", value) for value in (0, 1.1, "x")),
+    *(("no_repeat_ngram", value) for value in (-1, 1.5, "2")),
+    ("no_repeat_ngram_size", 2),
+    *(("use_beam_search", value) for value in (1, "yes", [])),
+    *(("length_penalty", value) for value in (2, 11, "x")),
+    *(("early_stopping", value) for value in (True, "always", 1)),
     *(("presence_penalty", value) for value in (-2.1, 2.1, "x")),
     *(("frequency_penalty", value) for value in (-2.1, 2.1, "x")),
     *(("n", value) for value in (0, -1, 1.5, "2", 10**9)),

@@ -112,6 +112,18 @@ def test_openai_takes_our_own_fields(client, tiny):
     assert found.choices[0].text == computed(tiny, seed=2, **own).text
 
 
+def test_openai_gets_the_likeliest_texts(client, tiny):
+    search = {"use_beam_search": True, "length_penalty": 0.5, "early_stopping": "never"}
+    found = client.completions.create(
+        model="tiny", prompt=PROMPT, n=2, best_of=4, max_tokens=12, extra_body=search
+    )
+    (best,) = tiny.generate(
+        [PROMPT], beams=4, length_penalty=0.5, early_stopping="never", max_tokens=12
+    )
+    expected = [(done.text, pytest.approx(done.score)) for done in (best, best.others[0])]
+    assert [(choice.text, choice.score) for choice in found.choices] == expected
+
+
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"type": "integer"}},

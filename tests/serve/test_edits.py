@@ -70,11 +70,14 @@ EDITS = [[], [f"{HOOK}+=v.npy"], [], [f"{HOOK}@-3:+=-1*sub/v.npy", "blocks.0.att
          ["blocks.1.attn.hook_pattern[0]@prompt*=0.5"], []]  # fmt: skip
 
 
-@pytest.mark.parametrize("echo", [False, True])
-def test_texts_with_edits_are_the_engines_beside_texts_without(tiny, service, folder, echo):
+@pytest.mark.parametrize(
+    "more", [{}, {"echo": True}, {"use_beam_search": True, "best_of": 3}], ids=str
+)
+def test_texts_with_edits_are_the_engines_beside_texts_without(tiny, service, folder, more):
+    draws = {"beams": 3} if "best_of" in more else {"temperature": 1, "top_k": 0, "top_p": 1}
     bodies = [
         {"prompt": STORY * 2, "max_tokens": 12, "seed": seed, "edits": edits, "logprobs": 0,
-         "echo": echo}
+         **more}
         for seed, edits in enumerate(EDITS)
     ]  # fmt: skip
     answers = answer(service, bodies)
@@ -84,11 +87,12 @@ def test_texts_with_edits_are_the_engines_beside_texts_without(tiny, service, fo
         edits = [edit.replace("+=v", f"+={folder}/v").replace("*sub", f"*{folder}/sub")
                  for edit in body["edits"]]  # fmt: skip
         (done,) = tiny.generate([body["prompt"]], edits=edits, max_tokens=12, seed=body["seed"],
-                                temperature=1, top_k=0, top_p=1)  # fmt: skip
-        assert text == echo * body["prompt"] + done.text
+                                **draws)  # fmt: skip
+        assert text == ("echo" in more) * body["prompt"] + done.text
         same = tiny.model.ops.batch_invariant
         assert logprobs[-12:] == (done.logprobs if same else pytest.approx(done.logprobs, abs=1e-4))
-    assert len({text for text, _ in answers}) == len(EDITS)
+    same_edits = EDITS.count([]) if "beams" in draws else 1  # no draw tells these apart
+    assert len({*map(str, answers)}) == len(EDITS) + 1 - same_edits
 
 
 def test_prompts_are_scored_with_edits_and_with_those_of_the_server(tiny, service):

@@ -1,5 +1,6 @@
 """Texts that share a scheduler are what they are alone, whatever else is computed."""
 
+import itertools
 import queue
 import threading
 import time
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt_cli.errors import CheckpointError, ResourceError
-from gpt_cli.generation import prefix_cache
+from gpt_cli.generation import decode, prefix_cache
 from gpt_cli.generation.generate import Completion, Run
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
@@ -43,6 +44,15 @@ options = st.builds(
     frequency_penalty=st.sampled_from([0, 1]),
     top_logprobs=st.sampled_from([0, 2]),
 )
+searches = st.builds(
+    Options,
+    max_tokens=st.integers(1, 30),
+    beams=st.integers(1, 4),
+    length_penalty=st.sampled_from([-1, 0, 1]),
+    early_stopping=st.sampled_from([False, True, "never"]),
+    no_repeat_ngram=st.sampled_from([0, 2]),
+    top_logprobs=st.sampled_from([0, 2]),
+)
 
 
 @st.composite
@@ -52,7 +62,7 @@ def wanted(draw):
     ends = st.lists(an_id, min_size=1, max_size=20)
     request = st.builds(
         lambda start, end, chosen, index: Request(start + end, chosen, index),
-        *(st.sampled_from(begun), ends, options, st.integers(0, 3)),
+        *(st.sampled_from(begun), ends, options | searches, st.integers(0, 3)),
     )
     return draw(st.lists(st.tuples(request, st.sampled_from([None, 0, 3])), max_size=12))
 
@@ -95,7 +105,7 @@ class Caller:
                     left.discard(number)
             else:
                 self.completions[number].add(event)
-                if event.finish_reason:
+                if event.finish_reason and not event.hypothesis:
                     left.discard(number)
 
 
@@ -130,8 +140,10 @@ def alone(loaded, request):
 
 
 def assert_same(actual, expected):
-    for name in ("text", "ids", "logprobs", "top_logprobs", "finish_reason"):
+    for name in ("text", "ids", "logprobs", "top_logprobs", "finish_reason", "score"):
         assert getattr(actual, name) == getattr(expected, name), name
+    for other, expected_other in zip(actual.others, expected.others, strict=True):
+        assert_same(other, expected_other)
 
 
 def busy(running, **limits):
@@ -148,7 +160,7 @@ def busy(running, **limits):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @settings(max_examples=12)
-@given(requests=wanted(), max_batch=st.integers(1, 9), piece=st.sampled_from([1, 7, 96]))
+@given(requests=wanted(), max_batch=st.integers(4, 9), piece=st.sampled_from([1, 7, 96]))
 def test_each_text_is_the_one_that_it_is_alone(
     native, tokenizer, dtype, requests, max_batch, piece
 ):
@@ -229,6 +241,20 @@ def test_a_prompt_is_scored_without_new_tokens(tiny, running):
     caller.compute(shared, [caller.task(Request([1], Options(max_tokens=1)))])
     assert [len(completion.ids) for completion in caller.completions.values()] == [0, 0, 1]
     assert shared.running == 0
+
+
+def test_a_search_that_loses_beams_changes_no_other(loaded, running):
+    pytest.importorskip("llguidance")
+    # Of the first, three of four beams end at the second token, and new ones begin.
+    patterns = ["jk|lk|mk|q[rs][tu][vw]", "n{9}|o{9}|p{9}"]
+    panel = loaded.model.ops.cache_panel
+    for size in range(panel - 2, panel + 2):  # the token of a moved row is the first of a panel
+        shared, caller = running(max_batch=8), Caller()
+        searches = [Options(max_tokens=9, beams=4, regex=pattern) for pattern in patterns]
+        tasks = [caller.task(Request([n] * size, chosen)) for n, chosen in enumerate(searches)]
+        caller.compute(shared, tasks, at_once=True)
+        for task in tasks:
+            assert_same(caller.completions[task.number], alone(loaded, task.request))
 
 
 # --- sharing -------------------------------------------------------------------------------------
@@ -376,6 +402,54 @@ def test_a_text_that_is_not_wanted_any_more_leaves_at_the_next_turn(loaded, runn
     assert (shared.running, shared.waiting) == (0, 0)
 
 
+def test_a_search_that_is_not_wanted_any_more_leaves_with_all_its_rows(
+    loaded, running, monkeypatch
+):
+    shared, caller, sizes, inner = running(max_batch=5), Caller(), [], decode.hidden_states
+    endless = Options(max_tokens=149, beams=4, ignore_eos=True)
+    search = caller.task(Request([2], endless))
+    text = caller.task(Request([3], Options(max_tokens=149, ignore_eos=True, seed=1)))
+    waiting = caller.task(Request([4], replace(endless, max_tokens=3)))
+
+    def leave(model, ids, *args):
+        sizes.append(len(ids))
+        search.cancelled = len(sizes) >= 9
+        return inner(model, ids, *args)
+
+    monkeypatch.setattr(decode, "hidden_states", leave)
+    with shared._changed:
+        shared.submit([search, text, waiting])
+    caller.wait([text, waiting])
+    assert sizes[1:11] == [5] * 8 + [2, 5]
+    for task in (text, waiting):
+        assert_same(caller.completions[task.number], alone(loaded, task.request))
+    assert not caller.completions[search.number].ids
+    assert (shared.running, shared.waiting, shared._batch.rows) == (0, 0, [])
+
+
+def test_a_search_that_needs_many_rows_is_not_overtaken(running, monkeypatch):
+    shared, ended, inner = running(max_batch=3), queue.Queue(), decode.hidden_states
+    passes = itertools.count()
+
+    def task(name, tokens, **options):
+        def deliver(step):
+            if step.finish_reason and not step.hypothesis:
+                ended.put(name)
+
+        options = Options(max_tokens=tokens, ignore_eos=True, **options)
+        return PendingText(Request([1], options), deliver)
+
+    def come(*args):
+        if 3 < next(passes) < 9:
+            shared.submit([task("later", 1)])
+        return inner(*args)
+
+    monkeypatch.setattr(decode, "hidden_states", come)
+    shared.submit([task("long", 12), task("short", 2), task("search", 2, beams=3)])
+    names = [ended.get(timeout=60) for _ in range(8)]
+    assert names == ["short", "long", "search", *["later"] * 5]
+
+
 def test_a_prompt_that_is_not_wanted_any_more_is_not_computed_to_its_end(
     running, monkeypatch, passes
 ):
@@ -490,6 +564,7 @@ def test_an_error_ends_its_texts_and_others_are_computed(
     with monkeypatch.context() as patch:
         patch.setattr(f"gpt_cli.{function}", fail)
         bad = [caller.task(Request([n] * 30, Options(max_tokens=3))) for n in range(2)]
+        bad += [caller.task(Request([2] * 30, Options(max_tokens=3, beams=2)))]
         caller.compute(shared, bad)
     assert {type(error) for error in caller.errors.values()} == {seen}
     if seen is ResourceError:
@@ -513,6 +588,28 @@ def test_damaged_weights_end_only_the_texts_that_use_them(loaded, running):
     for text in short:
         assert_same(caller.completions[text.number], alone(loaded, text.request))
     assert (shared.running, shared._batch.rows) == (0, [])
+
+
+def test_damaged_weights_of_one_beam_end_its_search(loaded, running, monkeypatch):
+    search = Request([5, 6], Options(max_tokens=9, beams=3, ignore_eos=True))
+    (bad,) = (
+        alone(loaded, replace(search, options=replace(search.options, max_tokens=1))).others[1].ids
+    )
+    text = Request([5], Options(max_tokens=99, logit_bias={bad: -100}, seed=1, ignore_eos=True))
+    expected, inner = alone(loaded, text), decode.hidden_states
+
+    def damaged(model, ids, *args):
+        states = inner(model, ids, *args)
+        states[(ids == bad).any(axis=1)] = np.nan
+        return states
+
+    monkeypatch.setattr(decode, "hidden_states", damaged)
+    shared, caller = running(max_batch=4), Caller()
+    tasks = [caller.task(text), caller.task(search)]
+    caller.compute(shared, tasks, at_once=True)
+    assert isinstance(caller.errors.pop(1), CheckpointError)
+    assert_same(caller.completions[0], expected)
+    assert (caller.errors, shared.running, shared._batch.rows) == ({}, 0, [])
 
 
 def test_damaged_weights_end_only_the_vectors_that_use_them(loaded, running):
