@@ -127,7 +127,8 @@ def test_a_table_has_all_fields_of_a_record(logprobs):
     table = pytest.importorskip("pyarrow.parquet")
     identity = {"index": 2**40, "id": "x"}
     score = records.of_score(ENGINE, DETAILED, logprobs=logprobs, min_k=20)
-    completion = records.of_completion(ENGINE, COMPLETION, logprobs=logprobs)
+    searched = replace(COMPLETION, score=-0.25)
+    completion = records.of_completion(ENGINE, searched, logprobs=logprobs)
     for task, record in (
         (Generation(Options(), logprobs=logprobs), identity | completion),
         (Scoring(logprobs=logprobs, words=True, layers=True, min_k=20), identity | score),

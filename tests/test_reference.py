@@ -94,7 +94,7 @@ def fields_of_output(
 
 def test_fields_of_texts():
     row = b'{"id": 1, "prompt": "Once"}'
-    options = ["--logprobs", 1, "-n", 2]
+    options = ["--logprobs", 1, "-n", 2, "--beams", 2]
     generated = fields_of_output("generate", "--json", *options, "Once")
     assert generated | {"id"} == names_of("Texts: `generate --json`, `batch`")
     assert fields_of_output("batch", "-q", *options, input=row) == generated | {"id"}

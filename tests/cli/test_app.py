@@ -17,6 +17,7 @@ import pytest
 
 import gpt_cli
 from gpt_cli.cli import app
+from gpt_cli.cli.commands import generate as commands
 from gpt_cli.cli.parameters import command as with_flags
 from gpt_cli.generation.sampling import sample
 from gpt_cli.jobs import runner
@@ -91,6 +92,48 @@ def test_samples_come_one_after_the_other_and_the_first_is_that_of_a_single_run(
     assert len(samples) == 3
     assert samples[0] == story
     assert samples[1] != story
+
+
+def test_the_best_texts_of_a_search_come_as_samples():
+    engine = gpt_cli.load("tiny")
+    best = engine.generate(["Once upon a time"], beams=4, max_tokens=12)[0]
+    texts = [text.text for text in (best, *best.others)]
+    search = "Once upon a time", "-n", "12", "--beams", "4"
+    assert generated(*search, "--echo") == ("Once upon a time" + texts[0], "")
+    assert text_of(*search, "--samples", "3").split("\n---\n") == texts[:3]
+    assert text_of(*search, "--length-penalty", "0", "--early-stopping", "never") == texts[0]
+    lines = records_here(*GENERATE, *search, "--samples", "4", "--json", "--logprobs", "1")
+    scores = [best.score, *(text.score for text in best.others)]
+    assert [(line["text"], line["score"]) for line in lines] == [*zip(texts, scores, strict=True)]
+    assert [token["logprob"] for token in lines[3]["logprobs"]] == best.others[2].logprobs
+    assert f"score {best.score:.4f}, seed " in run_here(*GENERATE, *search, "--stats")[1]
+    few = "Is it?", "--choices", "yes", "--beams", "9", "--samples", "9"
+    assert text_of(*few) == " yes"
+    assert "only 1 text can be generated" in terminal_here(*GENERATE, *few)[1]
+
+
+def test_a_terminal_shows_how_far_a_search_is(monkeypatch):
+    monkeypatch.setattr(commands, "LONG", 0)
+    output = terminal_here(*GENERATE, "Once", "-n", "3", "--beams", "2")[1]
+    assert "1 token of 2 beams, shown at the end" in output
+    assert "gives this text again" not in output
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--beams 2 --samples 3", "--samples must be at most --beams, which is 2"),
+        ("--beams 2 --temperature 0.5", "--temperature cannot be set with beams"),
+        ("--beams 2 --typical-p 0.5", "--typical-p cannot be set with beams"),
+        ("--beams 2 --overflow shift", "--overflow cannot be shift with beams"),
+        ("--beams 0", "--beams must be from 1 to 128"),
+        ("--length-penalty 2", "--length-penalty applies only to beams"),
+        ("--early-stopping never", "--early-stopping applies only to beams"),
+        ("--beams 2 --early-stopping no", '--early-stopping must be true, false or "never"'),
+    ],
+)
+def test_flags_that_do_not_fit_a_search_are_refused(flags, message):
+    assert message in refusal(*GENERATE, "Once", *flags.split())
 
 
 def test_echo_puts_the_prompt_first(story):

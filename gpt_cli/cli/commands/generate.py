@@ -57,7 +57,7 @@ def generate(
     Examples:
         gpt-cli generate -m tiny 'Once upon a time'
         echo 'Once upon a time' | gpt-cli generate -m tiny --seed 1 --echo
-        gpt-cli generate -m tiny --samples 3 --json 'Every day, the fox'
+        gpt-cli generate -m tiny --beams 5 --samples 3 --json 'Every day, the fox'
     """
     if logprobs is not None and not as_json:
         raise InputError("--logprobs is part of the JSON: add --json")
