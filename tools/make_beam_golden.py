@@ -58,13 +58,13 @@ SEARCHES: list[dict[str, Any]] = [
     {"model": "minimal", "beams": 4, "max_tokens": 10, "ends": (3, 60)},
     {"model": "padded_vocabulary", "beams": 3, "max_tokens": 9, "ends": (2, 60)},
     *(
-        {"model": "hub", "beams": 4, "max_tokens": 12, "ends": (5, 40)}
+        {"model": "hub", "beams": 2, "max_tokens": 12, "ends": (5, 40)}
         | {"length_penalty": length_penalty, "early_stopping": early_stopping}
         for length_penalty in (-1, 0, 0.6, 1, 2)
         for early_stopping in (False, True, "never")
     ),
     *(
-        {"model": "tanh", "beams": 3, "max_tokens": 40, "ends": (3, 9), "early_stopping": early}
+        {"model": "tanh", "beams": 4, "max_tokens": 30, "ends": (2, 90), "early_stopping": early}
         for early in (False, True, "never")
     ),
     {"model": "tanh", "beams": 4, "max_tokens": 12, "repeat_penalty": 1.4, "ends": (4, 9)},

@@ -248,6 +248,22 @@ def test_a_text_that_shifts_leaves_the_searches_beside_it_their_memory(
     assert [ids_of(row) for row in results(together)] == [ids_of(row) for row in results(alone)]
 
 
+def test_a_beam_that_has_ended_leaves_the_batch_and_the_best_text_comes_last(model, tokenizer):
+    pytest.importorskip("llguidance")
+    loaded = LoadedModel(model, tokenizer)
+    narrower = Options(beams=4, regex="aa|bb|c{9}|d{9}", max_tokens=4)
+    batch = Batch(loaded)
+    batch.fill([new_row(0, Request([1], narrower), loaded)])
+    for rows in (4, 2, 2):
+        assert batch.step() == []
+        assert len(batch.rows) == rows
+    steps = batch.step()
+    assert [step.hypothesis for step in steps if step.finish_reason] == [3, 2, 1, 0]
+    scores = [step.score for step in steps if step.finish_reason]
+    assert scores == sorted(scores)
+    assert {step.score for step in steps if not step.finish_reason} == {None}
+
+
 def test_a_search_that_has_ended_keeps_nothing(model, tokenizer):
     loaded = LoadedModel(model, tokenizer)
     searching = Request([1, 2], Options(max_tokens=2, beams=5))
