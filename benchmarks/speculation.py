@@ -23,9 +23,9 @@ import gpt_cli
 from gpt_cli.checks import bench
 from gpt_cli.engine import Engine
 from gpt_cli.generation import sampling
-from gpt_cli.generation.row import Step
 from gpt_cli.generation.generate import Completion
 from gpt_cli.generation.loaded import LoadedModel
+from gpt_cli.generation.row import Step
 from gpt_cli.generation.speculator import Speculator
 from gpt_cli.options.request import Options
 

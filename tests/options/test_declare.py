@@ -222,8 +222,8 @@ def test_the_options_of_a_request_are_those_of_the_guide():
     rows = [declared.name for declared in others if declared.row]
     constraints = ["regex", "json_schema", "grammar", "choices"]
     search = ["beams", "length_penalty", "early_stopping"]
-    others = ["seed", "stop", "include_stop", *constraints, "edits"]
-    assert rows == ["max_tokens", *search, *others]
+    drawn = ["seed", "stop", "include_stop", *constraints, "edits"]
+    assert rows == ["max_tokens", *search, *drawn]
     assert {declared.name: declared.flag for declared in others if declared.flag} == {
         "use_cache": "--cache/--no-cache"
     }
