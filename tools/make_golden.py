@@ -29,10 +29,12 @@ from transformers import (
     GPT2Tokenizer,
     LogitsProcessorList,
     MinPLogitsWarper,
+    NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    TypicalLogitsWarper,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -95,6 +97,21 @@ SAMPLING: list[dict[str, float]] = [  # unnamed filters are off
     {"top_p": 0.7, "min_p": 0.3},
     {"repeat_penalty": 1.5, "temperature": 1.4, "top_k": 25, "top_p": 0.85, "min_p": 0.02},
     {"repeat_penalty": 1.2, "temperature": 0.6, "top_k": 40, "top_p": 0.97, "min_p": 0.05},
+    {"no_repeat_ngram": 1},
+    {"no_repeat_ngram": 2},
+    {"no_repeat_ngram": 3},
+    {"no_repeat_ngram": 4},
+    {"no_repeat_ngram": 7},
+    {"repeat_penalty": 1.3, "no_repeat_ngram": 2, "top_k": 8},
+    {"typical_p": 0.9},
+    {"typical_p": 0.4},
+    {"typical_p": 0.001},
+    {"temperature": 0.5, "typical_p": 0.6},
+    {"top_k": 9, "typical_p": 0.7},
+    {"top_p": 0.8, "typical_p": 0.8},
+    {"min_p": 0.1, "typical_p": 0.5},
+    {"repeat_penalty": 1.2, "no_repeat_ngram": 2, "temperature": 1.5, "top_k": 40, "typical_p": 0.9}
+    | {"top_p": 0.95, "min_p": 0.02},
 ]
 
 
@@ -209,10 +226,12 @@ def processors(params: dict[str, float]) -> LogitsProcessorList:
     """Return the filters of transformers, in the order in which it applies them."""
     filters = {
         "repeat_penalty": RepetitionPenaltyLogitsProcessor,
+        "no_repeat_ngram": NoRepeatNGramLogitsProcessor,
         "temperature": TemperatureLogitsWarper,
         "top_k": TopKLogitsWarper,
         "top_p": TopPLogitsWarper,
         "min_p": MinPLogitsWarper,
+        "typical_p": TypicalLogitsWarper,
     }
     return LogitsProcessorList([filters[name](params[name]) for name in filters if name in params])
 
@@ -220,8 +239,8 @@ def processors(params: dict[str, float]) -> LogitsProcessorList:
 def sampling() -> dict[str, Any]:
     """Return the tokens that survive the sets of filters, with their probabilities."""
     logits = (1.8 * noise("sampling", 3, 60)).astype(np.float32)
-    # Positive and negative, likely and unlikely ones, and a duplicate.
-    texts = [np.argsort(row)[[-1, -2, -5, 30, 0, 30]].tolist() for row in logits]
+    # Likely and unlikely ones. The last three were there before, followed by the likeliest.
+    texts = [np.argsort(row)[[-3, -2, -5, 30, -1, 0, -2, -5, 30]].tolist() for row in logits]
     cases = []
     for params in SAMPLING:
         processed = processors(params)(torch.tensor(texts), torch.tensor(logits))

@@ -54,7 +54,7 @@ class Batch:
         self.rows, texts = rows, [row.window for row in rows]
         if use_cache:
             capacity = max(len(row.window) + row.growth for row in rows)
-            most = sum(row.options.beams or 1 for row in rows)
+            most = sum({row.number: row.options.beams or 1 for row in rows}.values())
             self._memory = KVCache(self._model.config, self._model.ops, most, capacity)
             self.cache = cache = self._memory.view(len(rows))
             known = [text[:-1] for text in texts]  # the last token must be computed

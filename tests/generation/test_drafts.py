@@ -230,7 +230,8 @@ def test_all_drafts_in_one_call_are_those_of_single_steps(
         before = drafting._cache.lengths.tolist()
         call = drafting._in_one_call(rows, count)
         known = options.temperature == 0 or 0 < options.top_k <= len(VOCAB) + 70
-        assert (call is None) == (options.sampling.changes_logits or not known)
+        others = options.sampling.changes_logits or options.typical_p < 1
+        assert (call is None) == (others or not known)
         assert call in (None, steps)
         assert drafting._cache.lengths.tolist() == before
 
@@ -255,6 +256,7 @@ def one_text(model, tokenizer):
         ({"top_k": 40}, "one call"),
         ({"top_k": 0}, "steps"),
         ({"repeat_penalty": 1.3}, "steps"),
+        ({"typical_p": 0.9}, "steps"),
     ],
 )
 def test_the_library_makes_all_drafts_in_one_call_if_it_knows_the_options(

@@ -13,6 +13,7 @@ from hypothesis.extra.numpy import arrays
 from gpt_cli.errors import InputError
 from gpt_cli.generation.sampling import (
     SamplingParams,
+    ban_repeats,
     cumulated_weights,
     gaps,
     generated_penalty,
@@ -26,6 +27,7 @@ from gpt_cli.generation.sampling import (
     sample,
     top_k,
     top_p,
+    typical_p,
     uniforms,
 )
 from support.checkpoints import noise
@@ -68,7 +70,7 @@ def draw_all(ops, logits, places, params, text=()):
 # --- against transformers ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", range(21))
+@pytest.mark.parametrize("case", range(35))
 def test_the_survivors_and_their_probabilities_are_those_of_transformers(ops, case, golden):
     reference = golden("sampling.json")
     case = reference["cases"][case]
@@ -87,8 +89,8 @@ def test_the_survivors_and_their_probabilities_are_those_of_transformers(ops, ca
 
 def test_rows_are_filtered_each_by_itself(ops, golden):
     reference = golden("sampling.json")
-    assert len(reference["cases"]) == 21  # each is tested above
-    case = reference["cases"][-2]
+    assert len(reference["cases"]) == 35  # each is tested above
+    case = reference["cases"][-1]
     logits, texts = np.array(reference["logits"], np.float32), reference["texts"]
     for place in np.linspace(0, 0.999, 20):
         together = sample(ops, logits, np.full(3, place), params(**case["params"]), texts)
@@ -163,6 +165,19 @@ def test_the_penalty_comes_before_the_greedy_choice(ops):
     assert draw_all(ops, [2.0, 1.5], [0.5], GREEDY, text) == [0]
     greedy = SamplingParams(temperature=0, repeat_penalty=2)
     assert draw_all(ops, [2.0, 1.5], [0.5], greedy, text) == [1]
+
+
+def test_a_ban_that_would_leave_no_token_is_none():
+    logits = np.array([[1, 2, -np.inf], [1, 2, 3], [1, 2, 3]], np.float32)
+    banned = ban_repeats(np, logits, [[0, 1], [0, 1, 1], []], 1)
+    assert banned.tolist() == [[1, 2, -np.inf], [-np.inf, -np.inf, 3], [1, 2, 3]]
+    assert ban_repeats(np, logits, [[2, 2, 1, 2], [1, 1], [0]], 3).tolist() == logits.tolist()
+
+
+def test_the_typical_token_may_be_less_likely_than_others(ops):
+    logits = np.log(np.array([[0.5, 0.25, 0.125, 0.125]], np.float32))  # an entropy of 1.75 bits
+    for p, kept in ((0.2, [1]), (0.5, [0, 1]), (0.8, [0, 1, 2, 3])):
+        assert np.flatnonzero(np.isfinite(typical_p(ops, logits, p))).tolist() == kept
 
 
 def test_greedy_ignores_every_filter_and_draw(ops):
@@ -349,9 +364,11 @@ OUT_OF_RANGE = {
     "top_k": [-1, math.nan],
     "top_p": [0, 1.01, math.nan],
     "min_p": [-0.01, 1.01, math.nan],
+    "typical_p": [0, 1.01, math.nan],
     "repeat_penalty": [0, -1, 9e-7, 1000000.1, math.inf, math.nan],
     "presence_penalty": [-2.01],
     "frequency_penalty": [2.01],
+    "no_repeat_ngram": [-1, 1.5],
     "logit_bias": [{-1: 0}, {1: 100.5}, {1: -100.5}, {1: math.nan}, ["1"], ["x=1"], 7],
 }
 
@@ -402,7 +419,7 @@ def test_the_ends_of_the_ranges_can_be_used(ops, limits, temperature, penalty, t
 
 def test_the_defaults_are_those_of_the_guide():
     text = PAGE.read_text(encoding="utf-8")
-    shown = dict(re.findall(r"^\| `--([a-z-]+)` \| ([\d.]+) \|", text, re.MULTILINE))
+    shown = dict(re.findall(r"^\| `--([a-z-]+)(?: N)?` \| ([\d.]+) \|", text, re.MULTILINE))
     named = {name.replace("-", "_"): json.loads(value) for name, value in shown.items()}
     numbers = {each.name: each.default for each in fields(SamplingParams) if each.default != ()}
     assert named == numbers

@@ -260,7 +260,7 @@ def test_all_ways_to_use_the_bundled_model_agree(tiny):
     params=st.builds(
         SamplingParams, temperature=st.sampled_from([0.01, 0.7, 1.5]),
         top_k=st.sampled_from([1, 3, 40, 300]), top_p=st.sampled_from([0.1, 0.9, 1.0]),
-        min_p=st.sampled_from([0.0, 0.1, 1.0]),
+        min_p=st.sampled_from([0.0, 0.1, 1.0]), typical_p=st.sampled_from([1.0, 1.0, 0.6]),
     ),
     data=st.data(),
 )  # fmt: skip

@@ -202,6 +202,9 @@ def test_the_options_of_a_request_are_those_of_the_guide():
     others = [declared for declared in Options.declarations() if declared.name not in sampling]
     assert asdict(Options()) == sampling | {
         "max_tokens": 128,
+        "beams": None,
+        "length_penalty": 1.0,
+        "early_stopping": False,
         "seed": None,
         "stop": (),
         "include_stop": False,
@@ -218,7 +221,9 @@ def test_the_options_of_a_request_are_those_of_the_guide():
     }
     rows = [declared.name for declared in others if declared.row]
     constraints = ["regex", "json_schema", "grammar", "choices"]
-    assert rows == ["max_tokens", "seed", "stop", "include_stop", *constraints, "edits"]
+    search = ["beams", "length_penalty", "early_stopping"]
+    drawn = ["seed", "stop", "include_stop", *constraints, "edits"]
+    assert rows == ["max_tokens", *search, *drawn]
     assert {declared.name: declared.flag for declared in others if declared.flag} == {
         "use_cache": "--cache/--no-cache"
     }
@@ -231,6 +236,7 @@ def test_the_options_of_a_request_are_those_of_the_guide():
     ("name", "good", "bad", "complaint"),
     [
         ("max_tokens", [1, 10**9], [0, -1, 1.0, None], "1 or more|a whole number"),
+        ("beams", [None, 1, 128], [0, -1, 129, 1.5, True, "2"], "from 1 to 128|a whole number"),
         ("seed", [None, 0, 2**64 - 1], [-1, 2**64, 1.0], "from 0 to|a whole number"),
         ("stop", ["a", (), ["a", "b"]], ["", ["a", ""], 1], "strings that are not|a string or"),
         ("include_stop", [True], [1, None], "true or false"),

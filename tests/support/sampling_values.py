@@ -11,9 +11,11 @@ VALUES = {
     "top_k": [0, 4, 40],
     "top_p": [0.8, 1.0],
     "min_p": [0.0, 0.01],
+    "typical_p": [0.7, 1.0],
     "repeat_penalty": [1.0, 1.3],
     "presence_penalty": [0.0, 0.5],
     "frequency_penalty": [0.0, -0.5, 2.0],
+    "no_repeat_ngram": [0, 2],
     "logit_bias": [(), ((3, -100.0), (5, 2.5))],
 }
 names = {option.name for option in fields(SamplingParams)}
