@@ -49,7 +49,7 @@ class BeamSearch:
 
     def __init__(self, prompt: Beam, request: Request, loaded: LoadedModel):
         self._options, ends = request.options, loaded.config.eos_token_id
-        self._width = request.options.beams or 1
+        self._width = request.rows
         # Continuations per pass. If all beams go on with all end tokens, others are left.
         self._count = max(2, 1 + len(ends)) * self._width
         self._longest = prompt.growth
@@ -109,8 +109,10 @@ class BeamSearch:
     def _ends(self, beams: Sequence[Beam]) -> bool:
         """Return whether no text can go on, or no better one is expected."""
         options = self._options
-        if not beams or len(self.hypotheses) < self._width or options.early_stopping is True:
-            return not beams or len(self.hypotheses) == self._width
+        if not beams or len(self.hypotheses) < self._width:
+            return not beams
+        if options.early_stopping is True:
+            return True
         longest = options.early_stopping == "never" and options.length_penalty > 0
         tokens = self._longest if longest else len(beams[0].generated)
         return beams[0].total / tokens**options.length_penalty <= self.hypotheses[-1].score

@@ -84,7 +84,7 @@ def working_set(model: GPT2, requests: Sequence[Request], drafts: int = 0) -> in
 
     The weights, those of a draft model, and prefixes are not included.
     """
-    config, rows = model.config, _width(requests)
+    config, rows = model.config, sum(request.rows for request in requests)
     prompt = max((len(row.prompt) for row in requests), default=0)
     new = [min(r.options.max_tokens, config.n_positions - len(r.prompt)) for r in requests]
     slots = model.ops.cache_panel
@@ -123,11 +123,6 @@ def _fit_memory(loaded: LoadedModel, requests: Sequence[Request]) -> tuple[bool,
         return share, False
     needed = working_set(model, requests, DRAFTS) + speculator.needed_bytes
     return share, needed + (prefixes if share else 0) <= free
-
-
-def _width(requests: Sequence[Request]) -> int:
-    """Return the number of rows that requests take; a search has one for each beam."""
-    return sum(request.options.beams or 1 for request in requests)
 
 
 def _prefix_bytes(loaded: LoadedModel, requests: Sequence[Request]) -> int:
@@ -193,7 +188,8 @@ def _batches(
     def too_large(indices: list[int]) -> bool:
         batch = [requests[index] for index in indices]
         needed = working_set(loaded.model, batch) + _prefix_bytes(loaded, batch)
-        return _width(batch) > LARGEST or (free is not None and 2 * needed > free)
+        rows = sum(request.rows for request in batch)
+        return rows > LARGEST or (free is not None and 2 * needed > free)
 
     indices = sorted(range(len(requests)), key=length, reverse=True)
     batches = []

@@ -58,6 +58,11 @@ class Request:
         return cls.of_prompt(loaded, prompt, options, index if fields.get("seed") is None else 0)
 
     @property
+    def rows(self) -> int:
+        """Return the number of rows that it takes in a batch: a search has one for each beam."""
+        return self.options.beams or 1
+
+    @property
     def seed(self) -> int:
         """Return the seed of the row's draws."""
         assert self.options.seed is not None  # noqa: S101 (narrows the type)

@@ -60,11 +60,6 @@ class PendingText:
     cancelled: bool = False  # set by the caller when the text is no longer needed
 
     @property
-    def rows(self) -> int:
-        """Return the number of rows that the text takes."""
-        return self.request.options.beams or 1
-
-    @property
     def known(self) -> list[int]:
         """Return all tokens for a vector, else all but the last, which `Batch` computes."""
         prompt = self.request.prompt

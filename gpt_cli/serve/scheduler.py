@@ -81,7 +81,7 @@ class Scheduler:
 
     @property
     def _free_rows(self) -> int:
-        return self.max_batch - sum(text.rows for text in list(self._running))
+        return self.max_batch - sum(text.request.rows for text in list(self._running))
 
     @property
     def waiting(self) -> int:
@@ -198,7 +198,7 @@ class Scheduler:
             if not self._waiting:
                 return None
             first = self._waiting[0]
-            if first.text.rows > self._free_rows:
+            if first.text.request.rows > self._free_rows:
                 self._round = max(self._round, first.round)  # new texts come after it
                 return None
             self._running.add(first.text)  # at once, so that any error ends it
