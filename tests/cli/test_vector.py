@@ -66,10 +66,9 @@ def test_a_file_steers_and_is_not_overwritten(tiny):
         ([*VECTOR, "blocks.0.attn.hook_pattern", "-o", "v.safetensors"], "a vector has no tokens"),
         ([*VECTOR, "x", "-o", "v.safetensors"], "--hook 'x' is not a hook point"),
         ([*VECTOR, HOOK, "-o", "v.npy"], "--output v.npy: the name must end with .safetensors"),
-        ([*VECTOR, HOOK, "-o", "v.safetensors", "--edit", "hook_embed=0"], "--edit cannot be used"),
         (["vector", "-", "-", *VECTOR[3:], HOOK, "-o", "v.safetensors"], "cannot both be read"),
         (["vector", "one.txt", "sun.jsonl", *VECTOR[3:], HOOK, "-o", "v.safetensors"],
-         "both files need at least 2 texts"),
+         "positive and negative need at least 2 texts each"),
         (["vector", "bad.jsonl", "sun.jsonl", *VECTOR[3:], HOOK, "-o", "v.safetensors"],
          "bad.jsonl, line 2: a row needs a string"),
     ],
@@ -79,6 +78,11 @@ def test_what_cannot_be_a_vector_is_refused(tmp_path, arguments, problem):
     (tmp_path / "bad.jsonl").write_text('{"text": "Rain."}\n{"txt": "Rain."}\n')
     assert problem in refusal(*arguments)
     assert not (tmp_path / "v.safetensors").exists()
+
+
+def test_edits_change_the_activations(tiny):
+    directions = [e.vector(RAIN, SUN, HOOK) for e in (tiny, tiny.with_edits([f"{HOOK}*=2"]))]
+    assert np.allclose(directions[1].vector, 2 * directions[0].vector, atol=1e-5)
 
 
 def test_a_text_longer_than_the_context_is_refused(tiny):
