@@ -27,7 +27,7 @@ _TOKENS = PASS // 2  # side by side: copies of values are made, and larger ones 
 
 What: TypeAlias = Literal["resid_pre", "attn_out", "mlp_out", "z"]
 Answers: TypeAlias = Sequence[int]  # the id of the answer, and of the wrong one if there is one
-PRECISION = 1e-4  # of a measure
+_PRECISION = 1e-4  # of a measure
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def patch(
         raise InputError(f"the texts have {lengths}: they must have equally many")
     names = select_hooks(config, ["*.attn.hook_z" if what == "z" else f"*.hook_{what}"])
     unpatched = [next(_measures(model, ids, answers, [edits])) for ids in (clean, corrupt)]
-    if abs(unpatched[0] - unpatched[1]) < PRECISION:
+    if abs(unpatched[0] - unpatched[1]) < _PRECISION:
         raise InputError(f"both texts give {unpatched[0]:.4f}: there is nothing to recover")
     values = next(edited_activations(model, [(clean, edits)], names))
 

@@ -1,8 +1,8 @@
-"""What an engine shows of its model: weights, logits, values at hook points, traces, trees."""
+"""The methods of an engine that look inside its model: logits, activations, attribution, ..."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +56,7 @@ class Introspection:
     def recorded(
         self, ids: Sequence[int], hooks: Sequence[str], edits: str | Sequence[str] = ()
     ) -> dict[str, NDArray[np.float32]]:
-        """Return the values at hook points of one text with edits."""
+        """Return the values at hook points of one text, with its edits after those of all texts."""
         text = ids, self.loaded.fitting_edits(edits, len(ids))
         return next(edited_activations(self.model, [text], hooks))
 
@@ -187,6 +187,8 @@ class Introspection:
             raise OptionError("hook", f"must name one hook point: {hook} names {len(others) + 1}")
         if has_keys(name):
             raise OptionError("hook", f"cannot be {name}: a vector has no tokens")
+        if pool not in get_args(VectorPool):
+            raise OptionError("pool", f"must be one of {', '.join(get_args(VectorPool))}")
         sets = (
             np.array([values[name] for values in self.activations(texts, [name], pool=pool)])
             for texts in (positive, negative)
@@ -239,13 +241,8 @@ class Introspection:
     ) -> Patching:
         """Return the logit after a corrupt text with activations of a clean one, one at a time.
 
-        Args:
-            clean: a text.
-            corrupt: another text with as many tokens.
-            answer: as in `attribution`.
-            wrong: as in `attribution`.
-            what: the activations of each layer and position, or "z" of each head.
-            special: as in `attribution`.
+        The texts have equally many tokens. `what` names the activations: those of each layer and
+        position, or "z" of each head. For the other arguments, see `attribution`.
         """
         ids, corrupt_ids = (self.loaded.fitting_ids(x, special=special) for x in (clean, corrupt))
         answers, edits = self._answers(answer, wrong), self._bounds(ids)

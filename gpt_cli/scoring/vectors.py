@@ -33,24 +33,22 @@ def direction(
     if min(len(positive), len(negative)) < 2:
         raise InputError("positive and negative need at least 2 texts each")
     sets = [array.reshape(len(array), -1).astype(np.float64) for array in (positive, negative)]
-    left_out = [np.arange(len(rows)) % _FOLD == _FOLD - 1 for rows in sets]
-    fitted = [rows[~mask] for rows, mask in zip(sets, left_out, strict=True)]
-    middle, vector = sum(rows.mean(axis=0) for rows in fitted) / 2, _fit(*fitted, pca=pca)
-    above, below = (
-        (rows[mask] - middle) @ vector for rows, mask in zip(sets, left_out, strict=True)
-    )
-    tested, right = len(above) + len(below), (above > 0).sum() + (below < 0).sum()
-    whole = _fit(*sets, pca=pca).reshape(positive.shape[1:]).astype(np.float32)
+    left_out = slice(_FOLD - 1, None, _FOLD)
+    fitted = [np.delete(rows, left_out, axis=0) for rows in sets]
+    middle = (fitted[0].mean(axis=0) + fitted[1].mean(axis=0)) / 2
+    vector = _fit(fitted, pca=pca)
+    above, below = ((rows[left_out] - middle) @ vector for rows in sets)
+    right = (above > 0).sum() + (below < 0).sum()
+    tested = len(above) + len(below)
+    whole = _fit(sets, pca=pca).reshape(positive.shape[1:]).astype(np.float32)
     return Direction(hook, whole, right / tested if tested else None, tested)
 
 
-def _fit(
-    positive: NDArray[np.float64], negative: NDArray[np.float64], *, pca: bool
-) -> NDArray[np.float64]:
-    """Return a vector (n,) from the rows of two arrays (texts, n)."""
-    difference: NDArray[np.float64] = positive.mean(axis=0) - negative.mean(axis=0)
+def _fit(sets: list[NDArray[np.float64]], *, pca: bool) -> NDArray[np.float64]:
+    """Return a vector (n,) from two sets of rows (texts, n), in the direction of the first."""
+    difference: NDArray[np.float64] = sets[0].mean(axis=0) - sets[1].mean(axis=0)
     if not pca:
         return difference
-    rows = np.concatenate([positive, negative])
+    rows = np.concatenate(sets)
     _, _, components = np.linalg.svd(rows - rows.mean(axis=0), full_matrices=False)
     return components[0] * (-1 if components[0] @ difference < 0 else 1)

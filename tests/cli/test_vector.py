@@ -1,6 +1,7 @@
 """`gpt-cli vector`: from two files of texts to a file that steers."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -80,9 +81,23 @@ def test_what_cannot_be_a_vector_is_refused(tmp_path, arguments, problem):
     assert not (tmp_path / "v.safetensors").exists()
 
 
+def test_few_texts_leave_none_to_test(tiny, tmp_path):
+    assert tiny.vector(RAIN[:2], SUN[:2], HOOK).accuracy is None
+    (tmp_path / "rain.txt").write_text("\n".join(RAIN[:2]))
+    (tmp_path / "sun.jsonl").write_text("\n".join(SUN[:2]))
+    out, _ = run_here(*VECTOR, HOOK, "-o", "v.safetensors")
+    assert re.fullmatch(rf"{HOOK}: norm [\d.]+ \(2 positive, 2 negative\)\n", out.decode())
+
+
 def test_edits_change_the_activations(tiny):
     directions = [e.vector(RAIN, SUN, HOOK) for e in (tiny, tiny.with_edits([f"{HOOK}*=2"]))]
     assert np.allclose(directions[1].vector, 2 * directions[0].vector, atol=1e-5)
+
+
+@pytest.mark.parametrize("pool", ["word", None])
+def test_a_vector_is_pooled_by_text(tiny, pool):
+    with pytest.raises(InputError, match=r"^pool must be one of last, mean"):
+        tiny.vector(RAIN, SUN, HOOK, pool=pool)
 
 
 def test_a_text_longer_than_the_context_is_refused(tiny):

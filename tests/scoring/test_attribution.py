@@ -88,7 +88,8 @@ def test_what_cannot_be_measured_is_refused(tiny, method, arguments, message):
 
 
 @pytest.mark.parametrize(
-    ("method", "texts"), [("attribution", [CLEAN]), ("ablate", [CLEAN]), ("patch", [CLEAN, CORRUPT])]
+    ("method", "texts"),
+    [("attribution", [CLEAN]), ("ablate", [CLEAN]), ("patch", [CLEAN, CORRUPT])],
 )
 def test_an_edit_with_the_activations_of_a_row_is_refused(tiny, method, texts):
     engine = tiny.with_edits(["blocks.1.hook_mlp_out=row:3"])
