@@ -166,8 +166,8 @@ class Introspection:
     @checks_arguments()
     def vector(
         self,
-        positive: Sequence[str],
-        negative: Sequence[str],
+        positive: Sequence[str | Mapping[str, Any]],
+        negative: Sequence[str | Mapping[str, Any]],
         hook: str,
         *,
         pool: VectorPool = "mean",
@@ -176,7 +176,7 @@ class Introspection:
         """Return the vector from the activations of some texts to those of others, at a hook point.
 
         Args:
-            positive: texts that it points to, at least two.
+            positive: texts that it points to, at least two; they may have edits: see `activations`.
             negative: the other texts, at least two.
             hook: the name of a hook point without keys: no scores and no pattern.
             pool: the activations of the last token of a text ("last"), or their mean.

@@ -94,6 +94,19 @@ def test_edits_change_the_activations(tiny):
     assert np.allclose(directions[1].vector, 2 * directions[0].vector, atol=1e-5)
 
 
+def test_rows_may_have_edits(tmp_path, tiny):
+    edit = f"{HOOK}*=2"
+    rows = ({"text": text, "edits": [edit]} for text in SUN)
+    (tmp_path / "sun.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run_here(*VECTOR, HOOK, "-o", "v.safetensors")
+    edited = tiny.with_edits([edit])
+    means = [
+        np.mean([x[HOOK] for x in engine.activations(texts, [HOOK], pool="mean")], axis=0)
+        for engine, texts in ((tiny, RAIN), (edited, SUN))
+    ]
+    assert np.allclose(load_file("v.safetensors")[HOOK], means[0] - means[1], atol=1e-5)
+
+
 @pytest.mark.parametrize("pool", ["word", None])
 def test_a_vector_is_pooled_by_text(tiny, pool):
     with pytest.raises(InputError, match=r"^pool must be one of last, mean"):

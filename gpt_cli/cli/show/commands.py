@@ -219,7 +219,7 @@ def attribution(
 
 
 def patch(
-    clean: str = typer.Argument(metavar="CLEAN", help="Text whose activations are taken."),
+    clean: str = typer.Argument(metavar="CLEAN", help="Text with the activations to patch in."),
     corrupt: str = typer.Argument(metavar="CORRUPT", help="Text of as many tokens."),
     *,
     what: Literal["resid_pre", "attn_out", "mlp_out", "z"] = option(
