@@ -20,7 +20,7 @@ from gpt_cli.scoring.tree import Node
 class View:
     """The data of a view. Its tokens are records; "logprob" is missing if nothing predicts one."""
 
-    view: str = field(init=False)  # its name
+    view: str = field(init=False)  # its name, set by the class or, for a grid, by each object
     model: str
     adapter: str | None = field(default=None, kw_only=True)  # in its weights
 
