@@ -90,6 +90,7 @@ pictures: $(VENV)/.dev  ## the pictures in docs/
 	$(BIN)/python tools/record.py
 
 SECONDS ?= 60
+fuzz: export PYTHONPATH = tests
 fuzz: $(VENV)/.fuzz  ## SECONDS of damaged files and odd texts, two processes at a time; exit code 1 after a finding
 	$(BIN)/python tests/fuzz/run.py $(SECONDS)
 

@@ -1,10 +1,15 @@
 """Arrays in files: activations and vectors in .safetensors, .npz and .npy."""
 
 import re
+import warnings
+import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
+from lzma import LZMAError
 from pathlib import Path
-from typing import Any
-from zipfile import BadZipFile
+from tokenize import TokenError
+from typing import IO, Any
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +18,11 @@ from gpt_cli.errors import MALFORMED, CheckpointError, InputError, did_you_mean
 from gpt_cli.folder.weight_files import read_tensors
 
 _SUFFIXES = (".safetensors", ".npz", ".npy")
+# Of zipfile and NumPy: a member may have a password, and a header may claim any size.
+_DAMAGED = (
+    *(OSError, EOFError, RuntimeError, MemoryError, SyntaxError, TokenError),
+    *(BadZipFile, zlib.error, LZMAError, *MALFORMED),
+)
 _FILE_AND_KEY = re.compile(rf"(.*(?:{'|'.join(map(re.escape, _SUFFIXES))})):([^/]*)", re.DOTALL)
 
 
@@ -30,6 +40,25 @@ def _inside(folder: Path, path: Path) -> Path | None:
         return inside if is_inside and inside.is_file() else None
     except (OSError, ValueError, RuntimeError):  # a name that no file has; a circle of links
         return None
+
+
+def _read_npy(file: IO[bytes]) -> NDArray[Any]:
+    """Return the array of a file; objects, whose pickles could run code, are refused."""
+    with warnings.catch_warnings(action="ignore"):  # about a header by Python 2
+        array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
+    return array
+
+
+@dataclass(frozen=True)
+class _Member:
+    """An array in a file of .npz."""
+
+    path: Path
+    name: str
+
+    def __getitem__(self, rows: slice, /) -> NDArray[Any]:
+        with ZipFile(self.path) as file, file.open(self.name) as member:
+            return _read_npy(member)[rows]
 
 
 class ArrayFile:
@@ -52,14 +81,17 @@ class ArrayFile:
             raise InputError(f"{name:.200} does not exist") from None
         except CheckpointError as error:
             raise InputError(str(error).replace(str(path), name)) from None
-        except (OSError, BadZipFile, EOFError, *MALFORMED) as error:
+        except _DAMAGED as error:
             raise InputError(f"{name:.200} cannot be read: {error!s:.200}") from None
 
     def _open(self, path: Path) -> Mapping[str, Any]:
         if path.suffix == ".safetensors":
             return dict(read_tensors(path))
-        stored = np.load(path, allow_pickle=False)  # arrays of objects could run code
-        return {"": stored} if self.is_single else stored
+        if self.is_single:
+            with path.open("rb") as file:
+                return {"": _read_npy(file)}
+        with ZipFile(path) as file:
+            return {name.removesuffix(".npy"): _Member(path, name) for name in file.namelist()}
 
     def __contains__(self, name: str) -> bool:
         return self.is_single or name in self._arrays
@@ -71,7 +103,7 @@ class ArrayFile:
             raise InputError(f"{self.name:.200} has no {name:.80}{hint}")
         try:
             array = np.asarray(self._arrays["" if self.is_single else name][:])
-        except (OSError, BadZipFile, EOFError, CheckpointError, *MALFORMED) as error:
+        except (CheckpointError, *_DAMAGED) as error:
             raise InputError(f"{self.name:.200} cannot be read: {error!s:.200}") from None
         if array.dtype.kind not in "fiu":
             raise InputError(f"{self.name:.200} holds {array.dtype!s:.40}, not numbers")

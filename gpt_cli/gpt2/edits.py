@@ -42,7 +42,9 @@ class EditError(OptionError):
     """An edit is not valid."""
 
     def __init__(self, edit: str, problem: object):
-        super().__init__("edits", f"{edit!r:.120}: {problem}")
+        # The parts of an edit may have control characters.
+        shown = (c if c.isprintable() else ascii(c)[1:-1] for c in str(problem))
+        super().__init__("edits", f"{edit!r:.120}: {''.join(shown)}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +109,7 @@ class Edit:
         stored = file.read("position") if "position" in file and not file.is_single else None
         return edit.with_arrays(arrays, name, np.arange(count) if stored is None else stored)
 
+    @np.errstate(all="ignore")  # the error replaces NumPy's warnings
     def with_arrays(
         self,
         arrays: Mapping[str, NDArray[Any]],
@@ -129,10 +132,11 @@ class Edit:
             expected = expected if stored is None else (len(stored), *expected)
             if array.shape[: len(expected)] != expected or array.ndim != len(expected) + keys:
                 raise InputError(f"{hook} in {source} is {array.shape}, not {expected}")
-            # Scores of later keys are -inf.
-            if np.isnan(array).any() or not (keys or np.isfinite(array).all()):
+            array = array.astype(np.float32)
+            masked = np.isneginf(array) if hook.endswith("scores") else False  # later keys
+            if not (np.isfinite(array) | masked).all():
                 raise InputError(f"{hook} in {source} is not finite")
-            converted[hook] = array.astype(np.float32)
+            converted[hook] = array
         return replace(self, arrays=converted, stored=stored, row=None)
 
     def of_row(self, values: Mapping[str, NDArray[np.float32]]) -> "Edit":
@@ -251,6 +255,7 @@ def _has_keys(shape: tuple[Any, ...]) -> bool:
     return shape[-1] == "T"
 
 
+@np.errstate(all="ignore")  # a mean that is not finite is refused
 def _mean(array: NDArray[Any]) -> NDArray[Any]:
     """Return the mean over stored tokens; InputError if there is none."""
     if array.ndim < 2 or not len(array):

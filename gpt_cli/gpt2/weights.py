@@ -105,8 +105,8 @@ def check_finite(model: Any, logits: Array) -> None:
     error = NotFiniteError(
         f"the model's results are not finite: undo the changes in {MODEL}"
         if is_edited()
-        else "the model's results are not finite: if dtype float32 does not help, its weights are "
-        "damaged (-v names one): get the model again"
+        else "the model's results are not finite: if smaller edits or dtype float32 do not help, "
+        "its weights are damaged (-v names one): get the model again"
     )
     finite = model.ops.xp.isfinite(logits).all(-1)
     error.rows = np.flatnonzero(~model.ops.to_host(finite)).tolist()

@@ -92,7 +92,8 @@ def test_files_add_vectors_patch_and_give_means(model, tmp_path):
     C, hook = model.config.n_embd, "blocks.1.hook_resid_pre"
     vector = np.arange(C, dtype=np.float32)
     other = recorded(model, [], IDS[2])
-    save_file({hook: other[hook].copy()}, tmp_path / "other.safetensors")
+    stored = {hook: other[hook].copy(), "position": np.arange(len(other[hook]))}  # as `activations`
+    save_file(stored, tmp_path / "other.safetensors")
     np.savez(tmp_path / "other.npz", **{hook: other[hook], "v": vector})
     np.save(tmp_path / "v.npy", vector)
     before = recorded(model, [])[hook]
