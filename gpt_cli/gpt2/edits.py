@@ -9,6 +9,7 @@
 Positions count from the start of a text, and negative ones from the end of its prompt.
 """
 
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 from gpt_cli.errors import InputError, counted
 from gpt_cli.folder.config import GPT2Config
-from gpt_cli.gpt2.hooks import NO_HOOK, Hook, hook_shapes, select_hooks
+from gpt_cli.gpt2.hooks import NO_HOOK, Hook, has_keys, hook_shapes, select_hooks
 from gpt_cli.ops import Array
 from gpt_cli.options.declare import OptionError
 
@@ -36,6 +37,7 @@ _SLICE = re.compile(r"(-?\d{1,9})?(:)?(-?\d{1,9})?", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _AFTER_ALL = 2**31  # a position
 _LARGEST = float(np.finfo(np.float32).max)
+_OPERATIONS = {"=": lambda _, new: new, "*=": operator.mul, "+=": operator.add}
 
 
 class EditError(OptionError):
@@ -71,8 +73,7 @@ class Edit:
         shapes = hook_shapes(config)
         try:
             hooks = {name: shapes[name] for name in select_hooks(config, [parts["hook"].strip()])}
-            sizes = [int(shape[0] if _has_keys(shape) else shape[1]) for shape in hooks.values()]
-            index = _index(parts["index"], min(sizes))
+            index = _index(parts["index"], min(_sizes(shape)[0] for shape in hooks.values()))
             positions = ":" if parts["positions"] is None else parts["positions"].strip()
             edit = cls(text, hooks, index, positions, parts["operator"])
             _range(edit.positions, 0)
@@ -81,19 +82,14 @@ class Edit:
             raise EditError(text, error.args[-1]) from None
 
     def _with_value(self, value: str, folder: Path | None) -> "Edit":
-        if self.operator != "+=" and _NUMBER.fullmatch(value):
-            if abs(float(value)) > _LARGEST:
-                raise InputError(f"{value:.40} is too large")
-            return replace(self, number=float(value))
+        if self.operator == "*=" or (self.operator == "=" and _NUMBER.fullmatch(value)):
+            return replace(self, number=_number(value))
         if self.operator == "=" and value.startswith("row:"):
             return replace(self, row=value.removeprefix("row:"))
         factor, star, source = value.partition("*")
         if self.operator == "=" or not star:
             factor, source = "1", value
-        if self.operator == "*=" or not _NUMBER.fullmatch(factor.strip()):
-            number = value if self.operator == "*=" else factor
-            raise InputError(f"{number!r:.40} is not a number")
-        edit, source = replace(self, number=float(factor)), source.strip()
+        edit, source = replace(self, number=_number(factor.strip())), source.strip()
         from gpt_cli.folder.arrays import ArrayFile, file_and_key  # few edits have a file
 
         name, key = file_and_key(source.removeprefix("mean:"))
@@ -121,11 +117,10 @@ class Edit:
             raise InputError(f"{source} has several rows: give a file with the activations of one")
         converted = {}
         for hook, array in arrays.items():
-            shape = self.hooks[hook]
-            keys = _has_keys(shape)
+            keys = has_keys(hook)
             if keys and stored is None:
                 raise InputError(f"{hook} can be a number or the activations of a row")
-            expected = (shape[0],) if keys else tuple(shape[1:])
+            expected = _sizes(self.hooks[hook])
             expected = expected if stored is None else (len(stored), *expected)
             if array.shape[: len(expected)] != expected or array.ndim != len(expected) + keys:
                 raise InputError(f"{hook} in {source} is {array.shape}, not {expected}")
@@ -138,35 +133,31 @@ class Edit:
     def of_row(self, values: Mapping[str, NDArray[np.float32]]) -> "Edit":
         """Return the edit with values of another row, in the shapes of `hook_shapes`."""
         arrays = {
-            hook: value.swapaxes(0, 1) if _has_keys(self.hooks[hook]) else value
+            hook: value.swapaxes(0, 1) if has_keys(hook) else value
             for hook, value in values.items()
         }
         positions = np.arange(min(map(len, arrays.values())))
         return self.with_arrays(arrays, f"row {self.row}", positions)
 
     def apply(self, hook: str, values: Array, positions: Array, xp: ModuleType) -> Array:
-        """Return new values (n, ...) of a hook point at n positions of a row."""
+        """Change the values (n, ...) of a hook point at n positions of a row; return them."""
         new: Any = np.float32(self.number)
-        fill = 0.0 if hook.endswith("pattern") else -np.inf  # of later keys
+        keys, hidden = has_keys(hook), np.float32(0 if hook.endswith("pattern") else -np.inf)
         if hook in self.arrays:
             array = self.arrays[hook]
             if self.stored is not None:
                 array = array[np.searchsorted(self.stored, positions)]
-                if _has_keys(self.hooks[hook]):
-                    padded = np.full(values.shape, fill, np.float32)
-                    size = min(array.shape[-1], values.shape[-1])
-                    padded[..., :size] = array[..., :size]
-                    array = padded
+            if keys:
+                padded = np.full(values.shape, hidden)
+                padded[..., : array.shape[-1]] = array[..., : values.shape[-1]]
+                array = padded
             new = new * xp.asarray(array)
-        cut = slice(None), self.index
-        old, new = values[cut], xp.broadcast_to(new, values.shape)[cut]
-        values = values.copy()
-        values[cut] = {"=": lambda: new, "*=": lambda: old * new, "+=": lambda: old + new}[
-            self.operator
-        ]()
-        if _has_keys(self.hooks[hook]):  # an edit does not let a query see later keys
+        part = slice(None), self.index
+        new = xp.broadcast_to(new, values.shape)[part]
+        values[part] = _OPERATIONS[self.operator](values[part], new)
+        if keys:  # an edit does not let a query see later keys
             later = xp.arange(values.shape[-1]) > xp.asarray(positions)[:, None, None]
-            values = xp.where(later, np.float32(fill), values)
+            values = xp.where(later, hidden, values)
         return values
 
 
@@ -200,13 +191,14 @@ class Editor(Hook):
     """Applies the edits of the rows of a pass."""
 
     def __init__(self, rows: Sequence[Sequence[Bound]], xp: ModuleType):
-        self._xp, self._prefix = xp, ""
+        self._xp = xp
         self._positions = self._lengths = np.empty(0, np.int64)  # of the pass
         self._edits: dict[str, list[tuple[int, Bound]]] = {}  # by hook point, with rows
         for row, bounds in enumerate(rows):
             for bound in bounds:
                 for name in bound.edit.hooks:
                     self._edits.setdefault(name, []).append((row, bound))
+        self.names = self._edits.keys()
 
     def begin(self, positions: Array, lengths: Array) -> "Editor":
         """Return the editor of a pass."""
@@ -214,30 +206,17 @@ class Editor(Hook):
         editor._positions, editor._lengths = positions, lengths
         return editor
 
-    def at(self, layer: int) -> "Editor":
-        """Return the editor of a block."""
-        editor = copy(self)
-        editor._prefix = f"blocks.{layer}."
-        return editor
-
-    def listens(self, *names: str) -> bool:
-        """Return whether one of the values is changed; without names, any of the block."""
-        if not names:
-            return any(name.startswith(self._prefix) for name in self._edits)
-        return any(self._prefix + name in self._edits for name in names)
-
-    def __call__(self, name: str, value: Array) -> Array:
+    def take(self, name: str, value: Array) -> Array:
         """Return the value, or a changed copy."""
-        hook, edited = self._prefix + name, value
-        for row, (edit, start, stop) in self._edits.get(hook, ()):
+        edited = value
+        for row, (edit, start, stop) in self._edits.get(name, ()):
             positions = self._positions[row, : self._lengths[row]]
             columns = np.flatnonzero((positions >= start) & (positions < stop))
-            if not len(columns):
-                continue
-            if edited is value:
-                edited = value.copy()
-            values = edited[row] if value.ndim == 3 else edited[row].swapaxes(0, 1)  # (T, ...)
-            values[columns] = edit.apply(hook, values[columns], positions[columns], self._xp)
+            if len(columns):
+                edited = value.copy() if edited is value else edited
+                values = edited[row] if value.ndim == 3 else edited[row].swapaxes(0, 1)  # (T, ...)
+                new = edit.apply(name, values[columns], positions[columns], self._xp)
+                values[columns] = new
         return edited
 
 
@@ -246,9 +225,18 @@ def editor(rows: Sequence[Sequence[Bound]], xp: ModuleType) -> Hook:
     return Editor(rows, xp) if any(rows) else NO_HOOK
 
 
-def _has_keys(shape: tuple[Any, ...]) -> bool:
-    """Return whether a value has an axis of keys: scores and patterns."""
-    return shape[-1] == "T"
+def _sizes(shape: tuple[Any, ...]) -> tuple[int, ...]:
+    """Return the sizes of a value at one token, but the number of keys."""
+    return tuple(size for size in shape if size != "T")
+
+
+def _number(text: str) -> float:
+    """Return the number in a text, if it is one in float32; else raise InputError."""
+    if not _NUMBER.fullmatch(text):
+        raise InputError(f"{text!r:.40} is not a number")
+    if abs(float(text)) > _LARGEST:
+        raise InputError(f"{text:.40} is too large")
+    return float(text)
 
 
 def _mean(array: NDArray[Any]) -> NDArray[Any]:

@@ -1,7 +1,8 @@
 """Rows whose activations the edits of other rows take: `HOOK=row:ID`."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
 from gpt_cli.errors import InputError
@@ -9,45 +10,35 @@ from gpt_cli.jobs.layout import InputRow
 
 if TYPE_CHECKING:
     from gpt_cli.engine import Engine
+    from gpt_cli.jobs.tasks import Task
 
 _REFERENCE = "row:"
 
 
-def with_donors(
-    engine: "Engine",
-    rows: Sequence[InputRow],
-    prepare: Callable[[InputRow], InputRow],
-    ids_of: Callable[["Engine", InputRow], list[int]],
-) -> "Engine":
+def with_donors(engine: "Engine", rows: Sequence[InputRow], task: "Task") -> "Engine":
     """Return an engine with the activations that edits of rows take from others of these rows.
 
     A row that cannot be computed, or that takes from itself in a circle, gives none: the edits that
     need it are errors of their rows.
     """
-    hooks: dict[str, set[str]] = {}  # by the id of the donor
-    for row in rows:
-        for donor, names in _references(engine, row):
-            hooks.setdefault(donor, set()).update(names)
-    if not hooks:
-        return engine
-    by_id = {str(row.id): row for row in rows}
-    tried: set[str] = set()
-
-    def compute(donor: str) -> None:
-        nonlocal engine
-        if donor in tried or donor not in by_id:
-            return
-        tried.add(donor)
-        for other, _ in _references(engine, by_id[donor]):
-            compute(other)
-        with suppress(InputError):
-            row = prepare(by_id[donor])
-            edits = row.fields.get("edits") or ()
-            values = engine.recorded(ids_of(engine, row), sorted(hooks[donor]), edits)
-            engine = engine.with_donors({donor: values})
-
-    for donor in hooks:
-        compute(donor)
+    numbers = {str(row.id): number for number, row in enumerate(rows) if row.id is not None}
+    hooks: dict[int, set[str]] = {}  # by the number of the donor
+    order: TopologicalSorter[int] = TopologicalSorter()
+    for number, row in enumerate(rows):
+        for id, names in _references(engine, row):
+            if id in numbers:
+                hooks.setdefault(numbers[id], set()).update(names)
+                order.add(number, numbers[id])
+    with suppress(CycleError):  # rows of a circle do not get ready
+        order.prepare()
+    while ready := order.get_ready():
+        for number in hooks.keys() & {*ready}:
+            with suppress(InputError):
+                task.prepare(row := rows[number])
+                edits = row.fields.get("edits") or ()
+                values = engine.recorded(task.ids(engine, row), sorted(hooks[number]), edits)
+                engine = engine.with_donors({str(row.id): values})
+        order.done(*ready)
     return engine
 
 
