@@ -156,10 +156,11 @@ class Batch:
         """Compute the logits (P, V) after the last token of a row and after its drafts."""
         model, xp = self._model, self._model.ops.xp
         ids, lengths = right_pad([row.window[-1:] + row.drafts for row in self.rows])
-        x = hidden_states(model, xp.asarray(ids), self.cache, lengths, self._editor())
+        hook = self._editor()
+        x = hidden_states(model, xp.asarray(ids), self.cache, lengths, hook)
         states = [x[row, :length] for row, length in enumerate(lengths.tolist())]
         try:
-            return unembed(model, xp.concatenate(states))
+            return unembed(model, xp.concatenate(states), hook)
         except CheckpointError:  # weights that only a wrong draft uses are no reason to end
             if not any(row.drafts for row in self.rows):
                 raise

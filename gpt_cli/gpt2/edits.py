@@ -190,6 +190,8 @@ def bind(edits: Sequence[Edit], length: int, most: int) -> list[Bound]:
 class Editor(Hook):
     """Applies the edits of the rows of a pass."""
 
+    edits = True
+
     def __init__(self, rows: Sequence[Sequence[Bound]], xp: ModuleType):
         self._xp = xp
         self._positions = self._lengths = np.empty(0, np.int64)  # of the pass

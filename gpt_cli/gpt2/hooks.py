@@ -44,6 +44,7 @@ class Hook:
     """Gets the values of some hook points. Without names, nobody listens: values pass unchanged."""
 
     names: Collection[str] = ()
+    edits: bool = False  # whether values change
     _prefix = ""  # of the names in a block
 
     def begin(self, positions: Array, lengths: Array) -> "Hook":
@@ -85,7 +86,7 @@ class Recorder(Hook):
     """Keeps the values of some hook points, as another hook has changed them."""
 
     def __init__(self, names: Iterable[str], inner: Hook = NO_HOOK):
-        self._kept, self._inner = frozenset(names), inner
+        self._kept, self._inner, self.edits = frozenset(names), inner, inner.edits
         self.names = self._kept.union(inner.names)
         self.values: dict[str, Array] = {}  # in the order of computation
 

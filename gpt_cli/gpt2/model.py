@@ -206,13 +206,13 @@ def hidden_states(
 
 
 @np.errstate(all="ignore")  # the error replaces NumPy's warnings
-def unembed(model: GPT2, x: Array) -> Array:
+def unembed(model: GPT2, x: Array, hook: Hook = NO_HOOK) -> Array:
     """Compute the logits of the next token: hidden states x (..., C) -> (..., V), float32.
 
-    CheckpointError if they are not finite, so the weights are damaged.
+    CheckpointError if they are not finite, so the weights are damaged, or `hook` has edits.
     """
     logits = model.ops.linear(x, model.lm_head)
-    check_finite(model, logits)
+    check_finite(model, logits, edited=hook.edits)
     return logits
 
 

@@ -84,9 +84,8 @@ class Introspection:
             raise InputError(f"all rows must have the same length, from 1 to {config.n_positions}")
         rows = np.array([config.check_ids(row) for row in ids])
         hook = self._editor(list(map(len, ids)))
-        return ops.to_host(
-            unembed(self.model, hidden_states(self.model, ops.xp.asarray(rows), hook=hook))
-        )
+        x = hidden_states(self.model, ops.xp.asarray(rows), hook=hook)
+        return ops.to_host(unembed(self.model, x, hook))
 
     @checks_arguments()
     def trace(self, text: str, *, special: bool = False) -> Trace:

@@ -13,7 +13,7 @@ from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.prefix_cache import passes, states_after
 from gpt_cli.generation.sampling import log_probabilities
 from gpt_cli.gpt2.edits import Bound, editor
-from gpt_cli.gpt2.hooks import Recorder, select_hooks
+from gpt_cli.gpt2.hooks import NO_HOOK, Hook, Recorder, select_hooks
 from gpt_cli.gpt2.model import GPT2, hidden_states, unembed
 from gpt_cli.gpt2.prefill import right_pad
 from gpt_cli.ops import Array
@@ -283,7 +283,7 @@ def measure_passes(
         for value in depths if layers else [x]:
             ends = zip(value, indices, lengths, strict=True)
             states = [x[firsts[index] - 1 : length] for x, index, length in ends]
-            rows.append(measure_states(model, states, targets, measures))
+            rows.append(measure_states(model, states, targets, measures, hook))
         for index, row in zip(indices, zip(*rows, strict=True), strict=True):
             lists = ([*map(list, zip(*column, strict=True))] for column in zip(*row, strict=True))
             columns[index] = [*lists] if layers else row[0]
@@ -291,7 +291,11 @@ def measure_passes(
 
 
 def measure_states(
-    model: GPT2, states: Sequence[Array], targets: Sequence[Sequence[int]], measures: Measures
+    model: GPT2,
+    states: Sequence[Array],
+    targets: Sequence[Sequence[int]],
+    measures: Measures,
+    hook: Hook = NO_HOOK,
 ) -> list[Columns]:
     """Return a column per measure for rows: targets (n,), predicted by states (n, C)."""
     ops = model.ops
@@ -300,7 +304,7 @@ def measure_states(
     columns: Columns = [[] for _ in measures]
     for begin in range(0, len(x), SLICE):
         part = slice(begin, begin + SLICE)
-        logits = unembed(model, x[part])
+        logits = unembed(model, x[part], hook)
         for column, measure in zip(columns, measures, strict=True):
             column += ops.to_host(measure(ops, logits, ids[part])).tolist()
     values = [iter(column) for column in columns]

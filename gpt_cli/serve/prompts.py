@@ -100,9 +100,8 @@ class Prompts:
         self.reused = int(self.cache.lengths.sum())
         rests = [ids[n:] for ids, n in zip(known, self.cache.lengths, strict=True)]
         hook = editor([text.request.edits for text in texts], model.ops.xp)
-        self._recorder = Recorder(frozenset(text.at for text in texts) - {FINAL}, hook)
-        hook = self._recorder if self._recorder.names else hook
-        self._passes = prefill(model, rests, self.cache, PIECE, hook)
+        self._hook = Recorder({text.at for text in texts} - {FINAL}, hook)
+        self._passes = prefill(model, rests, self.cache, PIECE, self._hook)
         self._passes_left = -(-max(map(len, rests)) // max(1, PIECE // len(texts)))
         self._scores = {text: PromptScore([], []) for text in texts if text.score is not None}
 
@@ -125,7 +124,7 @@ class Prompts:
     def _next_states(self) -> list[Array]:
         """Compute a pass; return the states of each text's new tokens, or the values it needs."""
         states = next(self._passes)
-        rows = rows_of(self._recorder.values, [len(x) for x in states])
+        rows = rows_of(self._hook.values, [len(x) for x in states])
         return [row.get(text.at, x) for text, row, x in zip(self.texts, rows, states, strict=True)]
 
     def _score(self, text: PendingText, score: PromptScore) -> bool:
@@ -133,12 +132,12 @@ class Prompts:
         ops, done = self._model.ops, len(score.logprobs)
         states = self.states[self.texts.index(text)]
         if isinstance(text.score, Pooling):
-            check_finite(self._model, states)
+            check_finite(self._model, states, edited=bool(text.request.edits))
             text.deliver(mean(ops, states, text.score.first))
             return True
         states = states[done : done + PIECE]
         if len(states):
-            logits = unembed(self._model, states)
+            logits = unembed(self._model, states, self._hook)
             targets = ops.xp.asarray(text.request.prompt[done + 1 : done + 1 + len(states)])
             score.logprobs += ops.to_host(log_probabilities(ops, logits, targets)).tolist()
             score.top_logprobs += top_logprobs(ops, logits, [text.score or 0] * len(states))

@@ -9,6 +9,8 @@ import pytest
 from gpt_cli import jobs
 from gpt_cli.cli.app import run as run_command
 from gpt_cli.jobs import Activations, Generation, Ranking, Scoring
+from gpt_cli.jobs.donors import with_donors
+from gpt_cli.jobs.layout import InputRow
 from gpt_cli.options.request import Options
 
 HOOK = "blocks.1.hook_resid_pre"
@@ -30,7 +32,7 @@ def records(task, rows, name="in.jsonl", output="out.jsonl"):
 
 def read(output):
     lines = Path(output).read_text(encoding="utf-8").splitlines()
-    return {record["id"]: record for record in map(json.loads, lines)}
+    return {record.get("id"): record for record in map(json.loads, lines)}
 
 
 def test_a_row_takes_activations_of_a_row_before_or_after_it(here, tiny):
@@ -45,6 +47,21 @@ def test_a_row_takes_activations_of_a_row_before_or_after_it(here, tiny):
     expected = tiny.with_edits([f"{HOOK}@3:=b.npy"]).score(TEXTS[0]).total_logprob
     assert scored[1]["total_logprob"] == scored["c"]["total_logprob"] == expected
     assert expected != tiny.score(TEXTS[0]).total_logprob
+
+
+def test_donors_may_form_a_long_chain(tiny, monkeypatch):
+    monkeypatch.setattr(type(tiny), "recorded", lambda *_: {"hook_embed": np.ones((1, 192))})
+    rows = [
+        InputRow(n, n, None, n, {"text": "a", "edits": [f"hook_embed=row:{n + 1}"]})
+        for n in range(1500)
+    ]
+    rows.append(InputRow(1500, 1500, None, 1500, {"text": "a"}))
+    assert len(with_donors(tiny, rows, Scoring()).loaded.donors) == 1500
+
+
+def test_rows_without_an_id_are_no_donors(here):
+    rows = [{"text": "A b"}, {"id": "b", "text": "A b", "edits": ["hook_embed=row:None"]}]
+    assert "no row before or after it" in records(Scoring(), rows)["b"]["error"]["message"]
 
 
 def test_rows_that_cannot_give_activations_are_errors_of_the_rows_that_need_them(here):
