@@ -86,16 +86,14 @@ class Edit:
             return replace(self, number=_number(value))
         if self.operator == "=" and value.startswith("row:"):
             return replace(self, row=value.removeprefix("row:"))
-        factor, star, source = value.partition("*")
-        if self.operator == "=" or not star:
-            factor, source = "1", value
-        edit, source = replace(self, number=_number(factor.strip())), source.strip()
+        factor, mean, source = _parts_of_value(self.operator, value)
+        edit = replace(self, number=_number(factor.rstrip("* ")) if factor else 1.0)
         from gpt_cli.folder.arrays import ArrayFile, file_and_key  # few edits have a file
 
-        name, key = file_and_key(source.removeprefix("mean:"))
+        name, key = file_and_key(source)
         file = ArrayFile(name, folder)
         arrays = {hook: file.read(key or hook) for hook in self.hooks}
-        if source.startswith("mean:"):
+        if mean:
             return edit.with_arrays({hook: _mean(array) for hook, array in arrays.items()}, name)
         if self.operator == "+=":
             return edit.with_arrays(arrays, name)
@@ -130,12 +128,17 @@ class Edit:
             converted[hook] = array.astype(np.float32)
         return replace(self, arrays=converted, stored=stored, row=None)
 
-    def of_row(self, values: Mapping[str, NDArray[np.float32]]) -> "Edit":
-        """Return the edit with values of another row, in the shapes of `hook_shapes`."""
-        arrays = {
-            hook: value.swapaxes(0, 1) if has_keys(hook) else value
-            for hook, value in values.items()
-        }
+    def with_donor(self, donors: Mapping[str, Mapping[str, Array]]) -> "Edit":
+        """Return the edit with the values of the row that it names, if it names one.
+
+        The values of `donors` have the shapes of `hook_shapes`.
+        """
+        if self.row is None:
+            return self
+        if not (values := donors.get(self.row)):
+            problem = "no row before or after it in this part of the input has this id"
+            raise EditError(self.text, f"{problem}, or that row has an error or needs this one")
+        arrays = {n: values[n].swapaxes(0, 1) if has_keys(n) else values[n] for n in self.hooks}
         positions = np.arange(min(map(len, arrays.values())))
         return self.with_arrays(arrays, f"row {self.row}", positions)
 
@@ -159,6 +162,17 @@ class Edit:
             later = xp.arange(values.shape[-1]) > xp.asarray(positions)[:, None, None]
             values = xp.where(later, hidden, values)
         return values
+
+
+def with_absolute_path(edit: str) -> str:
+    """Return an edit with the absolute path of its file, if it names one."""
+    if parts := _EDIT.fullmatch(edit.strip()):
+        from gpt_cli.folder.arrays import file_and_key
+
+        *before, file = _parts_of_value(parts["operator"], parts["value"])
+        if Path(file_and_key(file)[0]).is_file():
+            return "".join([parts[0][: parts.start("value")], *before, str(Path(file).absolute())])
+    return edit
 
 
 class Bound(NamedTuple):
@@ -230,6 +244,14 @@ def editor(rows: Sequence[Sequence[Bound]], xp: ModuleType) -> Hook:
 def _sizes(shape: tuple[Any, ...]) -> tuple[int, ...]:
     """Return the sizes of a value at one token, but the number of keys."""
     return tuple(size for size in shape if size != "T")
+
+
+def _parts_of_value(operator: str, value: str) -> tuple[str, str, str]:
+    """Return the factor with its star, `mean:`, and the file; the first two may be empty."""
+    factor, star, source = value.partition("*") if operator == "+=" else ("", "", "")
+    source = (source if star else value).strip()
+    mean = "mean:" if source.startswith("mean:") else ""
+    return (factor + star if star else ""), mean, source.removeprefix(mean)
 
 
 def _number(text: str) -> float:

@@ -106,19 +106,14 @@ class Recorder(Hook):
 
 def hook_shapes(config: GPT2Config) -> dict[str, tuple[str | int, ...]]:
     """Return the shapes of all hook points of a model, in order of computation; "T" is tokens."""
-    sizes = {
-        "C": config.n_embd,
-        "H": config.n_head,
-        "D": config.head_size,
-        "inner": config.inner_size,
+    C, H, D = config.n_embd, config.n_head, config.head_size
+    sizes = {"C": C, "H": H, "D": D, "inner": config.inner_size}
+    of_block = [name for name in _SHAPES if name not in _BEFORE + _AFTER]
+    names = [f"blocks.{layer}.{name}" for layer in range(config.n_layer) for name in of_block]
+    return {
+        name: tuple(sizes.get(axis, axis) for axis in _SHAPES[_end(name)])
+        for name in (*_BEFORE, *names, *_AFTER)
     }
-    shapes = {
-        name: tuple(sizes.get(axis, axis) for axis in shape) for name, shape in _SHAPES.items()
-    }
-    names = [*_BEFORE]
-    for layer in range(config.n_layer):
-        names += (f"blocks.{layer}.{n}" for n in _SHAPES if n not in _BEFORE + _AFTER)
-    return {name: shapes[_end(name)] for name in [*names, *_AFTER]}
 
 
 def _end(name: str) -> str:
