@@ -65,13 +65,17 @@ class LoadedModel:
                 f"{n_positions:,}; shorten it"
             )
 
-    def bound_edits(self, texts: str | Sequence[str], length: int, most: int) -> list[Bound]:
-        """Return the edits of a text, those of all texts and its own: see `edits.bind`."""
+    def row_edits(self, texts: str | Sequence[str] | None) -> list[Edit]:
+        """Return the edits in a field of a row; raise InputError if one is not valid."""
         valid = Options.parse_json({"edits": texts})["edits"] if texts else ()
-        edits = [*self.edits, *(Edit.parse(text, self.config) for text in valid)]
+        return [Edit.parse(text, self.config) for text in valid]
+
+    def bound_edits(self, texts: str | Sequence[str] | None, length: int, most: int) -> list[Bound]:
+        """Return the edits of a text, those of all texts and its own: see `edits.bind`."""
+        edits = [*self.edits, *self.row_edits(texts)]
         return bind([edit.with_donor(self.donors) for edit in edits], length, most)
 
-    def fitting_edits(self, texts: str | Sequence[str], length: int) -> list[Bound]:
+    def fitting_edits(self, texts: str | Sequence[str] | None, length: int) -> list[Bound]:
         """Return the edits of a text, which must fit the context if it has any."""
         if texts or self.edits:
             self.check_fits(length, "text with edits")

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from gpt_cli.engine import Engine
     from gpt_cli.jobs.tasks import Task
 
-_REFERENCE = "row:"
-
 
 def with_donors(engine: "Engine", rows: Sequence[InputRow], task: "Task") -> "Engine":
     """Return an engine with the activations that edits of rows take from others of these rows.
@@ -35,8 +33,8 @@ def with_donors(engine: "Engine", rows: Sequence[InputRow], task: "Task") -> "En
         for number in hooks.keys() & {*ready}:
             with suppress(InputError):
                 task.prepare(row := rows[number])
-                edits = row.fields.get("edits") or ()
-                values = engine.recorded(task.ids(engine, row), sorted(hooks[number]), edits)
+                ids, edits = task.ids(engine, row), row.fields.get("edits")
+                values = engine.recorded(ids, sorted(hooks[number]), edits)
                 engine = engine.with_donors({str(row.id): values})
         order.done(*ready)
     return engine
@@ -44,14 +42,9 @@ def with_donors(engine: "Engine", rows: Sequence[InputRow], task: "Task") -> "En
 
 def _references(engine: "Engine", row: InputRow) -> Iterator[tuple[str, Sequence[str]]]:
     """Yield the ids of the donors of a row, with the hook points that it takes from them."""
-    from gpt_cli.gpt2.edits import Edit
-
-    edits = row.fields.get("edits") or ()
-    for text in [edits] if isinstance(edits, str) else edits:
-        if isinstance(text, str) and _REFERENCE in text:
-            try:
-                edit = Edit.parse(text, engine.model.config)
-            except InputError:
-                continue
-            if edit.row is not None:
-                yield edit.row, [*edit.hooks]
+    edits = row.fields.get("edits")
+    if "row:" in str(edits):
+        with suppress(InputError):  # an error of the row
+            for edit in engine.loaded.row_edits(edits):
+                if edit.row is not None:
+                    yield edit.row, [*edit.hooks]

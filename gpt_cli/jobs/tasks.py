@@ -335,7 +335,7 @@ class Ranking(Task):
         if choices is None and not self.choices:
             raise InputError('a row needs a list of "choices": there are no default choices')
         choices = spaced(prompt, self.choices if choices is None else choices, exact=self.exact)
-        edits = row.fields.get("edits") or ()
+        edits = row.fields.get("edits")
         return replace(row, fields={"prompt": prompt, "choices": choices, "edits": edits})
 
     def results(self, engine: "Engine", rows: Rows) -> Iterator[Record | InputError]:

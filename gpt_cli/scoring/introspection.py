@@ -54,7 +54,7 @@ class Introspection:
         return Weights(self.model)
 
     def recorded(
-        self, ids: Sequence[int], hooks: Sequence[str], edits: str | Sequence[str] = ()
+        self, ids: Sequence[int], hooks: Sequence[str], edits: str | Sequence[str] | None = None
     ) -> dict[str, NDArray[np.float32]]:
         """Return the values at hook points of one text with edits."""
         text = ids, self.loaded.fitting_edits(edits, len(ids))
@@ -204,8 +204,9 @@ class Introspection:
         fields = row if isinstance(row, Mapping) else {"text": row}
         if not isinstance(text := fields.get("text"), str):
             raise InputError('a row needs a string "text"')
-        ids, texts = self.loaded.text_ids(text, special=special), fields.get("edits") or ()
-        return ids, self.loaded.fitting_edits(texts, start + len(ids)), len(text.encode())
+        ids = self.loaded.text_ids(text, special=special)
+        edits = self.loaded.fitting_edits(fields.get("edits"), start + len(ids))
+        return ids, edits, len(text.encode())
 
     @checks_arguments()
     def attribution(

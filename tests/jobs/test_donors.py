@@ -53,10 +53,10 @@ def test_donors_may_form_a_long_chain(tiny, monkeypatch):
     monkeypatch.setattr(type(tiny), "recorded", lambda *_: {"hook_embed": np.ones((1, 192))})
     rows = [
         InputRow(n, n, None, n, {"text": "a", "edits": [f"hook_embed=row:{n + 1}"]})
-        for n in range(1500)
+        for n in range(1100)
     ]
-    rows.append(InputRow(1500, 1500, None, 1500, {"text": "a"}))
-    assert len(with_donors(tiny, rows, Scoring()).loaded.donors) == 1500
+    rows.append(InputRow(1100, 1100, None, 1100, {"text": "a"}))
+    assert len(with_donors(tiny, rows, Scoring()).loaded.donors) == 1100
 
 
 def test_rows_without_an_id_are_no_donors(here):
@@ -72,12 +72,13 @@ def test_rows_that_cannot_give_activations_are_errors_of_the_rows_that_need_them
         {"id": "long", "text": "A b c d", "edits": ["hook_embed=row:short"]},
         {"id": "short", "text": "A b"},
         {"id": "wrong", "text": "A b", "edits": [3]},
+        {"id": "number", "text": "A b", "edits": 3},
     ]
     scored = records(Scoring(), rows)
     problems = {
         id: record["error"]["message"] for id, record in scored.items() if "error" in record
     }
-    assert [*problems] == ["circle", "other", "alone", "long", "wrong"]
+    assert [*problems] == ["circle", "other", "alone", "long", "wrong", "number"]
     assert all("no row before or after it" in problems[id] for id in ("circle", "other", "alone"))
     assert "the file has 2 positions" in problems["long"]
 
