@@ -13,6 +13,7 @@ from gpt_cli.errors import MALFORMED, CheckpointError, InputError, did_you_mean
 from gpt_cli.folder.weight_files import read_tensors
 
 _SUFFIXES = (".safetensors", ".npz", ".npy")
+_ANY = ""  # the name of the array of .npy
 _FILE_AND_KEY = re.compile(rf"(.*(?:{'|'.join(map(re.escape, _SUFFIXES))})):([^/]*)", re.DOTALL)
 
 
@@ -45,9 +46,13 @@ class ArrayFile:
             if not (inside := _inside(folder, path)):
                 raise InputError(f"{name:.200} is not a file in the folder for edits")
             path = inside
-        self.is_single = path.suffix == ".npy"
         try:
-            self._arrays: Mapping[str, Any] = self._open(path)
+            self._arrays: Mapping[str, Any]
+            if path.suffix == ".safetensors":
+                self._arrays = dict(read_tensors(path))
+            else:
+                stored = np.load(path, allow_pickle=False)  # arrays of objects could run code
+                self._arrays = {_ANY: stored} if path.suffix == ".npy" else stored
         except FileNotFoundError:
             raise InputError(f"{name:.200} does not exist") from None
         except CheckpointError as error:
@@ -55,22 +60,17 @@ class ArrayFile:
         except (OSError, BadZipFile, EOFError, *MALFORMED) as error:
             raise InputError(f"{name:.200} cannot be read: {error!s:.200}") from None
 
-    def _open(self, path: Path) -> Mapping[str, Any]:
-        if path.suffix == ".safetensors":
-            return dict(read_tensors(path))
-        stored = np.load(path, allow_pickle=False)  # arrays of objects could run code
-        return {"": stored} if self.is_single else stored
-
     def __contains__(self, name: str) -> bool:
-        return self.is_single or name in self._arrays
+        return name in self._arrays
 
     def read(self, name: str) -> NDArray[Any]:
         """Return an array; InputError if it is missing, damaged or not of numbers."""
+        name = _ANY if _ANY in self else name
         if name not in self:
             hint = did_you_mean(name, self._arrays) or f": it has {', '.join(self._arrays):.200}"
             raise InputError(f"{self.name:.200} has no {name:.80}{hint}")
         try:
-            array = np.asarray(self._arrays["" if self.is_single else name][:])
+            array = np.asarray(self._arrays[name][:])
         except (OSError, BadZipFile, EOFError, CheckpointError, *MALFORMED) as error:
             raise InputError(f"{self.name:.200} cannot be read: {error!s:.200}") from None
         if array.dtype.kind not in "fiu":

@@ -71,15 +71,13 @@ class LoadedModel:
         return [Edit.parse(text, self.config) for text in valid]
 
     def bound_edits(self, texts: str | Sequence[str] | None, length: int, most: int) -> list[Bound]:
-        """Return the edits of a text, those of all texts and its own: see `edits.bind`."""
-        edits = [*self.edits, *self.row_edits(texts)]
-        return bind([edit.with_donor(self.donors) for edit in edits], length, most)
+        """Return the edits of a text, those of all texts and its own: see `edits.bind`.
 
-    def fitting_edits(self, texts: str | Sequence[str] | None, length: int) -> list[Bound]:
-        """Return the edits of a text, which must fit the context if it has any."""
-        if texts or self.edits:
+        Raise ContextError if the text has edits and does not fit the context.
+        """
+        if edits := [*self.edits, *self.row_edits(texts)]:
             self.check_fits(length, "text with edits")
-        return self.bound_edits(texts, length, length)
+        return bind([edit.with_donor(self.donors) for edit in edits], length, most)
 
     def release(self) -> None:
         """Give back the memory of all but the weights."""

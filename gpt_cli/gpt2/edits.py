@@ -98,7 +98,7 @@ class Edit:
         if self.operator == "+=":
             return edit.with_arrays(arrays, name)
         count = min(map(len, arrays.values()))
-        stored = file.read("position") if "position" in file and not file.is_single else None
+        stored = file.read("position") if "position" in file else None
         return edit.with_arrays(arrays, name, np.arange(count) if stored is None else stored)
 
     def with_arrays(

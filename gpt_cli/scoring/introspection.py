@@ -57,8 +57,8 @@ class Introspection:
         self, ids: Sequence[int], hooks: Sequence[str], edits: str | Sequence[str] | None = None
     ) -> dict[str, NDArray[np.float32]]:
         """Return the values at hook points of one text with edits."""
-        text = ids, self.loaded.fitting_edits(edits, len(ids))
-        return next(edited_activations(self.model, [text], hooks))
+        bounds = self.loaded.bound_edits(edits, len(ids), len(ids))
+        return next(edited_activations(self.model, [(ids, bounds)], hooks))
 
     def start(self, *, bos: bool) -> list[int]:
         """Return the tokens before a text to score."""
@@ -205,8 +205,9 @@ class Introspection:
         if not isinstance(text := fields.get("text"), str):
             raise InputError('a row needs a string "text"')
         ids = self.loaded.text_ids(text, special=special)
-        edits = self.loaded.fitting_edits(fields.get("edits"), start + len(ids))
-        return ids, edits, len(text.encode())
+        length = start + len(ids)
+        bounds = self.loaded.bound_edits(fields.get("edits"), length, length)
+        return ids, bounds, len(text.encode())
 
     @checks_arguments()
     def attribution(

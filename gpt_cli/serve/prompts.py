@@ -18,7 +18,6 @@ from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import GPT2, unembed
 from gpt_cli.gpt2.prefill import prefill
 from gpt_cli.gpt2.weights import check_finite
-from gpt_cli.ops import Array
 from gpt_cli.scoring.activations import mean
 
 PIECE = 72  # tokens of prompts in a pass, or tokens to score: 0.07 s of a CPU with 124M parameters
@@ -108,8 +107,11 @@ class Prompts:
     def advance(self) -> bool:
         """Compute the next piece; return whether all is done."""
         if self._passes_left:
-            parts = zip(self.states, self._next_states(), strict=True)
-            self.states = list(map(self._model.ops.xp.concatenate, parts))
+            new = next(self._passes)  # states, or else the values that a text needs
+            rows = rows_of(self._hook.values, [len(x) for x in new])
+            for number, (text, row, x) in enumerate(zip(self.texts, rows, new, strict=True)):
+                parts = self.states[number], row.get(text.at, x)
+                self.states[number] = self._model.ops.xp.concatenate(parts)
             self._passes_left -= 1
         elif self._scores:
             text, score = next(iter(self._scores.items()))
@@ -120,12 +122,6 @@ class Prompts:
             if text.cancelled or complete:
                 del self._scores[text]
         return not self._passes_left and not self._scores
-
-    def _next_states(self) -> list[Array]:
-        """Compute a pass; return the states of each text's new tokens, or the values it needs."""
-        states = next(self._passes)
-        rows = rows_of(self._hook.values, [len(x) for x in states])
-        return [row.get(text.at, x) for text, row, x in zip(self.texts, rows, states, strict=True)]
 
     def _score(self, text: PendingText, score: PromptScore) -> bool:
         """Score the next tokens of a text, or average all; deliver what is complete."""
