@@ -1,6 +1,6 @@
 """Rows whose activations the edits of other rows take: `HOOK=row:ID`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
@@ -10,12 +10,17 @@ from gpt_cli.jobs.layout import InputRow
 
 if TYPE_CHECKING:
     from gpt_cli.engine import Engine
-    from gpt_cli.jobs.tasks import Task
 
 
-def with_donors(engine: "Engine", rows: Sequence[InputRow], task: "Task") -> "Engine":
+def with_donors(
+    engine: "Engine",
+    rows: Sequence[InputRow],
+    prepare: Callable[[InputRow], InputRow],
+    ids_of: Callable[["Engine", InputRow], list[int]],
+) -> "Engine":
     """Return an engine with the activations that edits of rows take from others of these rows.
 
+    `prepare` raises InputError for a row that cannot be computed; `ids_of` returns its ids.
     A row that cannot be computed, or that takes from itself in a circle, gives none: the edits that
     need it are errors of their rows.
     """
@@ -32,8 +37,8 @@ def with_donors(engine: "Engine", rows: Sequence[InputRow], task: "Task") -> "En
     while ready := order.get_ready():
         for number in hooks.keys() & {*ready}:
             with suppress(InputError):
-                task.prepare(row := rows[number])
-                ids, edits = task.ids(engine, row), row.fields.get("edits")
+                prepare(row := rows[number])
+                ids, edits = ids_of(engine, row), row.fields.get("edits")
                 values = engine.recorded(ids, sorted(hooks[number]), edits)
                 engine = engine.with_donors({str(row.id): values})
         order.done(*ready)

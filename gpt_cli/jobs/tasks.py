@@ -99,7 +99,7 @@ class Task(Protocol):
     def records(self, engine: "Engine", rows: Rows, first: int = 0) -> Iterator[Record]:
         """Yield the records of rows from index `first` on, in order: their results or errors."""
         layout = self.layout
-        engine = with_donors(engine, rows, self)
+        engine = with_donors(engine, rows, self.prepare, self.ids)
         rows = [row for row in rows if row.index >= first]
         results = compute_valid(rows, self.prepare, lambda valid: self.results(engine, [*valid]))
         for row, result in zip(rows, results, strict=True):

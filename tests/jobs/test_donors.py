@@ -50,13 +50,14 @@ def test_a_row_takes_activations_of_a_row_before_or_after_it(here, tiny):
 
 
 def test_donors_may_form_a_long_chain(tiny, monkeypatch):
+    task = Scoring()
     monkeypatch.setattr(type(tiny), "recorded", lambda *_: {"hook_embed": np.ones((1, 192))})
     rows = [
         InputRow(n, n, None, n, {"text": "a", "edits": [f"hook_embed=row:{n + 1}"]})
         for n in range(1100)
     ]
     rows.append(InputRow(1100, 1100, None, 1100, {"text": "a"}))
-    assert len(with_donors(tiny, rows, Scoring()).loaded.donors) == 1100
+    assert len(with_donors(tiny, rows, task.prepare, task.ids).loaded.donors) == 1100
 
 
 def test_rows_without_an_id_are_no_donors(here):
