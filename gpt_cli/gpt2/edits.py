@@ -192,7 +192,7 @@ def bind(edits: Sequence[Edit], length: int, most: int) -> list[Bound]:
     for edit in edits:
         start, stop = _range(edit.positions, length)
         last = most if stop == _AFTER_ALL else stop
-        if not 0 <= start <= most or last > most:
+        if not 0 <= start <= last <= most:
             raise EditError(edit.text, f"a position is not in a text of {counted(most, 'token')}")
         if edit.stored is not None and not np.isin(np.arange(start, last), edit.stored).all():
             count = counted(len(edit.stored), "position")

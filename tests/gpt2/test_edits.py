@@ -186,6 +186,8 @@ def test_a_row_has_the_same_bits_alone_in_a_batch_and_in_chunks(native, dtype, e
         ("hook_embed@-8=0", "a position is not in a text of 7 tokens"),
         ("hook_embed@7=0", "a position is not in a text of 7 tokens"),
         ("hook_embed@5:9=0", "a position is not in a text of 7 tokens"),
+        ("hook_embed@0:-9=0", "a position is not in a text of 7 tokens"),
+        ("hook_embed@5:3=0", "a position is not in a text of 7 tokens"),
         ("hook_embed*=mean:v.npy", "'mean:v.npy' is not a number"),
         ("hook_embed+=4", "4 must end with .safetensors, .npz, .npy"),
         ("hook_embed+=x*v.npy", "'x' is not a number"),
