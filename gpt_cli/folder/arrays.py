@@ -23,6 +23,7 @@ _DAMAGED = (
     *(OSError, EOFError, RuntimeError, MemoryError, SyntaxError, TokenError),
     *(BadZipFile, zlib.error, LZMAError, *MALFORMED),
 )
+_ANY = ""  # the name of the array of .npy
 _FILE_AND_KEY = re.compile(rf"(.*(?:{'|'.join(map(re.escape, _SUFFIXES))})):([^/]*)", re.DOTALL)
 
 
@@ -61,6 +62,17 @@ class _Member:
             return _read_npy(member)[rows]
 
 
+def _open(path: Path) -> Mapping[str, Any]:
+    """Return the arrays of a file, which are read as far as they are indexed."""
+    if path.suffix == ".safetensors":
+        return dict(read_tensors(path))
+    if path.suffix == ".npy":
+        with path.open("rb") as file:
+            return {_ANY: _read_npy(file)}
+    with ZipFile(path) as file:
+        return {name.removesuffix(".npy"): _Member(path, name) for name in file.namelist()}
+
+
 class ArrayFile:
     """A file of named arrays; that of .npy has any name. InputError if it cannot be read."""
 
@@ -74,9 +86,8 @@ class ArrayFile:
             if not (inside := _inside(folder, path)):
                 raise InputError(f"{name:.200} is not a file in the folder for edits")
             path = inside
-        self.is_single = path.suffix == ".npy"
         try:
-            self._arrays: Mapping[str, Any] = self._open(path)
+            self._arrays = _open(path)
         except FileNotFoundError:
             raise InputError(f"{name:.200} does not exist") from None
         except CheckpointError as error:
@@ -84,25 +95,17 @@ class ArrayFile:
         except _DAMAGED as error:
             raise InputError(f"{name:.200} cannot be read: {error!s:.200}") from None
 
-    def _open(self, path: Path) -> Mapping[str, Any]:
-        if path.suffix == ".safetensors":
-            return dict(read_tensors(path))
-        if self.is_single:
-            with path.open("rb") as file:
-                return {"": _read_npy(file)}
-        with ZipFile(path) as file:
-            return {name.removesuffix(".npy"): _Member(path, name) for name in file.namelist()}
-
     def __contains__(self, name: str) -> bool:
-        return self.is_single or name in self._arrays
+        return name in self._arrays
 
     def read(self, name: str) -> NDArray[Any]:
         """Return an array; InputError if it is missing, damaged or not of numbers."""
+        name = _ANY if _ANY in self else name
         if name not in self:
             hint = did_you_mean(name, self._arrays) or f": it has {', '.join(self._arrays):.200}"
             raise InputError(f"{self.name:.200} has no {name:.80}{hint}")
         try:
-            array = np.asarray(self._arrays["" if self.is_single else name][:])
+            array = np.asarray(self._arrays[name][:])
         except (CheckpointError, *_DAMAGED) as error:
             raise InputError(f"{self.name:.200} cannot be read: {error!s:.200}") from None
         if array.dtype.kind not in "fiu":

@@ -54,11 +54,11 @@ class Introspection:
         return Weights(self.model)
 
     def recorded(
-        self, ids: Sequence[int], hooks: Sequence[str], edits: str | Sequence[str] = ()
+        self, ids: Sequence[int], hooks: Sequence[str], edits: str | Sequence[str] | None = None
     ) -> dict[str, NDArray[np.float32]]:
-        """Return the values at hook points of one text, with its edits after those of all texts."""
-        text = ids, self.loaded.fitting_edits(edits, len(ids))
-        return next(edited_activations(self.model, [text], hooks))
+        """Return the values at hook points of one text with edits."""
+        bounds = self.loaded.bound_edits(edits, len(ids), len(ids))
+        return next(edited_activations(self.model, [(ids, bounds)], hooks))
 
     def start(self, *, bos: bool) -> list[int]:
         """Return the tokens before a text to score."""
@@ -86,8 +86,9 @@ class Introspection:
         if len({len(row) for row in ids}) != 1 or not 1 <= len(ids[0]) <= config.n_positions:
             raise InputError(f"all rows must have the same length, from 1 to {config.n_positions}")
         rows = np.array([config.check_ids(row) for row in ids])
-        states = hidden_states(self.model, ops.xp.asarray(rows), hook=self._editor(ids))
-        return ops.to_host(unembed(self.model, states))
+        hook = self._editor(ids)
+        x = hidden_states(self.model, ops.xp.asarray(rows), hook=hook)
+        return ops.to_host(unembed(self.model, x, hook))
 
     @checks_arguments()
     def trace(self, text: str, *, special: bool = False) -> Trace:
@@ -210,8 +211,10 @@ class Introspection:
         fields = row if isinstance(row, Mapping) else {"text": row}
         if not isinstance(text := fields.get("text"), str):
             raise InputError('a row needs a string "text"')
-        ids, texts = self.loaded.text_ids(text, special=special), fields.get("edits") or ()
-        return ids, self.loaded.fitting_edits(texts, start + len(ids)), len(text.encode())
+        ids = self.loaded.text_ids(text, special=special)
+        length = start + len(ids)
+        bounds = self.loaded.bound_edits(fields.get("edits"), length, length)
+        return ids, bounds, len(text.encode())
 
     @checks_arguments()
     def attribution(

@@ -95,7 +95,7 @@ WRONG_EDITS = [
         ("a\ud800.npy", "half of a surrogate in a file's name", "cannot be read"),
     )),
     row("an edit whose results are not finite", f"{HOOK}*=3e38", "results are not finite",
-        "if smaller edits", 4),
+        "give smaller numbers"),
 ]
 # fmt: on
 
