@@ -20,10 +20,12 @@ demo: $(VENV)/.demo  ## stream a story from the bundled model
 	$(BIN)/gpt-cli generate --model tiny --echo --max-tokens 500 "Once upon a time"
 
 # Threads of several processes on two cores would wait for one another. Three are fastest, since many tests wait.
+# With worksteal, a process gets whole modules, and makes their fixtures, such as servers, for all of their tests.
+# Of other plugins, and of packages that bring one, pytest would compile every module again in each process.
 test: export OPENBLAS_NUM_THREADS = 1
 test: $(VENV)/.dev  ## run the tests: no network, no GPU, no PyTorch
 	$(COMPUTED_BY)
-	$(BIN)/python -m pytest --numprocesses 3
+	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal --disable-plugin-autoload -p xdist -p hypothesispytest
 
 faults: $(VENV)/.dev  ## every fault, with a table of the results, and all other slow tests
 	$(BIN)/python -m pytest tests/faults tests -m "(fault or slow) and not gpu" --hypothesis-profile thorough --numprocesses 2 --table tests/faults/RESULTS.md
@@ -90,6 +92,7 @@ pictures: $(VENV)/.dev  ## the pictures in docs/
 	$(BIN)/python tools/record.py
 
 SECONDS ?= 60
+fuzz: export PYTHONPATH = tests
 fuzz: $(VENV)/.fuzz  ## SECONDS of damaged files and odd texts, two processes at a time; exit code 1 after a finding
 	$(BIN)/python tests/fuzz/run.py $(SECONDS)
 

@@ -148,6 +148,14 @@ def test_fields_of_hook_points():
     assert fields_of_output("activations", "--hooks", "--json") == names
 
 
+def test_fields_of_vectors(tmp_path):
+    (tmp_path / "a").write_text("The rain fell.\nA wet day.\n")
+    (tmp_path / "b").write_text("Warm sun.\nA sunny day.\n")
+    files = tmp_path / "a", tmp_path / "b", "-o", tmp_path / "v.safetensors"
+    shown = fields_of_output("vector", "--json", *files, "--hook", "hook_embed")
+    assert shown == names_of("Vectors: `vector --json`")
+
+
 def test_fields_of_views():
     views = ("attention", "lens", "surprise", "tree")
     shown = [fields_of_output("show", view, "--json", "Once upon") for view in views]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError
 from gpt_cli.gpt2.model import hidden_states, unembed
+from gpt_cli.options.declare import OptionError
 from gpt_cli.scoring.score import SLICE, perplexity, windows
 
 _WORST = 10  # tokens that are reported
@@ -22,7 +23,7 @@ _TOKEN = np.dtype(
 
 @dataclass(frozen=True)
 class Difference:
-    """What models A and B predict at a token."""
+    """The predictions of models A and B for a token."""
 
     text: int  # the number of the text, from 0
     position: int  # of the token in it
@@ -35,14 +36,14 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How the predictions of model B differ from those of A; divergences KL(A || B) are in nats."""
+    """The differences between the predictions of models A and B; KL(A || B) is in nats."""
 
     tokens: int  # all but the first of each text
     kl: dict[str, float]  # mean, median, p99 (99% of the tokens have no more) and max
     same_likeliest: float  # fraction of the tokens
     perplexities: list[float]  # of A and B
     perplexity_ratio: float  # B / A
-    worst: list[Difference]  # the tokens with the largest divergences, these first
+    worst: list[Difference]  # the tokens with the largest divergences, largest first
 
 
 def compare(
@@ -53,6 +54,8 @@ def compare(
     A text longer than the context is read in windows, as by `score`. `observe` gets the number of
     tokens so far. InputError if the models have different tokens, or no text has two.
     """
+    if a.loaded.edits or b.loaded.edits:
+        raise OptionError("edits", "cannot be used in a comparison")
     if _vocabulary(a) != _vocabulary(b):
         cure = "models with the same tokenizer can be compared"
         raise InputError(f"{a.name} and {b.name} have different tokens: only {cure}")
@@ -84,7 +87,7 @@ def _vocabulary(engine: Engine) -> list[str | None]:
 def _compare(
     a: Engine, b: Engine, rows: Sequence[Sequence[int]], observe: Callable[[int], None]
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield the fields of _TOKEN for all tokens but the first of rows of ids."""
+    """Yield the fields of `_TOKEN` for all tokens but the first of each text; `rows` are ids."""
     n_positions = min(engine.model.config.n_positions for engine in (a, b))
     tokens = count(1)
     for text, ids in enumerate(rows):
@@ -109,6 +112,7 @@ def _logprobs(engine: Engine, ids: Sequence[int], first: int) -> Iterator[NDArra
 
 
 def _difference(a: Engine, rows: Sequence[Sequence[int]], token: tuple[Any, ...]) -> Difference:
+    """Return a token, the fields of `_TOKEN`, with its text by the tokenizer of model A."""
     text, position, kl, logprobs, tops = token
     ids = rows[text]
     before = a.decode(ids[max(0, position - _CONTEXT) : position])

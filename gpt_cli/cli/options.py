@@ -180,6 +180,7 @@ class LoadingByName(Loading):
     adapter: str | None = option(None)
     dtype: str = option("auto")
     bos_token: str | None = option(None)
+    edits: Sequence[str] = option(())
 
     def load_named(self, name: str) -> "gpt_cli.Engine":
         """Load a model by its name, or NAME@DTYPE."""

@@ -24,8 +24,8 @@ from gpt_cli.system.files import version
 _AGAIN = "run the command again"
 _CACHE_LINE = 64  # bytes
 
-# The supported dtypes as safetensors writes them: how NumPy reads them, and our names for them.
-_STORED = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I8": "i1"}
+# The dtypes as safetensors writes them: how NumPy reads them, and our names for those of weights.
+_STORED = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I8": "i1", "F64": "<f8", "I64": "<i8"}
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "I8": "int8"}
 
 # The files of a model or an adapter; other files in its folder may change at any time.
@@ -56,7 +56,7 @@ class Tensor:
     strides: tuple[int, ...] | None = None  # in elements, as PyTorch stores views; None: no gaps
 
     def __getitem__(self, rows: slice, /) -> NDArray[Any]:
-        """Read rows (or elements of a vector) into a new array in float32, or int8 for I8."""
+        """Read rows (or elements of a vector) into a new array; halves are read as float32."""
         start, stop, _ = rows.indices(self.shape[0])
         shape = (stop - start, *self.shape[1:])
         if self.strides is None:
@@ -66,7 +66,7 @@ class Tensor:
             part = self._read(start * self.strides[0], sum(steps) + 1 if all(shape) else 0)
             strides = [step * part.itemsize for step in self.strides]
             stored = np.ascontiguousarray(as_strided(part, shape, strides, writeable=False))
-        if self.dtype in ("F32", "I8"):
+        if self.dtype not in ("F16", "BF16"):
             return stored
         array = aligned_empty(stored.shape, np.dtype("<f4"))
         if self.dtype == "F16":

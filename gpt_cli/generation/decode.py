@@ -57,14 +57,13 @@ class Batch:
             most = sum({row.number: row.options.beams or 1 for row in rows}.values())
             self._memory = KVCache(self._model.config, self._model.ops, most, capacity)
             self.cache = cache = self._memory.view(len(rows))
-            known = [text[:-1] for text in texts]  # the last token must be computed
             prefixes = self._loaded.prefixes
-            unedited = [index for index, row in enumerate(rows) if not row.edits]
-            alike = prefixes.groups([known[index] for index in unedited]) if share else ()
-            for n, numbers in alike:
-                prefix = prefixes.prefix(known[unedited[numbers[0]]][:n])
-                for number in numbers:
-                    cache.copy_row(unedited[number], prefix.cache, 0, n)
+            # The last token must be computed, and edits change what the others give.
+            known = [[] if row.edits else row.window[:-1] for row in rows]
+            for n, indices in prefixes.groups(known) if share else ():
+                prefix = prefixes.prefix(known[indices[0]][:n])
+                for index in indices:
+                    cache.copy_row(index, prefix.cache, 0, n)
             texts = [text[n:] for text, n in zip(texts, cache.lengths.tolist(), strict=True)]
         self._logits = next_logits(self._model, texts, self.cache, self._editor())
         self._fill_seconds = time.perf_counter() - began
@@ -174,10 +173,11 @@ class Batch:
         """Compute the logits (P, V) after the last token of a row and after its drafts."""
         model, xp = self._model, self._model.ops.xp
         ids, lengths = right_pad([row.window[-1:] + row.drafts for row in self.rows])
-        x = hidden_states(model, xp.asarray(ids), self.cache, lengths, self._editor())
+        hook = self._editor()
+        x = hidden_states(model, xp.asarray(ids), self.cache, lengths, hook)
         states = [x[row, :length] for row, length in enumerate(lengths.tolist())]
         try:
-            return unembed(model, xp.concatenate(states))
+            return unembed(model, xp.concatenate(states), hook)
         except CheckpointError:  # weights that only a wrong draft uses are no reason to end
             if not any(row.drafts for row in self.rows):
                 raise

@@ -1,4 +1,4 @@
-"""LoadedModel: what everything that computes texts is passed."""
+"""LoadedModel: a model and its tokenizer, for everything that computes texts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from gpt_cli.folder.config import GPT2Config
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.generation.prefix_cache import PrefixCache
 from gpt_cli.generation.speculator import Speculator
-from gpt_cli.gpt2.edits import Bound, Edit, EditError, bind
+from gpt_cli.gpt2.edits import Bound, Edit, bind
 from gpt_cli.gpt2.model import GPT2
 from gpt_cli.ops import Array
 from gpt_cli.options.request import Options
@@ -65,27 +65,19 @@ class LoadedModel:
                 f"{n_positions:,}; shorten it"
             )
 
-    def bound_edits(self, texts: str | Sequence[str], length: int, most: int) -> list[Bound]:
-        """Return the edits of a text, those of all texts and its own: see `edits.bind`."""
+    def row_edits(self, texts: str | Sequence[str] | None) -> list[Edit]:
+        """Return the edits in a field of a row; raise InputError if one is not valid."""
         valid = Options.parse_json({"edits": texts})["edits"] if texts else ()
-        edits = [*self.edits, *(Edit.parse(text, self.config) for text in valid)]
-        return bind([self._with_donor(edit) for edit in edits], length, most) if edits else []
+        return [Edit.parse(text, self.config) for text in valid]
 
-    def _with_donor(self, edit: Edit) -> Edit:
-        """Return an edit with the activations of the row that it names, if it names one."""
-        if edit.row is None:
-            return edit
-        if not (donor := self.donors.get(edit.row)):
-            problem = "no row before or after it in this part of the input has this id"
-            raise EditError(edit.text, f"{problem}, or that row has an error or needs this one")
-        values = {hook: donor[hook] for hook in edit.hooks}
-        return edit.of_row(values)
+    def bound_edits(self, texts: str | Sequence[str] | None, length: int, most: int) -> list[Bound]:
+        """Return the edits of a text, those of all texts and its own: see `edits.bind`.
 
-    def fitting_edits(self, texts: str | Sequence[str], length: int) -> list[Bound]:
-        """Return the edits of a text, which must fit the context if it has any."""
-        if texts or self.edits:
+        Raise ContextError if the text has edits and does not fit the context.
+        """
+        if edits := [*self.edits, *self.row_edits(texts)]:
             self.check_fits(length, "text with edits")
-        return self.bound_edits(texts, length, length)
+        return bind([edit.with_donor(self.donors) for edit in edits], length, most)
 
     def release(self) -> None:
         """Give back the memory of all but the weights."""

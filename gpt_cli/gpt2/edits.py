@@ -9,6 +9,7 @@
 Positions count from the start of a text, and negative ones from the end of its prompt.
 """
 
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 from gpt_cli.errors import InputError, counted
 from gpt_cli.folder.config import GPT2Config
-from gpt_cli.gpt2.hooks import NO_HOOK, Hook, hook_shapes, select_hooks
+from gpt_cli.gpt2.hooks import NO_HOOK, Hook, has_keys, hook_shapes, select_hooks
 from gpt_cli.ops import Array
 from gpt_cli.options.declare import OptionError
 
@@ -36,13 +37,16 @@ _SLICE = re.compile(r"(-?\d{1,9})?(:)?(-?\d{1,9})?", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _AFTER_ALL = 2**31  # a position
 _LARGEST = float(np.finfo(np.float32).max)
+_OPERATIONS = {"=": lambda _, new: new, "*=": operator.mul, "+=": operator.add}
 
 
 class EditError(OptionError):
     """An edit is not valid."""
 
     def __init__(self, edit: str, problem: object):
-        super().__init__("edits", f"{edit!r:.120}: {problem}")
+        # The parts of an edit may have control characters.
+        shown = (c if c.isprintable() else ascii(c)[1:-1] for c in str(problem))
+        super().__init__("edits", f"{edit!r:.120}: {''.join(shown)}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,8 +75,7 @@ class Edit:
         shapes = hook_shapes(config)
         try:
             hooks = {name: shapes[name] for name in select_hooks(config, [parts["hook"].strip()])}
-            sizes = [int(shape[0] if _has_keys(shape) else shape[1]) for shape in hooks.values()]
-            index = _index(parts["index"], min(sizes))
+            index = _index(parts["index"], min(_sizes(shape)[0] for shape in hooks.values()))
             positions = ":" if parts["positions"] is None else parts["positions"].strip()
             edit = cls(text, hooks, index, positions, parts["operator"])
             _range(edit.positions, 0)
@@ -81,32 +84,26 @@ class Edit:
             raise EditError(text, error.args[-1]) from None
 
     def _with_value(self, value: str, folder: Path | None) -> "Edit":
-        if self.operator != "+=" and _NUMBER.fullmatch(value):
-            if abs(float(value)) > _LARGEST:
-                raise InputError(f"{value:.40} is too large")
-            return replace(self, number=float(value))
+        if self.operator == "*=" or (self.operator == "=" and _NUMBER.fullmatch(value)):
+            return replace(self, number=_number(value))
         if self.operator == "=" and value.startswith("row:"):
             return replace(self, row=value.removeprefix("row:"))
-        factor, star, source = value.partition("*")
-        if self.operator == "=" or not star:
-            factor, source = "1", value
-        if self.operator == "*=" or not _NUMBER.fullmatch(factor.strip()):
-            number = value if self.operator == "*=" else factor
-            raise InputError(f"{number!r:.40} is not a number")
-        edit, source = replace(self, number=float(factor)), source.strip()
+        factor, mean, source = _parts_of_value(self.operator, value)
+        edit = replace(self, number=_number(factor.rstrip("* ")) if factor else 1.0)
         from gpt_cli.folder.arrays import ArrayFile, file_and_key  # few edits have a file
 
-        name, key = file_and_key(source.removeprefix("mean:"))
+        name, key = file_and_key(source)
         file = ArrayFile(name, folder)
         arrays = {hook: file.read(key or hook) for hook in self.hooks}
-        if source.startswith("mean:"):
+        if mean:
             return edit.with_arrays({hook: _mean(array) for hook, array in arrays.items()}, name)
         if self.operator == "+=":
             return edit.with_arrays(arrays, name)
         count = min(map(len, arrays.values()))
-        stored = file.read("position") if "position" in file and not file.is_single else None
+        stored = file.read("position") if "position" in file else None
         return edit.with_arrays(arrays, name, np.arange(count) if stored is None else stored)
 
+    @np.errstate(all="ignore")  # the error replaces NumPy's warnings
     def with_arrays(
         self,
         arrays: Mapping[str, NDArray[Any]],
@@ -121,53 +118,65 @@ class Edit:
             raise InputError(f"{source} has several rows: give a file with the activations of one")
         converted = {}
         for hook, array in arrays.items():
-            shape = self.hooks[hook]
-            keys = _has_keys(shape)
+            keys = has_keys(hook)
             if keys and stored is None:
                 raise InputError(f"{hook} can be a number or the activations of a row")
-            expected = (shape[0],) if keys else tuple(shape[1:])
+            expected = _sizes(self.hooks[hook])
             expected = expected if stored is None else (len(stored), *expected)
             if array.shape[: len(expected)] != expected or array.ndim != len(expected) + keys:
                 raise InputError(f"{hook} in {source} is {array.shape}, not {expected}")
-            # Scores of later keys are -inf.
-            if np.isnan(array).any() or not (keys or np.isfinite(array).all()):
+            array = array.astype(np.float32)
+            masked = np.isneginf(array) if hook.endswith("scores") else False  # later keys
+            if not (np.isfinite(array) | masked).all():
                 raise InputError(f"{hook} in {source} is not finite")
-            converted[hook] = array.astype(np.float32)
+            converted[hook] = array
         return replace(self, arrays=converted, stored=stored, row=None)
 
-    def of_row(self, values: Mapping[str, NDArray[np.float32]]) -> "Edit":
-        """Return the edit with values of another row, in the shapes of `hook_shapes`."""
-        arrays = {
-            hook: value.swapaxes(0, 1) if _has_keys(self.hooks[hook]) else value
-            for hook, value in values.items()
-        }
+    def with_donor(self, donors: Mapping[str, Mapping[str, Array]]) -> "Edit":
+        """Return the edit with the values of the row that it names, if it names one.
+
+        The values of `donors` have the shapes of `hook_shapes`.
+        """
+        if self.row is None:
+            return self
+        if not (values := donors.get(self.row)):
+            problem = "no row before or after it in this part of the input has this id"
+            raise EditError(self.text, f"{problem}, or that row has an error or needs this one")
+        arrays = {n: values[n].swapaxes(0, 1) if has_keys(n) else values[n] for n in self.hooks}
         positions = np.arange(min(map(len, arrays.values())))
         return self.with_arrays(arrays, f"row {self.row}", positions)
 
     def apply(self, hook: str, values: Array, positions: Array, xp: ModuleType) -> Array:
-        """Return new values (n, ...) of a hook point at n positions of a row."""
+        """Change the values (n, ...) of a hook point at n positions of a row; return them."""
         new: Any = np.float32(self.number)
-        fill = 0.0 if hook.endswith("pattern") else -np.inf  # of later keys
+        keys, hidden = has_keys(hook), np.float32(0 if hook.endswith("pattern") else -np.inf)
         if hook in self.arrays:
             array = self.arrays[hook]
             if self.stored is not None:
                 array = array[np.searchsorted(self.stored, positions)]
-                if _has_keys(self.hooks[hook]):
-                    padded = np.full(values.shape, fill, np.float32)
-                    size = min(array.shape[-1], values.shape[-1])
-                    padded[..., :size] = array[..., :size]
-                    array = padded
+            if keys:
+                padded = np.full(values.shape, hidden)
+                padded[..., : array.shape[-1]] = array[..., : values.shape[-1]]
+                array = padded
             new = new * xp.asarray(array)
-        cut = slice(None), self.index
-        old, new = values[cut], xp.broadcast_to(new, values.shape)[cut]
-        values = values.copy()
-        values[cut] = {"=": lambda: new, "*=": lambda: old * new, "+=": lambda: old + new}[
-            self.operator
-        ]()
-        if _has_keys(self.hooks[hook]):  # an edit does not let a query see later keys
+        part = slice(None), self.index
+        new = xp.broadcast_to(new, values.shape)[part]
+        values[part] = _OPERATIONS[self.operator](values[part], new)
+        if keys:  # an edit does not let a query see later keys
             later = xp.arange(values.shape[-1]) > xp.asarray(positions)[:, None, None]
-            values = xp.where(later, np.float32(fill), values)
+            values = xp.where(later, hidden, values)
         return values
+
+
+def with_absolute_path(edit: str) -> str:
+    """Return an edit with the absolute path of its file, if it names one."""
+    if parts := _EDIT.fullmatch(edit.strip()):
+        from gpt_cli.folder.arrays import file_and_key
+
+        *before, file = _parts_of_value(parts["operator"], parts["value"])
+        if Path(file_and_key(file)[0]).is_file():
+            return "".join([parts[0][: parts.start("value")], *before, str(Path(file).absolute())])
+    return edit
 
 
 class Bound(NamedTuple):
@@ -187,7 +196,7 @@ def bind(edits: Sequence[Edit], length: int, most: int) -> list[Bound]:
     for edit in edits:
         start, stop = _range(edit.positions, length)
         last = most if stop == _AFTER_ALL else stop
-        if not 0 <= start <= most or last > most:
+        if not 0 <= start <= last <= most:
             raise EditError(edit.text, f"a position is not in a text of {counted(most, 'token')}")
         if edit.stored is not None and not np.isin(np.arange(start, last), edit.stored).all():
             count = counted(len(edit.stored), "position")
@@ -199,14 +208,17 @@ def bind(edits: Sequence[Edit], length: int, most: int) -> list[Bound]:
 class Editor(Hook):
     """Applies the edits of the rows of a pass."""
 
+    edits = True
+
     def __init__(self, rows: Sequence[Sequence[Bound]], xp: ModuleType):
-        self._xp, self._prefix = xp, ""
+        self._xp = xp
         self._positions = self._lengths = np.empty(0, np.int64)  # of the pass
         self._edits: dict[str, list[tuple[int, Bound]]] = {}  # by hook point, with rows
         for row, bounds in enumerate(rows):
             for bound in bounds:
                 for name in bound.edit.hooks:
                     self._edits.setdefault(name, []).append((row, bound))
+        self.names = self._edits.keys()
 
     def begin(self, positions: Array, lengths: Array) -> "Editor":
         """Return the editor of a pass."""
@@ -214,30 +226,17 @@ class Editor(Hook):
         editor._positions, editor._lengths = positions, lengths
         return editor
 
-    def at(self, layer: int) -> "Editor":
-        """Return the editor of a block."""
-        editor = copy(self)
-        editor._prefix = f"blocks.{layer}."
-        return editor
-
-    def listens(self, *names: str) -> bool:
-        """Return whether one of the values is changed; without names, any of the block."""
-        if not names:
-            return any(name.startswith(self._prefix) for name in self._edits)
-        return any(self._prefix + name in self._edits for name in names)
-
-    def __call__(self, name: str, value: Array) -> Array:
+    def take(self, name: str, value: Array) -> Array:
         """Return the value, or a changed copy."""
-        hook, edited = self._prefix + name, value
-        for row, (edit, start, stop) in self._edits.get(hook, ()):
+        edited = value
+        for row, (edit, start, stop) in self._edits.get(name, ()):
             positions = self._positions[row, : self._lengths[row]]
             columns = np.flatnonzero((positions >= start) & (positions < stop))
-            if not len(columns):
-                continue
-            if edited is value:
-                edited = value.copy()
-            values = edited[row] if value.ndim == 3 else edited[row].swapaxes(0, 1)  # (T, ...)
-            values[columns] = edit.apply(hook, values[columns], positions[columns], self._xp)
+            if len(columns):
+                edited = value.copy() if edited is value else edited
+                values = edited[row] if value.ndim == 3 else edited[row].swapaxes(0, 1)  # (T, ...)
+                new = edit.apply(name, values[columns], positions[columns], self._xp)
+                values[columns] = new
         return edited
 
 
@@ -246,11 +245,29 @@ def editor(rows: Sequence[Sequence[Bound]], xp: ModuleType) -> Hook:
     return Editor(rows, xp) if any(rows) else NO_HOOK
 
 
-def _has_keys(shape: tuple[Any, ...]) -> bool:
-    """Return whether a value has an axis of keys: scores and patterns."""
-    return shape[-1] == "T"
+def _sizes(shape: tuple[Any, ...]) -> tuple[int, ...]:
+    """Return the sizes of a value at one token, but the number of keys."""
+    return tuple(size for size in shape if size != "T")
 
 
+def _parts_of_value(operator: str, value: str) -> tuple[str, str, str]:
+    """Return the factor with its star, `mean:`, and the file; the first two may be empty."""
+    factor, star, source = value.partition("*") if operator == "+=" else ("", "", "")
+    source = (source if star else value).strip()
+    mean = "mean:" if source.startswith("mean:") else ""
+    return (factor + star if star else ""), mean, source.removeprefix(mean)
+
+
+def _number(text: str) -> float:
+    """Return the number in a text, if it is one in float32; else raise InputError."""
+    if not _NUMBER.fullmatch(text):
+        raise InputError(f"{text!r:.40} is not a number")
+    if abs(float(text)) > _LARGEST:
+        raise InputError(f"{text:.40} is too large")
+    return float(text)
+
+
+@np.errstate(all="ignore")  # a mean that is not finite is refused
 def _mean(array: NDArray[Any]) -> NDArray[Any]:
     """Return the mean over stored tokens; InputError if there is none."""
     if array.ndim < 2 or not len(array):

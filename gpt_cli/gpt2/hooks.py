@@ -6,8 +6,8 @@ TransformerLens 3, `hook_normalized` is what a LayerNorm returns, with its gain 
 
 import fnmatch
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import copy
 
 from gpt_cli.errors import did_you_mean
 from gpt_cli.folder.config import GPT2Config
@@ -41,7 +41,11 @@ _BEFORE, _AFTER = ("hook_embed", "hook_pos_embed"), (FINAL,)
 
 
 class Hook:
-    """Nobody listens: values pass unchanged."""
+    """Gets the values of some hook points. Without names, nobody listens: values pass unchanged."""
+
+    names: Collection[str] = ()
+    edits: bool = False  # whether values change
+    _prefix = ""  # of the names in a block
 
     def begin(self, positions: Array, lengths: Array) -> "Hook":
         """Return the hook of a pass: positions (B, T), and lengths (B,) without padding."""
@@ -49,11 +53,17 @@ class Hook:
 
     def at(self, layer: int) -> "Hook":
         """Return the hook of a block."""
-        return self
+        if not self.names:
+            return self
+        hook = copy(self)
+        hook._prefix = f"blocks.{layer}."
+        return hook
 
     def listens(self, *names: str) -> bool:
         """Return whether one of the values is of interest; without names, any of the block."""
-        return False
+        if not names:
+            return any(name.startswith(self._prefix) for name in self.names)
+        return any(self._prefix + name in self.names for name in names)
 
     def __call__(self, name: str, value: Array) -> Array:
         """Return a value, which the pass continues with.
@@ -61,59 +71,49 @@ class Hook:
         A value is (B, T, ...), but (B, H, T, D) for q, k, v and z, and (B, H, T, S) for scores and
         the pattern.
         """
+        name = self._prefix + name
+        return self.take(name, value) if name in self.names else value
+
+    def take(self, name: str, value: Array) -> Array:
+        """Return the value of a hook point, or a changed copy; the name has its layer."""
         return value
 
 
 NO_HOOK = Hook()
 
 
-@dataclass(frozen=True)
 class Recorder(Hook):
     """Keeps the values of some hook points, as another hook has changed them."""
 
-    names: frozenset[str]
-    inner: Hook = NO_HOOK
-    values: dict[str, Array] = field(default_factory=dict)  # in the order of computation
-    prefix: str = ""  # of the names in a block
+    def __init__(self, names: Iterable[str], inner: Hook = NO_HOOK):
+        self._kept, self._inner, self.edits = frozenset(names), inner, inner.edits
+        self.names = self._kept.union(inner.names)
+        self.values: dict[str, Array] = {}  # in the order of computation
 
     def begin(self, positions: Array, lengths: Array) -> "Recorder":
         """Return the recorder of a pass with the same values."""
-        return replace(self, inner=self.inner.begin(positions, lengths))
+        recorder = copy(self)
+        recorder._inner = self._inner.begin(positions, lengths)
+        return recorder
 
-    def at(self, layer: int) -> "Recorder":
-        """Return a recorder of a block with the same values."""
-        return replace(self, inner=self.inner.at(layer), prefix=f"blocks.{layer}.")
-
-    def listens(self, *names: str) -> bool:
-        """Return whether one of the values is kept or changed; without names, any of the block."""
-        if not names and any(name.startswith(self.prefix) for name in self.names):
-            return True
-        kept = any(self.prefix + name in self.names for name in names)
-        return kept or self.inner.listens(*names)
-
-    def __call__(self, name: str, value: Array) -> Array:
+    def take(self, name: str, value: Array) -> Array:
         """Keep a value if its name is among those to keep."""
-        value = self.inner(name, value)
-        if self.prefix + name in self.names:
-            self.values[self.prefix + name] = value
+        value = self._inner.take(name, value)
+        if name in self._kept:
+            self.values[name] = value
         return value
 
 
 def hook_shapes(config: GPT2Config) -> dict[str, tuple[str | int, ...]]:
     """Return the shapes of all hook points of a model, in order of computation; "T" is tokens."""
-    sizes = {
-        "C": config.n_embd,
-        "H": config.n_head,
-        "D": config.head_size,
-        "inner": config.inner_size,
+    C, H, D = config.n_embd, config.n_head, config.head_size
+    sizes = {"C": C, "H": H, "D": D, "inner": config.inner_size}
+    of_block = [name for name in _SHAPES if name not in _BEFORE + _AFTER]
+    names = [f"blocks.{layer}.{name}" for layer in range(config.n_layer) for name in of_block]
+    return {
+        name: tuple(sizes.get(axis, axis) for axis in _SHAPES[_end(name)])
+        for name in (*_BEFORE, *names, *_AFTER)
     }
-    shapes = {
-        name: tuple(sizes.get(axis, axis) for axis in shape) for name, shape in _SHAPES.items()
-    }
-    names = [*_BEFORE]
-    for layer in range(config.n_layer):
-        names += (f"blocks.{layer}.{n}" for n in _SHAPES if n not in _BEFORE + _AFTER)
-    return {name: shapes[_end(name)] for name in [*names, *_AFTER]}
 
 
 def _end(name: str) -> str:

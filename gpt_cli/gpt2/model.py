@@ -19,7 +19,7 @@ from gpt_cli.gpt2.hooks import NO_HOOK, Hook
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.source import is_edited
 from gpt_cli.gpt2.weights import check_finite
-from gpt_cli.ops import Array, LayerNorm, Linear, Matrix, Ops
+from gpt_cli.ops import Array, LayerNorm, Linear, Matrix, Ops, Steps
 
 Counts: TypeAlias = NDArray[np.int64]  # numbers of tokens, on the host
 
@@ -103,15 +103,15 @@ def attend(
         return ops.attend(q, keys, values, scale, visible)
     shape = *q.shape[:3], int(visible.max())  # (B, H, T, S)
     scores, pattern = ops.xp.empty(shape, "f4"), ops.xp.empty(shape, "f4")
-    z = ops.attend_in_steps(q, keys, values, scale, visible, (scores, pattern))
+    z = ops.attend_in_steps(q, keys, values, scale, visible, Steps(scores, pattern))
     edited = hook("attn.hook_attn_scores", scores)
     if edited is not scores:
-        weights = edited, pattern
-        z = ops.attend_in_steps(q, keys, values, scale, visible, weights, edited="scores")
+        steps = Steps(edited, pattern, "scores")
+        z = ops.attend_in_steps(q, keys, values, scale, visible, steps)
     edited = hook("attn.hook_pattern", pattern)
     if edited is not pattern:
-        weights = scores, edited
-        other = ops.attend_in_steps(q, keys, values, scale, visible, weights, edited="pattern")
+        steps = Steps(scores, edited, "pattern")
+        other = ops.attend_in_steps(q, keys, values, scale, visible, steps)
         z = ops.xp.where((edited != pattern).any(axis=-1, keepdims=True), other, z)
     return z
 
@@ -206,13 +206,13 @@ def hidden_states(
 
 
 @np.errstate(all="ignore")  # the error replaces NumPy's warnings
-def unembed(model: GPT2, x: Array) -> Array:
+def unembed(model: GPT2, x: Array, hook: Hook = NO_HOOK) -> Array:
     """Compute the logits of the next token: hidden states x (..., C) -> (..., V), float32.
 
-    CheckpointError if they are not finite, so the weights are damaged.
+    CheckpointError if they are not finite, so the weights are damaged, or `hook` has edits.
     """
     logits = model.ops.linear(x, model.lm_head)
-    check_finite(model, logits)
+    check_finite(model, logits, edited=hook.edits)
     return logits
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt_cli.errors import CheckpointError, counted, did_you_mean
+from gpt_cli.errors import CheckpointError, InputError, counted, did_you_mean
 from gpt_cli.folder.config import expected_shapes, is_matrix, is_transposed
 from gpt_cli.gpt2.source import MODEL, is_edited
 from gpt_cli.ops import Array, Matrix, Ops
@@ -20,6 +20,12 @@ class NotFiniteError(CheckpointError):
     """Logits are not finite; `rows` are their indices."""
 
     rows: Sequence[int] = ()
+
+
+class EditOverflowError(NotFiniteError, InputError):
+    """Logits are not finite in a pass with edits."""
+
+    exit_code = InputError.exit_code
 
 
 def leaves(part: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -97,17 +103,22 @@ def damaged_weight(model: Any) -> str | None:
     return None
 
 
-def check_finite(model: Any, logits: Array) -> None:
-    """Raise NotFiniteError if logits (..., V) are not finite; the log names a damaged weight."""
+def check_finite(model: Any, logits: Array, *, edited: bool = False) -> None:
+    """Raise NotFiniteError if logits (..., V) are not finite; the log names a damaged weight.
+
+    `edited` tells whether the pass had edits: see EditOverflowError.
+    """
     if np.isfinite(float(logits.max() - logits.min())):
         return
-    _log.info("not finite: %s", damaged_weight(model) or "no weight, only the results")
-    error = NotFiniteError(
-        f"the model's results are not finite: undo the changes in {MODEL}"
-        if is_edited()
-        else "the model's results are not finite: if dtype float32 does not help, its weights are "
-        "damaged (-v names one): get the model again"
-    )
+    damaged = damaged_weight(model)
+    _log.info("not finite: %s", damaged or "no weight, only the results")
+    cure = "if dtype float32 does not help, its weights are damaged (-v names one): get the model "
+    kind, cure = NotFiniteError, f"{cure}again"
+    if is_edited():
+        cure = f"undo the changes in {MODEL}"
+    elif edited and not damaged:
+        kind, cure = EditOverflowError, "edits make values overflow: give smaller numbers"
+    error = kind(f"the model's results are not finite: {cure}")
     finite = model.ops.xp.isfinite(logits).all(-1)
     error.rows = np.flatnonzero(~model.ops.to_host(finite)).tolist()
     raise error

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from gpt_cli import hub
 from gpt_cli.engine import Engine
 from gpt_cli.errors import GPTCLIError, ResourceError, import_extra
+from gpt_cli.gpt2.edits import with_absolute_path
 from gpt_cli.jobs import parquet
 from gpt_cli.jobs.layout import InputRow
 from gpt_cli.jobs.rows import Piece, RowReader, Source, pieces_together
@@ -131,7 +132,8 @@ def compute(
     reader = source.reader, start, Path.cwd()
     names = model, loading.get("adapter")
     path, adapter = map(_absolute, names)
-    loading = {**loading, "adapter": adapter}
+    edits = map(with_absolute_path, loading.get("edits", ()))
+    loading = {**loading, "adapter": adapter, "edits": [*edits]}
     if loading.get("device", "auto") == "auto" and not cluster.gpus_per_worker:
         loading = {**loading, "device": "cpu"}  # Ray has assigned no GPU
     with _connected(cluster) as alone:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
 from gpt_cli.errors import InputError
@@ -9,8 +10,6 @@ from gpt_cli.jobs.layout import InputRow
 
 if TYPE_CHECKING:
     from gpt_cli.engine import Engine
-
-_REFERENCE = "row:"
 
 
 def with_donors(
@@ -21,46 +20,36 @@ def with_donors(
 ) -> "Engine":
     """Return an engine with the activations that edits of rows take from others of these rows.
 
+    `prepare` raises InputError for a row that cannot be computed; `ids_of` returns its ids.
     A row that cannot be computed, or that takes from itself in a circle, gives none: the edits that
     need it are errors of their rows.
     """
-    hooks: dict[str, set[str]] = {}  # by the id of the donor
-    for row in rows:
-        for donor, names in _references(engine, row):
-            hooks.setdefault(donor, set()).update(names)
-    if not hooks:
-        return engine
-    by_id = {str(row.id): row for row in rows}
-    tried: set[str] = set()
-
-    def compute(donor: str) -> None:
-        nonlocal engine
-        if donor in tried or donor not in by_id:
-            return
-        tried.add(donor)
-        for other, _ in _references(engine, by_id[donor]):
-            compute(other)
-        with suppress(InputError):
-            row = prepare(by_id[donor])
-            edits = row.fields.get("edits") or ()
-            values = engine.recorded(ids_of(engine, row), sorted(hooks[donor]), edits)
-            engine = engine.with_donors({donor: values})
-
-    for donor in hooks:
-        compute(donor)
+    numbers = {str(row.id): number for number, row in enumerate(rows) if row.id is not None}
+    hooks: dict[int, set[str]] = {}  # by the number of the donor
+    order: TopologicalSorter[int] = TopologicalSorter()
+    for number, row in enumerate(rows):
+        for id, names in _references(engine, row):
+            if id in numbers:
+                hooks.setdefault(numbers[id], set()).update(names)
+                order.add(number, numbers[id])
+    with suppress(CycleError):  # rows of a circle do not get ready
+        order.prepare()
+    while ready := order.get_ready():
+        for number in hooks.keys() & {*ready}:
+            with suppress(InputError):
+                prepare(row := rows[number])
+                ids, edits = ids_of(engine, row), row.fields.get("edits")
+                values = engine.recorded(ids, sorted(hooks[number]), edits)
+                engine = engine.with_donors({str(row.id): values})
+        order.done(*ready)
     return engine
 
 
 def _references(engine: "Engine", row: InputRow) -> Iterator[tuple[str, Sequence[str]]]:
     """Yield the ids of the donors of a row, with the hook points that it takes from them."""
-    from gpt_cli.gpt2.edits import Edit
-
-    edits = row.fields.get("edits") or ()
-    for text in [edits] if isinstance(edits, str) else edits:
-        if isinstance(text, str) and _REFERENCE in text:
-            try:
-                edit = Edit.parse(text, engine.model.config)
-            except InputError:
-                continue
-            if edit.row is not None:
-                yield edit.row, [*edit.hooks]
+    edits = row.fields.get("edits")
+    if "row:" in str(edits):
+        with suppress(InputError):  # an error of the row
+            for edit in engine.loaded.row_edits(edits):
+                if edit.row is not None:
+                    yield edit.row, [*edit.hooks]

@@ -85,7 +85,7 @@ class Task(Protocol):
         return row
 
     def ids(self, engine: "Engine", row: InputRow) -> list[int]:
-        """Return the ids of a prepared row whose activations another row takes."""
+        """Return the ids of a row whose activations another row takes."""
         return engine.loaded.prompt_ids(self.layout.text(row))
 
     @abstractmethod
@@ -166,7 +166,7 @@ class Generation(Task):
         return replace(row, fields=options | {"prompt": prompt})
 
     def ids(self, engine: "Engine", row: InputRow) -> list[int]:
-        return engine.loaded.prompt_ids(row.fields["prompt"], special=self.options.special)
+        return engine.loaded.prompt_ids(self.layout.text(row), special=self.options.special)
 
     def results(self, engine: "Engine", rows: Rows) -> "Iterable[Completion | InputError]":
         return engine.batch(
@@ -183,8 +183,23 @@ class Generation(Task):
         return int(record["usage"]["completion_tokens"])
 
 
+class _OfTexts(Task):
+    """A task for texts, which may have edits and the start token before them."""
+
+    bos: bool
+
+    fields = ("text", "edits")
+
+    def texts(self, rows: Rows) -> list[dict[str, Any]]:
+        """Return rows with their texts and edits, as an engine takes them."""
+        return [{"text": self.layout.text(r), "edits": r.fields.get("edits")} for r in rows]
+
+    def ids(self, engine: "Engine", row: InputRow) -> list[int]:
+        return [*engine.start(bos=self.bos), *engine.loaded.text_ids(self.layout.text(row))]
+
+
 @dataclass(frozen=True)
-class Scoring(Task):
+class Scoring(_OfTexts):
     """Compute the likelihoods of texts."""
 
     stride: int | None = None
@@ -196,8 +211,6 @@ class Scoring(Task):
     every_line: bool = False
     layers: bool = False
     min_k: float | None = None
-
-    fields = ("text", "edits")
 
     @property
     def schema(self) -> Schema:
@@ -212,8 +225,7 @@ class Scoring(Task):
         return {name: value for name, value in super().settings.items() if name in names}
 
     def results(self, engine: "Engine", rows: Rows) -> "list[Score | InputError]":
-        texts = [{"text": self.layout.text(r), "edits": r.fields.get("edits")} for r in rows]
-        return engine.score_many(texts, **self.options)
+        return engine.score_many(self.texts(rows), **self.options)
 
     @property
     def options(self) -> "ScoreOptions":
@@ -236,15 +248,12 @@ class Scoring(Task):
         """Return the record of a score."""
         return records.of_score(engine, score, logprobs=self.logprobs, min_k=self.min_k)
 
-    def ids(self, engine: "Engine", row: InputRow) -> list[int]:
-        return [*engine.start(bos=self.bos), *engine.loaded.text_ids(self.layout.text(row))]
-
     def tokens(self, record: Record) -> int:
         return int(record["tokens_scored"])
 
 
 @dataclass(frozen=True)
-class Activations(Task):
+class Activations(_OfTexts):
     """Compute the values at hook points of texts; they are the arrays of a record."""
 
     hooks: tuple[str, ...]
@@ -253,7 +262,6 @@ class Activations(Task):
     template: Template | None = None
     out_dtype: OutDtype = "float32"
 
-    fields = ("text", "edits")
     all_columns = True
 
     def __post_init__(self) -> None:
@@ -279,15 +287,11 @@ class Activations(Task):
         return {"hook": settings.pop("hooks")} | settings
 
     def results(self, engine: "Engine", rows: Rows) -> Iterator[Record | InputError]:
-        texts = [{"text": self.layout.text(r), "edits": r.fields.get("edits")} for r in rows]
-        for row in engine.activation_rows(texts, self.hooks, self.pool, bos=self.bos):
+        for row in engine.activation_rows(self.texts(rows), self.hooks, self.pool, bos=self.bos):
             try:
                 yield row if isinstance(row, InputError) else self._content(row)
             except FloatingPointError:
                 yield InputError("a value is too large for float16: choose float32")
-
-    def ids(self, engine: "Engine", row: InputRow) -> list[int]:
-        return [*engine.start(bos=self.bos), *engine.loaded.text_ids(self.layout.text(row))]
 
     def record(self, engine: "Engine", row: InputRow, result: Record) -> Record:
         """Return a result with its text: words begin and end there, not in a field of its row."""
@@ -332,11 +336,8 @@ class Ranking(Task):
         if choices is None and not self.choices:
             raise InputError('a row needs a list of "choices": there are no default choices')
         choices = spaced(prompt, self.choices if choices is None else choices, exact=self.exact)
-        edits = row.fields.get("edits") or ()
+        edits = row.fields.get("edits")
         return replace(row, fields={"prompt": prompt, "choices": choices, "edits": edits})
-
-    def ids(self, engine: "Engine", row: InputRow) -> list[int]:
-        return engine.loaded.prompt_ids(row.fields["prompt"])
 
     def results(self, engine: "Engine", rows: Rows) -> Iterator[Record | InputError]:
         questions = [(f["prompt"], [*f["choices"]], f["edits"]) for f in (r.fields for r in rows)]

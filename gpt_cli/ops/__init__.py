@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,6 @@ from gpt_cli.system import gpu
 from gpt_cli.system.machine import free_memory, native_library
 
 Array: TypeAlias = NDArray[Any]  # an array on the device of the ops
-Edited: TypeAlias = Literal["scores", "pattern"] | None
 Matrix: TypeAlias = Any  # a matrix (n_in, n_out) in the layout of the ops that placed it
 
 
@@ -46,6 +45,14 @@ class Linear:
 
     weight: Matrix
     bias: Array | None = None
+
+
+class Steps(NamedTuple):
+    """The steps of attention (B, H, T, S): scaled scores, and their softmax."""
+
+    scores: Array
+    pattern: Array
+    edited: Literal["scores", "pattern"] | None = None  # the one that the computation begins with
 
 
 class Rows(Protocol):
@@ -143,22 +150,14 @@ class Ops(Protocol):
         """
 
     def attend_in_steps(
-        self,
-        q: Array,
-        keys: Array,
-        values: Array,
-        scale: float,
-        visible: Array,
-        weights: tuple[Array, Array],
-        edited: Edited = None,
+        self, q: Array, keys: Array, values: Array, scale: float, visible: Array, steps: Steps
     ) -> Array:
-        """Return what `attend` does, and fill in its weights: scores and pattern (B, H, T, S).
+        """Return what `attend` does, and fill in its steps, or begin with the one that is edited.
 
-        The scores are scaled, and -inf for keys that are not visible; the pattern is their softmax.
-        If one of them is `edited`, it is an argument, and the computation begins with it. S is at
-        least the largest of `visible`.
+        The scores are scaled, and -inf for keys that are not visible. S is at least the largest of
+        `visible`.
         """
-        xp, (scores, pattern) = self.xp, weights
+        xp, (scores, pattern, edited) = self.xp, steps
         q, k, v = (x[:, :, : scores.shape[-1]].astype("f4") for x in (q, keys, values))
         hidden = xp.arange(scores.shape[-1]) >= xp.asarray(visible)[:, None, :, None]
         if edited is None:

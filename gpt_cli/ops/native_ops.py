@@ -13,7 +13,7 @@ import numpy as np
 
 from gpt_cli.errors import CheckpointError
 from gpt_cli.folder.tensors import DTYPES, Tensor
-from gpt_cli.ops import SHORT, Array, DraftOps, Edited, LayerNorm, Linear, Rows, bindings
+from gpt_cli.ops import SHORT, Array, DraftOps, LayerNorm, Linear, Rows, Steps, bindings
 from gpt_cli.ops.bindings import FLOAT32, FLOAT64, INT64, Packed, Struct, check, readable
 from gpt_cli.ops.int8 import GROUP, Int8Rows, quantize, scales_shape
 from gpt_cli.ops.memory import Arena, Workspace, address
@@ -182,22 +182,14 @@ class NativeOps(DraftOps):
         return self._attend(q, keys, values, visible, scale=scale)
 
     def attend_in_steps(
-        self,
-        q: Array,
-        keys: Array,
-        values: Array,
-        scale: float,
-        visible: Array,
-        weights: tuple[Array, Array],
-        edited: Edited = None,
+        self, q: Array, keys: Array, values: Array, scale: float, visible: Array, steps: Steps
     ) -> Array:
-        for array in weights:
-            right = array.shape[:3] == q.shape[:3] and array.shape == weights[0].shape
-            check(right and array.dtype == FLOAT32 and array.flags.c_contiguous, "weights", array)
-        scores, pattern = weights
-        steps = {"scores": scores, "pattern": pattern, "S": scores.shape[3]}
-        steps["edited"] = bindings.EDITED.index(edited)
-        return self._attend(q, keys, values, visible, scale=scale, **steps)
+        fields = steps._asdict() | {"edited": bindings.EDITED.index(steps.edited)}
+        for array in steps[:2]:
+            right = array.shape[:3] == q.shape[:3] and array.shape == steps.scores.shape
+            check(right and array.dtype == FLOAT32 and array.flags.c_contiguous, "steps", array)
+        S = steps.scores.shape[3]
+        return self._attend(q, keys, values, visible, scale=scale, S=S, **fields)
 
     def _attend(self, q: Array, keys: Array, values: Array, visible: Array, **fields: Any) -> Array:
         B, H, T, D = q.shape

@@ -153,7 +153,7 @@ def _pass(
     x = hidden_states(model, ops.xp.asarray(ids), None, lengths, recorder)
     values: list[Values] = []
     for number, row in enumerate(rows_of(recorder.values, lengths.tolist())):
-        check_finite(model, x[number, : lengths[number]])
+        check_finite(model, x[number, : lengths[number]], edited=recorder.edits)
         arrays = {name: _on_host(ops.to_host(row[name])) for name in names}
         if spans:
             ranges = spans(texts[number][0])

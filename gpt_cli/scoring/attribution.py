@@ -1,20 +1,21 @@
-"""Which parts of a model make it predict an answer: attribution, patching and ablation.
+"""Attribution, patching and ablation: the parts of a model that make it predict an answer.
 
-All use one measure: the logit of the answer after the last token, or its difference to the logit of
-a wrong answer. Sources: Elhage et al., "A Mathematical Framework for Transformer Circuits", 2021;
-Wang et al., "Interpretability in the Wild", arXiv 2211.00593.
+All use one measure: the logit of the answer after the last token, minus that of a wrong answer if
+there is one. Edits of the model apply in all passes.
+
+Sources: Elhage et al., "A Mathematical Framework for Transformer Circuits", 2021; Wang et al.,
+"Interpretability in the Wild", arXiv 2211.00593.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli.errors import InputError, counted
-from gpt_cli.gpt2.edits import Bound, Edit, bind, editor
+from gpt_cli.gpt2.edits import Bound, Edit, editor
 from gpt_cli.gpt2.hooks import Recorder, hook_shapes, rows_of, select_hooks
 from gpt_cli.gpt2.model import GPT2, hidden_states, unembed
 from gpt_cli.gpt2.prefill import PASS, next_logits
@@ -26,38 +27,36 @@ _TOKENS = PASS // 2  # side by side: copies of values are made, and larger ones 
 
 What: TypeAlias = Literal["resid_pre", "attn_out", "mlp_out", "z"]
 Answers: TypeAlias = Sequence[int]  # the id of the answer, and of the wrong one if there is one
-PRECISION = 1e-4  # of a measure
+_PRECISION = 1e-4  # of a measure
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """What parts of a model add to the measure; but for rounding, they add up to `total`."""
+    """The terms that parts of a model add to the measure."""
 
+    heads: NDArray[np.float64]  # (L, H)
+    attention: NDArray[np.float64]  # (L,): the sum of the heads, and the bias of c_proj
+    mlp: NDArray[np.float64]  # (L,)
     embedding: float  # of the last token
     position: float
-    heads: NDArray[np.float64]  # (L, H)
-    attention_bias: NDArray[np.float64]  # (L,) of c_proj
-    mlp: NDArray[np.float64]  # (L,)
     bias: float  # of the final layer norm
-    total: float
-
-    @property
-    def attention(self) -> NDArray[np.float64]:
-        """Return what the attention of each layer adds (L,): its heads and its bias."""
-        return self.heads.sum(axis=1) + self.attention_bias
+    total: float  # the measure
 
     @property
     def error(self) -> float:
-        """Return the difference between the sum of the parts and the total."""
+        """Return the difference between the sum of the parts and the total.
+
+        It is due to rounding, and to edits of the residual stream or of the final layer norm.
+        """
         layers = self.attention.sum() + self.mlp.sum()
-        return float(abs(self.embedding + self.position + layers + self.bias - self.total))
+        return float(abs(layers + self.embedding + self.position + self.bias - self.total))
 
 
 @dataclass(frozen=True)
 class Patching:
-    """The measure of texts in which activations were replaced."""
+    """The measures of a clean and a corrupt text, and of the corrupt one with patches."""
 
-    clean: float  # without a patch
+    clean: float
     corrupt: float
     patched: NDArray[np.float64]  # (L, T): by layer and position; or (L, H): by layer and head
 
@@ -69,7 +68,7 @@ class Patching:
 
 @dataclass(frozen=True)
 class Ablation:
-    """The measure of a text without a part."""
+    """The measures of a text, by the whole model and without each part."""
 
     whole: float
     heads: NDArray[np.float64]  # (L, H)
@@ -77,46 +76,42 @@ class Ablation:
 
 
 def attribute(
-    model: GPT2, ids: Sequence[int], answers: Answers, edits: Sequence[Edit] = ()
+    model: GPT2, ids: Sequence[int], answers: Answers, edits: Sequence[Bound] = ()
 ) -> Attribution:
     """Return what each part of a model adds to the measure of a text.
 
     The scale of the final layer norm is held, and each part is centred as the norm centres their
     sum. So a part adds its product with one vector.
     """
-    config, ops = model.config, model.ops
-    final = f"blocks.{config.n_layer - 1}.hook_resid_post"
+    config, ops, layers = model.config, model.ops, range(model.config.n_layer)
+    final = f"blocks.{layers[-1]}.hook_resid_post"
     globs = ["hook_*embed", "*.attn.hook_z", "*.hook_attn_out", "*.hook_mlp_out", final]
-    bounds = bind(edits, len(ids), len(ids))
-    recorder = Recorder(frozenset(select_hooks(config, globs)), editor([bounds], ops.xp))
-    state = hidden_states(model, ops.xp.asarray([ids]), hook=recorder)[0, -1]
+    recorder = Recorder(frozenset(select_hooks(config, globs)), editor([edits], ops.xp))
+    state = hidden_states(model, ops.xp.asarray([ids]), hook=recorder)[:, -1]
+    logits = ops.to_host(unembed(model, state)[0, ops.xp.asarray(answers)]).astype(np.float64)
     (row,) = rows_of(recorder.values, [len(ids)])
     last = {name: ops.to_host(value[-1]).astype(np.float64) for name, value in row.items()}
 
     unembedding = columns_of(ops, model.lm_head.weight, config.n_embd, answers).astype(np.float64)
-    toward = _difference(unembedding)
+    toward = _difference(unembedding)  # (C,)
     gain, offset = (ops.to_host(x).astype(np.float64) for x in (model.ln_f.weight, model.ln_f.bias))
     deviation = np.sqrt(last[final].var() + model.ln_f.epsilon)
-    direction = gain * toward
-    direction = (direction - direction.mean()) / deviation
+    direction = (gain * toward - (gain * toward).mean()) / deviation
 
-    heads, biases, mlp = [], [], []
-    for layer, b in enumerate(model.h):
-        all_rows = range(config.n_embd)
-        matrix = columns_of(ops, b.attn.c_proj.weight, config.n_embd, all_rows)  # (n_out, n_in)
-        read = (direction @ matrix).reshape(config.n_head, -1)  # what a head's z is multiplied by
-        heads.append((last[f"blocks.{layer}.attn.hook_z"] * read).sum(axis=1))
-        biases.append(last[f"blocks.{layer}.hook_attn_out"] @ direction - heads[-1].sum())
-        mlp.append(last[f"blocks.{layer}.hook_mlp_out"] @ direction)
-    logits = ops.to_host(unembed(model, state[None])[0, ops.xp.asarray(answers)])
+    def heads(layer: int) -> NDArray[np.float64]:
+        c_proj = model.h[layer].attn.c_proj.weight
+        matrix = columns_of(ops, c_proj, config.n_embd, range(config.n_embd))  # (n_out, n_in)
+        z = last[f"blocks.{layer}.attn.hook_z"]  # (H, D)
+        return (z * (direction @ matrix).reshape(z.shape)).sum(axis=1)
+
     return Attribution(
+        np.array([heads(layer) for layer in layers]),
+        np.array([last[f"blocks.{layer}.hook_attn_out"] @ direction for layer in layers]),
+        np.array([last[f"blocks.{layer}.hook_mlp_out"] @ direction for layer in layers]),
         embedding=float(last["hook_embed"] @ direction),
         position=float(last["hook_pos_embed"] @ direction),
-        heads=np.array(heads),
-        attention_bias=np.array(biases),
-        mlp=np.array(mlp),
         bias=float(offset @ toward),
-        total=float(_difference(logits.astype(np.float64))),
+        total=float(_difference(logits)),
     )
 
 
@@ -125,66 +120,54 @@ def patch(
     clean: Sequence[int],
     corrupt: Sequence[int],
     answers: Answers,
+    edits: Sequence[Bound] = (),
     what: What = "resid_pre",
-    edits: Sequence[Edit] = (),
 ) -> Patching:
     """Return the measure of a corrupt text in which activations of the clean one replace its own.
 
     One activation is replaced at a time: of each layer and position, or with "z" of each head at
     all positions. InputError if the texts have different numbers of tokens, or the same measure.
     """
-    config = model.config
+    config, T = model.config, len(clean)
     if what not in get_args(What):
         raise OptionError("what", f"must be one of {', '.join(get_args(What))}")
-    if len(clean) != len(corrupt):
-        lengths = f"{counted(len(clean), 'token')} and {len(corrupt):,}"
+    if len(corrupt) != T:
+        lengths = f"{counted(T, 'token')} and {len(corrupt):,}"
         raise InputError(f"the texts have {lengths}: they must have equally many")
-    glob = "*.attn.hook_z" if what == "z" else f"*.hook_{what}"
-    names, T = select_hooks(config, [glob]), len(clean)
-    bounds = bind(edits, T, T)
-    measures = [*chain(*(_measures(model, ids, answers, [bounds]) for ids in (clean, corrupt)))]
-    if abs(measures[0] - measures[1]) < PRECISION:
-        raise InputError(f"both texts give {measures[0]:.4f}: there is nothing to recover")
-    row = next(edited_activations(model, [(clean, bounds)], names))
-    shapes, positions = hook_shapes(config), np.arange(T)
+    names = select_hooks(config, ["*.attn.hook_z" if what == "z" else f"*.hook_{what}"])
+    unpatched = [next(_measures(model, ids, answers, [edits])) for ids in (clean, corrupt)]
+    if abs(unpatched[0] - unpatched[1]) < _PRECISION:
+        raise InputError(f"both texts give {unpatched[0]:.4f}: there is nothing to recover")
+    values = next(edited_activations(model, [(clean, edits)], names))
 
-    def patches() -> Iterator[list[Bound]]:
-        for name in names:
-            stored = {name: row[name]}
-            whole = Edit(name, {name: shapes[name]}, slice(None), ":", "=")
-            if what == "z":
-                for head in range(config.n_head):
-                    edit = Edit(name, {name: shapes[name]}, [head], ":", "=")
-                    edit = edit.with_arrays(stored, "the clean text", positions)
-                    yield [*bounds, Bound(edit, 0, T)]
-            else:
-                edit = whole.with_arrays(stored, "the clean text", positions)
-                for position in range(T):
-                    yield [*bounds, Bound(edit, position, position + 1)]
+    def patches(name: str) -> Iterator[Bound]:
+        shapes, stored = {name: hook_shapes(config)[name]}, {name: values[name]}
+        whole = Edit(name, shapes, slice(None), ":", "=")
+        whole = whole.with_arrays(stored, "the clean text", np.arange(T))
+        if what == "z":
+            return (Bound(replace(whole, index=[h]), 0, T) for h in range(config.n_head))
+        return (Bound(whole, position, position + 1) for position in range(T))
 
-    patched = np.array([*_measures(model, corrupt, answers, [*patches()])])
-    return Patching(measures[0], measures[1], patched.reshape(config.n_layer, -1))
+    rows = [[*edits, bound] for name in names for bound in patches(name)]
+    patched = np.array([*_measures(model, corrupt, answers, rows)])
+    return Patching(unpatched[0], unpatched[1], patched.reshape(config.n_layer, -1))
 
 
 def ablate(
-    model: GPT2, ids: Sequence[int], answers: Answers, edits: Sequence[Edit] = ()
+    model: GPT2, ids: Sequence[int], answers: Answers, edits: Sequence[Bound] = ()
 ) -> Ablation:
     """Return the measure of a text without each head (its z is 0), and without each MLP."""
-    config = model.config
-    bounds = bind(edits, len(ids), len(ids))
-    texts = [
-        f"blocks.{layer}.{part}=0"
-        for layer in range(config.n_layer)
-        for part in (*(f"attn.hook_z[{h}]" for h in range(config.n_head)), "hook_mlp_out")
-    ]
-    parsed = [bind([*edits, Edit.parse(text, config)], len(ids), len(ids)) for text in texts]
-    whole, *ablated = _measures(model, ids, answers, [bounds, *parsed])
-    grid = np.array(ablated).reshape(config.n_layer, config.n_head + 1)
+    config, T = model.config, len(ids)
+    parts = [*(f"attn.hook_z[{head}]" for head in range(config.n_head)), "hook_mlp_out"]
+    texts = [f"blocks.{layer}.{part}=0" for layer in range(config.n_layer) for part in parts]
+    rows = [[*edits, Bound(Edit.parse(text, config), 0, T)] for text in texts]
+    whole, *ablated = _measures(model, ids, answers, [edits, *rows])
+    grid = np.array(ablated).reshape(config.n_layer, len(parts))
     return Ablation(whole, grid[:, :-1], grid[:, -1])
 
 
 def _measures(
-    model: GPT2, ids: Sequence[int], answers: Answers, rows: Sequence[list[Bound]]
+    model: GPT2, ids: Sequence[int], answers: Answers, rows: Sequence[Sequence[Bound]]
 ) -> Iterator[float]:
     """Yield the measure of a text with the edits of each row, as many side by side as fit."""
     ops, step = model.ops, max(1, _TOKENS // len(ids))

@@ -1,8 +1,8 @@
-"""What an engine shows of its model: weights, logits, values at hook points, traces, trees."""
+"""The methods of an engine that look inside its model: logits, activations, attribution, ..."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
-from typing import Any
+from functools import cached_property
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from gpt_cli.folder.tokenizer import Tokenizer, check_bytes
 from gpt_cli.generation import sampling
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.gpt2.edits import Bound, editor
-from gpt_cli.gpt2.hooks import Hook, select_hooks
+from gpt_cli.gpt2.hooks import Hook, has_keys, select_hooks
 from gpt_cli.gpt2.model import GPT2, hidden_states, unembed
 from gpt_cli.gpt2.prefill import next_logits
 from gpt_cli.gpt2.weights import Weights
@@ -54,20 +54,23 @@ class Introspection:
         return Weights(self.model)
 
     def recorded(
-        self, ids: Sequence[int], hooks: Sequence[str], edits: str | Sequence[str] = ()
+        self, ids: Sequence[int], hooks: Sequence[str], edits: str | Sequence[str] | None = None
     ) -> dict[str, NDArray[np.float32]]:
         """Return the values at hook points of one text with edits."""
-        text = ids, self.loaded.fitting_edits(edits, len(ids))
-        return next(edited_activations(self.model, [text], hooks))
+        bounds = self.loaded.bound_edits(edits, len(ids), len(ids))
+        return next(edited_activations(self.model, [(ids, bounds)], hooks))
 
     def start(self, *, bos: bool) -> list[int]:
         """Return the tokens before a text to score."""
         return [self.model.config.start_token("bos (--bos) is set")] if bos else self.loaded.start
 
-    def _editor(self, lengths: Sequence[int]) -> Hook:
-        """Return the editor of texts of these lengths."""
-        bounds = [self.loaded.bound_edits((), length, length) for length in lengths]
-        return editor(bounds, self.model.ops.xp)
+    def _bounds(self, ids: Sequence[int]) -> list[Bound]:
+        """Return the edits of all texts for one text."""
+        return self.loaded.bound_edits((), len(ids), len(ids))
+
+    def _editor(self, rows: Sequence[Sequence[int]]) -> Hook:
+        """Return the editor of texts, as ids."""
+        return editor([*map(self._bounds, rows)], self.model.ops.xp)
 
     @checks_arguments()
     def logits(self, ids: Sequence[Sequence[int]]) -> NDArray[np.float32]:
@@ -83,16 +86,15 @@ class Introspection:
         if len({len(row) for row in ids}) != 1 or not 1 <= len(ids[0]) <= config.n_positions:
             raise InputError(f"all rows must have the same length, from 1 to {config.n_positions}")
         rows = np.array([config.check_ids(row) for row in ids])
-        hook = self._editor(list(map(len, ids)))
-        return ops.to_host(
-            unembed(self.model, hidden_states(self.model, ops.xp.asarray(rows), hook=hook))
-        )
+        hook = self._editor(ids)
+        x = hidden_states(self.model, ops.xp.asarray(rows), hook=hook)
+        return ops.to_host(unembed(self.model, x, hook))
 
     @checks_arguments()
     def trace(self, text: str, *, special: bool = False) -> Trace:
         """Return the residual stream, the attention and the lens of a text."""
         ids = self.loaded.fitting_ids(text, special=special)
-        return trace(self.model, ids, self._editor([len(ids)]))
+        return trace(self.model, ids, self._editor([ids]))
 
     @checks_arguments()
     def activations(
@@ -158,15 +160,15 @@ class Introspection:
         check("count", count, AT_LEAST_1)
         ops = self.model.ops
         ids = self.loaded.fitting_ids(prompt, special=special)
-        logits = next_logits(self.model, [ids], hook=self._editor([len(ids)]))
+        logits = next_logits(self.model, [ids], hook=self._editor([ids]))
         best = sampling.likeliest(ops, logits, count)
         return list(zip(*(ops.to_host(row[0]).tolist() for row in best), strict=True))
 
     @checks_arguments()
     def vector(
         self,
-        positive: Sequence[str],
-        negative: Sequence[str],
+        positive: Sequence[str | Mapping[str, Any]],
+        negative: Sequence[str | Mapping[str, Any]],
         hook: str,
         *,
         pool: VectorPool = "mean",
@@ -175,20 +177,24 @@ class Introspection:
         """Return the vector from the activations of some texts to those of others, at a hook point.
 
         Args:
-            positive: texts that it points to, at least two.
+            positive: texts that it points to, at least two; they may have edits: see `activations`.
             negative: the other texts, at least two.
-            hook: the name of a hook point, but scores or a pattern.
+            hook: the name of a hook point without keys: no scores and no pattern.
             pool: the activations of the last token of a text ("last"), or their mean.
             pca: return the first principal component of all texts, not the difference of the means.
         """
-        if self.loaded.edits:
-            raise OptionError("edits", "cannot be used to find a vector")
-        names = select_hooks(self.model.config, [hook])
-        if len(names) > 1:
-            raise OptionError("hook", f"must name one hook point: {hook} names {len(names)}")
-        ids = partial(self.loaded.fitting_ids, special=False)
-        texts = [*map(ids, positive)], [*map(ids, negative)]
-        return direction(self.model, texts[0], texts[1], names[0], pool=pool, pca=pca)
+        name, *others = select_hooks(self.model.config, [hook])
+        if others:
+            raise OptionError("hook", f"must name one hook point: {hook} names {len(others) + 1}")
+        if has_keys(name):
+            raise OptionError("hook", f"cannot be {name}: a vector has no tokens")
+        if pool not in get_args(VectorPool):
+            raise OptionError("pool", f"must be one of {', '.join(get_args(VectorPool))}")
+        sets = (
+            np.array([values[name] for values in self.activations(texts, [name], pool=pool)])
+            for texts in (positive, negative)
+        )
+        return direction(name, *sets, pca=pca)
 
     @checks_arguments()
     def tree(self, prompt: str, count: int = 20, *, special: bool = False) -> list[Node]:
@@ -205,8 +211,10 @@ class Introspection:
         fields = row if isinstance(row, Mapping) else {"text": row}
         if not isinstance(text := fields.get("text"), str):
             raise InputError('a row needs a string "text"')
-        ids, texts = self.loaded.text_ids(text, special=special), fields.get("edits") or ()
-        return ids, self.loaded.fitting_edits(texts, start + len(ids)), len(text.encode())
+        ids = self.loaded.text_ids(text, special=special)
+        length = start + len(ids)
+        bounds = self.loaded.bound_edits(fields.get("edits"), length, length)
+        return ids, bounds, len(text.encode())
 
     @checks_arguments()
     def attribution(
@@ -221,7 +229,7 @@ class Introspection:
             special: read names such as `<|endoftext|>` in the prompt as special tokens.
         """
         ids = self.loaded.fitting_ids(prompt, special=special)
-        return attribute(self.model, ids, self._answers(answer, wrong), self.loaded.edits)
+        return attribute(self.model, ids, self._answers(answer, wrong), self._bounds(ids))
 
     @checks_arguments()
     def patch(
@@ -236,12 +244,12 @@ class Introspection:
     ) -> Patching:
         """Return the logit after a corrupt text with activations of a clean one, one at a time.
 
-        They are those of each layer and position, or with "z" of each head: see `attribution`.
+        The texts have equally many tokens. `what` names the activations: those of each layer and
+        position, or "z" of each head. For the other arguments, see `attribution`.
         """
-        clean_ids = self.loaded.fitting_ids(clean, special=special)
-        corrupt_ids = self.loaded.fitting_ids(corrupt, special=special)
-        answers, edits = self._answers(answer, wrong), self.loaded.edits
-        return patch(self.model, clean_ids, corrupt_ids, answers, what, edits)
+        ids, corrupt_ids = (self.loaded.fitting_ids(x, special=special) for x in (clean, corrupt))
+        answers, edits = self._answers(answer, wrong), self._bounds(ids)
+        return patch(self.model, ids, corrupt_ids, answers, edits, what)
 
     @checks_arguments()
     def ablate(
@@ -249,18 +257,18 @@ class Introspection:
     ) -> Ablation:
         """Return the logit after a prompt without each head, and each MLP: see `attribution`."""
         ids = self.loaded.fitting_ids(prompt, special=special)
-        return ablate(self.model, ids, self._answers(answer, wrong), self.loaded.edits)
+        return ablate(self.model, ids, self._answers(answer, wrong), self._bounds(ids))
 
     def _answers(self, answer: str, wrong: str | None) -> Answers:
         """Return the ids of answers; OptionError if one is not a token, or both are the same."""
+        texts = {"answer": answer} if wrong is None else {"answer": answer, "wrong": wrong}
         ids = []
-        for name, text in (("answer", answer), ("wrong", wrong)):
-            tokens = [] if text is None else self.loaded.text_ids(text)
-            if text is not None and len(tokens) != 1:
+        for name, text in texts.items():
+            ids += (tokens := self.loaded.text_ids(text))
+            if len(tokens) != 1:
                 parts = " ".join(f'"{self.tokenizer.decode([id])}"' for id in tokens)
                 hint = "a word usually begins with its space"
                 raise OptionError(name, f"must be one token, not {parts or 'empty'}; {hint}")
-            ids += tokens
         if len({*ids}) < len(ids):
             raise OptionError("wrong", "must be another token than the answer")
         return ids

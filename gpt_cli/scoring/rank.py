@@ -18,7 +18,7 @@ from gpt_cli.gpt2.prefill import PASS, row_states
 from gpt_cli.ops import Array
 from gpt_cli.options.arguments import check_type
 from gpt_cli.options.declare import OptionError
-from gpt_cli.scoring.score import SLICE, measure_states, measure_windows
+from gpt_cli.scoring.score import SLICE, measure_passes, measure_states
 
 RankBy: TypeAlias = Literal["total", "token", "byte"]
 _Branch: TypeAlias = tuple[list[int], Sequence[list[int]]]  # ids after a prefix, then one choice
@@ -109,7 +109,7 @@ def continuations(loaded: LoadedModel, questions: Sequence[Question]) -> list[li
     its choices.
     """
     if any(question.edits for question in questions):
-        return _edited(loaded, questions)
+        return _edited(loaded.model, questions)
     model, prefixes = loaded.model, loaded.prefixes
     logprobs: dict[int, list[list[float]]] = {}
     for n, indices in prefixes.groups([question.prompt for question in questions]):
@@ -129,13 +129,13 @@ def continuations(loaded: LoadedModel, questions: Sequence[Question]) -> list[li
     return [logprobs[index] for index in range(len(questions))]
 
 
-def _edited(loaded: LoadedModel, questions: Sequence[Question]) -> list[list[list[float]]]:
+def _edited(model: GPT2, questions: Sequence[Question]) -> list[list[list[float]]]:
     """Return what `continuations` does for questions with edits; nothing is shared."""
     rows = [(question, ids) for question in questions for ids in question.choices]
     wholes = [question.prompt + ids for question, ids in rows]
     firsts = [len(question.prompt) for question, _ in rows]
     edits = [question.edits for question, _ in rows]
-    columns = iter(measure_windows(loaded, wholes, firsts, [log_probabilities], edits))
+    columns = iter(measure_passes(model, wholes, firsts, [log_probabilities], edits))
     return [[column for (column,) in islice(columns, len(q.choices))] for q in questions]
 
 

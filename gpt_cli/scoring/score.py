@@ -13,7 +13,7 @@ from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.prefix_cache import passes, states_after
 from gpt_cli.generation.sampling import log_probabilities
 from gpt_cli.gpt2.edits import Bound, editor
-from gpt_cli.gpt2.hooks import Recorder, select_hooks
+from gpt_cli.gpt2.hooks import NO_HOOK, Hook, Recorder, select_hooks
 from gpt_cli.gpt2.model import GPT2, hidden_states, unembed
 from gpt_cli.gpt2.prefill import right_pad
 from gpt_cli.ops import Array
@@ -59,7 +59,7 @@ class Score:
     gaps: list[float | None] | None = None  # to the log-probabilities of the likeliest tokens
     initial_logprobs: list[float | None] | None = None  # see `words.among`
     words: list[Word] | None = None
-    # Log-probabilities of the tokens after 0 to n_layer layers: see `measure_inner_layers`.
+    # Log-probabilities of the tokens after 0 to n_layer layers: see `measure_passes`.
     layers: list[list[float | None]] | None = None
     initial_layers: list[list[float | None]] | None = None  # of `initial_logprobs`
 
@@ -160,7 +160,7 @@ def score(
     inner_columns: list[Columns] = [[] for _ in texts]
     if layers:
         inner = [measures[name] for name in names]
-        inner_columns = measure_texts(loaded, texts, inner, stride, edits, inner_layers=True)
+        inner_columns = measure_texts(loaded, texts, inner, stride, edits, layers=True)
     scores = []
     rows = zip(texts, columns, inner_columns, sizes or repeat(None), strict=False)
     for ids, values, inner_values, size in rows:
@@ -185,9 +185,12 @@ def measure_texts(
     stride: int | None,
     edits: Edits = (),
     *,
-    inner_layers: bool = False,
+    layers: bool = False,
 ) -> list[Columns]:
-    """Return a column per measure for texts of any length; its first value is None."""
+    """Return a column per measure for texts of any length; its first value is None.
+
+    With `layers`, the others are lists: see `measure_passes`.
+    """
     n_positions = loaded.config.n_positions
     stride = max(1, n_positions // 2) if stride is None else stride
     if not 1 <= stride < n_positions:
@@ -196,8 +199,11 @@ def measure_texts(
     cut = [(text, *window) for text, size in sizes for window in windows(size, n_positions, stride)]
     parts = [texts[text][start:end] for text, start, _, end in cut]
     firsts = [first - start for _, start, first, _ in cut]
-    measure = measure_inner_layers if inner_layers else measure_windows
-    measured = measure(loaded, parts, firsts, measures, [edits[text] for text, *_ in cut if edits])
+    if layers or any(edits):
+        edits = [edits[text] for text, *_ in cut if edits]
+        measured = measure_passes(loaded.model, parts, firsts, measures, edits, layers=layers)
+    else:
+        measured = measure_windows(loaded, parts, firsts, measures)
     columns: list[Columns] = [[[None] * len(ids) for _ in measures] for ids in texts]
     for (text, _, first, end), values in zip(cut, measured, strict=True):
         for column, part in zip(columns[text], values, strict=True):
@@ -220,20 +226,13 @@ def measure_windows(
     texts: Sequence[list[int]],
     firsts: Sequence[int],
     measures: Measures,
-    edits: Edits = (),
 ) -> list[Columns]:
     """Return a column per measure for texts that fit the context, from token `first` (>= 1) on.
 
-    All have such a token. The tokens that texts share at their beginning are computed once, unless
-    one of the texts has edits.
+    All have such a token. The tokens that texts share at their beginning are computed once.
     """
     model, prefixes = loaded.model, loaded.prefixes
     columns: dict[int, Columns] = {}
-    if any(edits):
-        for indices, (states,) in _predicting_states(model, texts, firsts, edits):
-            targets = [texts[index][firsts[index] :] for index in indices]
-            columns |= zip(indices, measure_states(model, states, targets, measures), strict=True)
-        return [columns[index] for index in range(len(texts))]
     inputs = [text[:-1] for text in texts]
     for n, indices in prefixes.groups(inputs):
         prefix = prefixes.prefix(inputs[indices[0]][:n])
@@ -256,57 +255,47 @@ def measure_windows(
     return [columns[index] for index in range(len(texts))]
 
 
-def measure_inner_layers(
-    loaded: LoadedModel,
-    texts: Sequence[list[int]],
-    firsts: Sequence[int],
-    measures: Measures,
-    edits: Edits = (),
-) -> list[Columns]:
-    """Return columns as `measure_windows` does, of lists: a value per layer but the last.
-
-    They are those of the model if it ended after 0, 1, ... layers: the "logit lens" of
-    nostalgebraist (2020).
-    """
-    model = loaded.model
-    names = select_hooks(model.config, ["*.hook_resid_pre"])
-    columns: dict[int, Columns] = {}
-    for indices, (*inner, _) in _predicting_states(model, texts, firsts, edits, names):
-        targets = [texts[index][firsts[index] :] for index in indices]
-        layers = []
-        for rows in inner:
-            states = [model.ops.layer_norm(x, model.ln_f) for x in rows]
-            layers.append(measure_states(model, states, targets, measures))
-        for index, row in zip(indices, zip(*layers, strict=True), strict=True):
-            columns[index] = [[*map(list, zip(*m, strict=True))] for m in zip(*row, strict=True)]
-    return [columns[index] for index in range(len(texts))]
-
-
-def _predicting_states(
+def measure_passes(
     model: GPT2,
     texts: Sequence[list[int]],
     firsts: Sequence[int],
+    measures: Measures,
     edits: Edits,
-    names: Sequence[str] = (),
-) -> Iterator[tuple[list[int], list[list[Array]]]]:
-    """Compute texts side by side, a pass at a time; yield the indices of texts, and states.
+    *,
+    layers: bool = False,
+) -> list[Columns]:
+    """Return columns as `measure_windows` does, of texts with edits that share nothing.
 
-    The states of a text predict its tokens from `first` on: (n, C). They are a list per hook point,
-    then one of those at the end.
+    With `layers`, they are those of the model if it ended after 0, 1, ... layers, but the last: a
+    list for each token. This is the "logit lens" of nostalgebraist (2020).
     """
-    xp = model.ops.xp
+    ops = model.ops
+    columns: dict[int, Columns] = {}
+    names = select_hooks(model.config, ["*.hook_resid_pre"]) if layers else []
     for indices in passes([len(text) - 1 for text in texts], len(texts)):
-        hook = editor([edits[index] for index in indices if edits], xp)
-        recorder = Recorder(frozenset(names), hook)
+        hook = editor([edits[index] for index in indices if edits], ops.xp)
+        recorder = Recorder(names, hook)
         ids, lengths = right_pad([texts[index][:-1] for index in indices])
-        x = hidden_states(model, xp.asarray(ids), None, lengths, recorder)
-        rows = [*enumerate(zip((firsts[i] - 1 for i in indices), lengths.tolist(), strict=True))]
-        values = [*recorder.values.values(), x]
-        yield indices, [[value[row, begin:end] for row, (begin, end) in rows] for value in values]
+        x = hidden_states(model, ops.xp.asarray(ids), None, lengths, recorder)
+        depths = (ops.layer_norm(value, model.ln_f) for value in recorder.values.values())
+        targets = [texts[index][firsts[index] :] for index in indices]
+        rows = []  # by depth, the columns of the texts
+        for value in depths if layers else [x]:
+            ends = zip(value, indices, lengths, strict=True)
+            states = [x[firsts[index] - 1 : length] for x, index, length in ends]
+            rows.append(measure_states(model, states, targets, measures, hook))
+        for index, row in zip(indices, zip(*rows, strict=True), strict=True):
+            lists = ([*map(list, zip(*column, strict=True))] for column in zip(*row, strict=True))
+            columns[index] = [*lists] if layers else row[0]
+    return [columns[index] for index in range(len(texts))]
 
 
 def measure_states(
-    model: GPT2, states: Sequence[Array], targets: Sequence[Sequence[int]], measures: Measures
+    model: GPT2,
+    states: Sequence[Array],
+    targets: Sequence[Sequence[int]],
+    measures: Measures,
+    hook: Hook = NO_HOOK,
 ) -> list[Columns]:
     """Return a column per measure for rows: targets (n,), predicted by states (n, C)."""
     ops = model.ops
@@ -315,7 +304,7 @@ def measure_states(
     columns: Columns = [[] for _ in measures]
     for begin in range(0, len(x), SLICE):
         part = slice(begin, begin + SLICE)
-        logits = unembed(model, x[part])
+        logits = unembed(model, x[part], hook)
         for column, measure in zip(columns, measures, strict=True):
             column += ops.to_host(measure(ops, logits, ids[part])).tolist()
     values = [iter(column) for column in columns]

@@ -63,7 +63,7 @@ def trace(model: GPT2, ids: list[int], hook: Hook = NO_HOOK) -> Trace:
     names = select_hooks(config, ["blocks.0.hook_resid_pre", "*.hook_resid_post", "*.hook_pattern"])
     recorder = Recorder(frozenset(names), hook)
     x = hidden_states(model, xp.asarray([ids]), hook=recorder)
-    unembed(model, x[:, -1])  # checks that all is finite: the last token depends on all others
+    unembed(model, x[:, -1], hook)  # checks that all is finite: this token depends on all others
     values = recorder.values
     attention = [value for name, value in values.items() if name.endswith("pattern")]
     residual = [value for name, value in values.items() if not name.endswith("pattern")]

@@ -35,7 +35,7 @@ def tree(model: GPT2, ids: list[int], count: int, hook: Hook = NO_HOOK) -> list[
         """Queue the likeliest next tokens of a path, which may become its children."""
         x = hidden_states(model, ops.xp.asarray([path or ids]), cache, hook=hook)
         cache.lengths = cache.lengths - len(path)  # back to the prompt
-        best = likeliest(ops, unembed(model, x[:, -1]), most)
+        best = likeliest(ops, unembed(model, x[:, -1], hook), most)
         for id, logprob in zip(*(ops.to_host(row[0]).tolist() for row in best), strict=True):
             node = Node(id, logprob, total + logprob)
             entry = (-node.total_logprob, next(order), node, [*path, id], children)

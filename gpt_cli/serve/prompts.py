@@ -17,7 +17,6 @@ from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import GPT2, unembed
 from gpt_cli.gpt2.prefill import prefill
 from gpt_cli.gpt2.weights import check_finite
-from gpt_cli.ops import Array
 from gpt_cli.scoring.activations import mean
 
 PIECE = 72  # tokens of prompts in a pass, or tokens to score: 0.07 s of a CPU with 124M parameters
@@ -99,17 +98,19 @@ class Prompts:
         self.reused = int(self.cache.lengths.sum())
         rests = [ids[n:] for ids, n in zip(known, self.cache.lengths, strict=True)]
         hook = editor([text.request.edits for text in texts], model.ops.xp)
-        self._recorder = Recorder(frozenset(text.at for text in texts) - {FINAL}, hook)
-        hook = self._recorder if self._recorder.names else hook
-        self._passes = prefill(model, rests, self.cache, PIECE, hook)
+        self._hook = Recorder({text.at for text in texts} - {FINAL}, hook)
+        self._passes = prefill(model, rests, self.cache, PIECE, self._hook)
         self._passes_left = -(-max(map(len, rests)) // max(1, PIECE // len(texts)))
         self._scores = {text: PromptScore([], []) for text in texts if text.score is not None}
 
     def advance(self) -> bool:
         """Compute the next piece; return whether all is done."""
         if self._passes_left:
-            parts = zip(self.states, self._next_states(), strict=True)
-            self.states = list(map(self._model.ops.xp.concatenate, parts))
+            new = next(self._passes)  # states, or else the values that a text needs
+            rows = rows_of(self._hook.values, [len(x) for x in new])
+            for number, (text, row, x) in enumerate(zip(self.texts, rows, new, strict=True)):
+                parts = self.states[number], row.get(text.at, x)
+                self.states[number] = self._model.ops.xp.concatenate(parts)
             self._passes_left -= 1
         elif self._scores:
             text, score = next(iter(self._scores.items()))
@@ -121,23 +122,17 @@ class Prompts:
                 del self._scores[text]
         return not self._passes_left and not self._scores
 
-    def _next_states(self) -> list[Array]:
-        """Compute a pass; return the states of each text's new tokens, or the values it needs."""
-        states = next(self._passes)
-        rows = rows_of(self._recorder.values, [len(x) for x in states])
-        return [row.get(text.at, x) for text, row, x in zip(self.texts, rows, states, strict=True)]
-
     def _score(self, text: PendingText, score: PromptScore) -> bool:
         """Score the next tokens of a text, or average all; deliver what is complete."""
         ops, done = self._model.ops, len(score.logprobs)
         states = self.states[self.texts.index(text)]
         if isinstance(text.score, Pooling):
-            check_finite(self._model, states)
+            check_finite(self._model, states, edited=bool(text.request.edits))
             text.deliver(mean(ops, states, text.score.first))
             return True
         states = states[done : done + PIECE]
         if len(states):
-            logits = unembed(self._model, states)
+            logits = unembed(self._model, states, self._hook)
             targets = ops.xp.asarray(text.request.prompt[done + 1 : done + 1 + len(states)])
             score.logprobs += ops.to_host(log_probabilities(ops, logits, targets)).tolist()
             score.top_logprobs += top_logprobs(ops, logits, [text.score or 0] * len(states))

@@ -5,7 +5,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from gpt_cli.errors import GPTCLIError, ResourceError
+from gpt_cli.errors import GPTCLIError, InputError, ResourceError
 
 
 class QueueFullError(GPTCLIError):
@@ -39,7 +39,8 @@ class RequestError(GPTCLIError):
             return cls(str(error), status=429, code="server_busy")
         if isinstance(error, GPTCLIError):
             can_retry = isinstance(error, StoppedError | ResourceError)
-            return cls(str(error), status=503 if can_retry else 500)
+            fault = 400 if isinstance(error, InputError) else 500
+            return cls(str(error), status=503 if can_retry else fault)
         return cls("a bug; standard error of the server has it", status=500, code="bug")
 
     @property

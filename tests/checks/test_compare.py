@@ -82,6 +82,12 @@ def test_models_with_other_tokens_cannot_be_compared(engines, tiny):
         compare(*engines, ["", "a"])
 
 
+def test_edits_are_refused(tiny):
+    with pytest.raises(InputError, match="edits cannot be used in a comparison"):
+        compare(tiny, tiny.with_edits(["hook_embed=0"]), ["Once upon"])
+    assert "--edit" in refusal("compare", "tiny", "tiny", "--edit", "hook_embed=0")
+
+
 # --- the command ---------------------------------------------------------------------------------
 
 TEXT = "Once upon a time, there was a fox.\n"

@@ -389,6 +389,55 @@ def test_a_cell_of_the_lens_shows_its_likeliest_tokens(look, see):
 
 
 @browser_only
+def test_a_cell_of_a_grid_shows_its_value(look, see):
+    view = see("ablate")
+    tab, values = look(view), np.array(view.values)
+    assert tab.locator("header p").first.inner_text().startswith("The redder a cell, the more the ")
+    assert tab.locator("h2").evaluate("one => one.textContent").startswith("the change of logit")
+
+    def check(layer, column):
+        cell = chosen(tab, "td")
+        assert [cell.get_attribute(name) for name in ("data-i", "data-j")] == [layer, column]
+        text, value = tab.locator(".panel strong").inner_text().rsplit(": ", 1)
+        assert text == f"layer {layer}, {'mlp' if column == '4' else f'head {column}'}"
+        assert float(value.replace("\N{MINUS SIGN}", "-")) == pytest.approx(
+            values[int(layer), int(column)], abs=1e-3
+        )
+
+    largest = np.unravel_index(abs(values).argmax(), values.shape)
+    check(*map(str, largest))
+    point(tab, tab.locator("td").nth(5 * 2 + 1))
+    check("2", "1")
+    chosen(tab, "td").focus()
+    steps = {"ArrowDown": "31", "ArrowRight": "32", "End": "34", "ArrowUp": "24", "Home": "00"}
+    for key, place in [*steps.items(), ("ArrowLeft", "00")]:
+        tab.keyboard.press(key)
+        check(*place)
+    colours = tab.locator("td").evaluate_all(
+        "all => all.map(one => getComputedStyle(one).backgroundColor.match(/\\d+/g).map(Number))"
+    )
+    red, _, blue = np.array(colours).T
+    assert ((red >= blue) == (values.ravel() <= 0)).all()
+
+
+@browser_only
+def test_a_grid_begins_with_its_largest_value_in_view(look, see):
+    view = see("patch")
+    values = np.zeros((40, 30))
+    values[30, 20] = 3
+    rows, columns = ([str(i) for i in range(size)] for size in values.shape)
+    tab = look(
+        replace(view, axes=["token", "layer"], rows=rows, columns=columns, values=values.tolist())
+    )
+    assert tab.locator(".panel strong").inner_text().startswith("token 30, layer 20: +3.")
+    cell, box, panel = (
+        tab.locator(x).bounding_box() for x in ("[aria-selected=true]", ".scroll", ".panel")
+    )
+    assert box["x"] < cell["x"] < box["x"] + box["width"] - cell["width"]
+    assert box["y"] < cell["y"] < panel["y"] - cell["height"]
+
+
+@browser_only
 def test_surprise_shows_the_bits_of_each_token(look, see):
     text = "The moon was\n\thungry 🦊, naïve. "
     view = see("surprise", text)
@@ -541,7 +590,7 @@ def test_the_tree_shows_and_folds_branches(look, see):
 
 
 @browser_only
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS + GRIDS)
 def test_hostile_texts_are_shown_as_text(kind, look, see):
     text = " ".join(HOSTILE)
     tab = look(see(kind, text))
@@ -575,7 +624,7 @@ _CONTRASTS = """() => {
 
 
 @browser_only
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS + GRIDS)
 def test_text_is_readable_on_every_colour(kind, look, see):
     contrasts = look(see(kind)).evaluate(_CONTRASTS)
     assert len(contrasts) > 20

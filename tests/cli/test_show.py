@@ -135,7 +135,7 @@ def test_attribution_equals_the_engine(tiny):
     measures = shown["measures"]
     total = values[:, 4:].sum() + sum(measures.values()) - measures["total"]
     assert total == pytest.approx(measures["total"], abs=1e-4)
-    assert f"add up to it, but for {added.error:.1e}" in " ".join(
+    assert f"add up to it within {added.error:.1e}" in " ".join(
         run("attribution", TEXT, *ANSWERS)[0].split()
     )
 
@@ -159,6 +159,7 @@ def test_patches_of_tokens_have_a_row_for_each_token(tiny, what):
     ]
     assert shown["measures"] == {"clean": patching.clean, "corrupt": patching.corrupt}
     assert shown["prompts"] == [*texts]
+    assert shown["axes"] == (["layer", "head"] if what == "z" else ["token", "layer"])
     last = "3" if what == "z" else '6 " moon"'
     assert (shown["rows"][-1], shown["columns"]) == (last, ["0", "1", "2", "3"])
 
@@ -172,7 +173,7 @@ def test_an_edit_changes_a_grid():
 def test_a_grid_needs_an_answer_of_one_token():
     problem = 'must be one token, not "E" "mma"; a word usually begins with its space'
     for flags, message in (
-        ([], "--answer is missing: give a token, such as ' Leo'"),
+        ([], "--answer is missing; see `gpt-cli show ablate --help`"),
         (["--answer", "Emma"], f"--answer {problem}"),
         (["--answer", " Leo", "--wrong", "Emma"], f"--wrong {problem}"),
     ):

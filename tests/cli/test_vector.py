@@ -1,6 +1,7 @@
 """`gpt-cli vector`: from two files of texts to a file that steers."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -66,10 +67,9 @@ def test_a_file_steers_and_is_not_overwritten(tiny):
         ([*VECTOR, "blocks.0.attn.hook_pattern", "-o", "v.safetensors"], "a vector has no tokens"),
         ([*VECTOR, "x", "-o", "v.safetensors"], "--hook 'x' is not a hook point"),
         ([*VECTOR, HOOK, "-o", "v.npy"], "--output v.npy: the name must end with .safetensors"),
-        ([*VECTOR, HOOK, "-o", "v.safetensors", "--edit", "hook_embed=0"], "--edit cannot be used"),
         (["vector", "-", "-", *VECTOR[3:], HOOK, "-o", "v.safetensors"], "cannot both be read"),
         (["vector", "one.txt", "sun.jsonl", *VECTOR[3:], HOOK, "-o", "v.safetensors"],
-         "both files need at least 2 texts"),
+         "positive and negative need at least 2 texts each"),
         (["vector", "bad.jsonl", "sun.jsonl", *VECTOR[3:], HOOK, "-o", "v.safetensors"],
          "bad.jsonl, line 2: a row needs a string"),
     ],
@@ -79,6 +79,38 @@ def test_what_cannot_be_a_vector_is_refused(tmp_path, arguments, problem):
     (tmp_path / "bad.jsonl").write_text('{"text": "Rain."}\n{"txt": "Rain."}\n')
     assert problem in refusal(*arguments)
     assert not (tmp_path / "v.safetensors").exists()
+
+
+def test_few_texts_leave_none_to_test(tiny, tmp_path):
+    assert tiny.vector(RAIN[:2], SUN[:2], HOOK).accuracy is None
+    (tmp_path / "rain.txt").write_text("\n".join(RAIN[:2]))
+    (tmp_path / "sun.jsonl").write_text("\n".join(SUN[:2]))
+    out, _ = run_here(*VECTOR, HOOK, "-o", "v.safetensors")
+    assert re.fullmatch(rf"{HOOK}: norm [\d.]+ \(2 positive, 2 negative\)\n", out.decode())
+
+
+def test_edits_change_the_activations(tiny):
+    directions = [e.vector(RAIN, SUN, HOOK) for e in (tiny, tiny.with_edits([f"{HOOK}*=2"]))]
+    assert np.allclose(directions[1].vector, 2 * directions[0].vector, atol=1e-5)
+
+
+def test_rows_may_have_edits(tmp_path, tiny):
+    edit = f"{HOOK}*=2"
+    rows = ({"text": text, "edits": [edit]} for text in SUN)
+    (tmp_path / "sun.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run_here(*VECTOR, HOOK, "-o", "v.safetensors")
+    edited = tiny.with_edits([edit])
+    means = [
+        np.mean([x[HOOK] for x in engine.activations(texts, [HOOK], pool="mean")], axis=0)
+        for engine, texts in ((tiny, RAIN), (edited, SUN))
+    ]
+    assert np.allclose(load_file("v.safetensors")[HOOK], means[0] - means[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("pool", ["word", None])
+def test_a_vector_is_pooled_by_text(tiny, pool):
+    with pytest.raises(InputError, match=r"^pool must be one of last, mean"):
+        tiny.vector(RAIN, SUN, HOOK, pool=pool)
 
 
 def test_a_text_longer_than_the_context_is_refused(tiny):

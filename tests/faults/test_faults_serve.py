@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from support.answers import choices_of
@@ -84,7 +85,14 @@ def serve(world, record_property):
 def shared(tmp_path_factory):
     """Run one server for faults of single requests."""
     world = World(tmp_path_factory.mktemp("shared"))
-    with serving("--max-body", 100_000, start=world.start) as server:
+    allowed = world.place / "allowed"
+    allowed.mkdir()
+    (allowed / "up").symlink_to(world.place)
+    for folder in (world.place, allowed):
+        np.save(folder / "v.npy", np.zeros(192))
+    flags = ("--max-body", 100_000, "--allow-edits", allowed)
+    with serving(*flags, start=world.start) as server:
+        server.place = world.place
         yield server
 
 
@@ -460,6 +468,31 @@ BODIES = {
 @faults(("body", "says"), 78, BODIES, "HTTP 400")
 def test_a_body_that_cannot_be_used_is_told(body, says, server):
     refused(server, server.ask(COMPLETIONS, body), 400, says)
+
+
+FILES = {
+    "..": "../v.npy",
+    "an absolute name": "{place}/v.npy",
+    "a link out": "up/v.npy",
+    "an address": "file://{place}/v.npy",
+    "a NUL byte": "v.npy\0.npy",
+    "a bell": "\a/v.npy",
+}
+
+
+@faults("name", 78, {f"an edit's file: {kind}": [name] for kind, name in FILES.items()}, "HTTP 400")
+def test_a_file_of_edits_outside_of_their_folder_is_as_if_missing(name, server):
+    def ask(name):
+        return server.ask(COMPLETIONS, SHORT | {"edits": [f"hook_embed+={name}"]})
+
+    there = name.format(place=server.place)
+    errors = [
+        refused(server, ask(file), 400, "is not a file in the folder for edits")
+        for file in (there, there.replace("v.npy", "gone.npy"))
+    ]
+    assert errors[0]["message"].replace("v.npy", "gone.npy") == errors[1]["message"]
+    server.tell(errors[1]["message"].replace(str(server.place), "PATH"))
+    assert ask("v.npy").status == 200
 
 
 # --- load ----------------------------------------------------------------------------------------

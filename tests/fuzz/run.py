@@ -1,4 +1,4 @@
-"""Fuzz the targets: `python tests/fuzz/run.py SECONDS [TARGET ...] [--keep]`.
+"""Fuzz the targets: `PYTHONPATH=tests python tests/fuzz/run.py SECONDS [TARGET ...] [--keep]`.
 
 Two processes share the seconds. Inputs that reach new code are collected in build/fuzz/corpus.
 Inputs that show an error are written to build/fuzz/findings, and the exit code is then 1. A target

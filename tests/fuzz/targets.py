@@ -39,6 +39,7 @@ from gpt_cli.generation.matcher import Matcher
 from gpt_cli.generation.row import StopStrings
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.adapter import merge
+from gpt_cli.gpt2.edits import Edit, EditError, bind
 from gpt_cli.gpt2.memory import count_parameters, weights_bytes
 from gpt_cli.jobs import Generation
 from gpt_cli.jobs.rows import Source
@@ -153,7 +154,8 @@ def torch_files(data: bytes) -> Iterator[bytes]:
 def torch(data: bytes) -> None:
     """The bytes are the pickle in `pytorch_model.bin`, or that file; after HEX in hexadecimal."""
     if data.startswith(HEX):
-        data = bytes.fromhex(data[len(HEX) :].decode())
+        with suppress(ValueError):  # the fuzzer changes digits to others
+            data = bytes.fromhex(data[len(HEX) :].decode())
     for file in torch_files(data):
         TORCH.write_bytes(file)
         reading.append(True)
@@ -169,6 +171,43 @@ def torch(data: bytes) -> None:
             assert min(tensor.shape, default=0) >= 0
             if tensor.dtype in ("F32", "F16", "BF16", "I8") and 0 < math.prod(tensor.shape) < 10**6:
                 assert tensor.shape == () or tensor[:].shape == tensor.shape
+
+
+# --- arrays of edits ------------------------------------------------------------------------------
+
+ARRAYS = fresh("arrays")
+ATTENTION = "blocks.0.attn.hook_"
+SHAPES = {"hook_embed": (4, 16), f"{ATTENTION}v": (4, 2, 8), f"{ATTENTION}pattern": (4, 2, 4)}
+USES = ("hook_embed+=0.5*{0}", "hook_embed=mean:{0}", "hook_embed@:2={0}", "hook_embed@0={0}:a",
+        ATTENTION + "v[1]@1:={0}", ATTENTION + "pattern@:2={0}")  # fmt: skip
+
+
+def arrays(data: bytes) -> None:
+    """The first byte chooses .npy, .npz, its members or .safetensors; the others are the file."""
+    kind, data = data[0] % 4 if data else 0, data[1:]
+    file = ARRAYS / ("a.npy", "a.npz", "a.npz", "a.safetensors")[kind]
+    if kind == 2:
+        size = int.from_bytes(data[:2], "little")
+        with zipfile.ZipFile(file, "w") as members:
+            for name in (*SHAPES, "a"):
+                members.writestr(f"{name}.npy", data[2 : 2 + size])
+            members.writestr("position.npy", data[2 + size :])
+    else:
+        file.write_bytes(data)
+    for use in USES:
+        try:
+            edit = Edit.parse(use.format(file.name), SMALL_CONFIG, ARRAYS)
+            (bound,) = bind([edit], 4, 4)
+        except EditError as error:
+            assert str(error)
+            continue
+        (hook,) = edit.hooks
+        positions = np.arange(4)[bound.start : bound.stop]
+        values = np.zeros(SHAPES[hook], np.float32)[positions]
+        edited = edit.apply(hook, values, positions, np)
+        assert edited.shape == values.shape
+        assert edited.dtype == np.float32
+        assert np.isfinite(edited).all()
 
 
 SHARDS = fresh("shards")
@@ -553,6 +592,7 @@ def certain(data: bytes) -> str:
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "safetensors": safetensors,
     "torch": torch,
+    "arrays": arrays,
     "shards": shards,
     "config": config,
     "adapter": adapter,

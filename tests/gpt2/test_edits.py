@@ -1,6 +1,9 @@
 """Edits: what they change, where, and which are refused."""
 
+import os
 import re
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from gpt_cli.gpt2.edits import Edit, EditError, bind, editor
+from gpt_cli.engine import Engine
+from gpt_cli.errors import CheckpointError, InputError
+from gpt_cli.gpt2.edits import Edit, EditError, bind, editor, with_absolute_path
 from gpt_cli.gpt2.hooks import Recorder, hook_shapes, rows_of
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import hidden_states
@@ -92,7 +97,8 @@ def test_files_add_vectors_patch_and_give_means(model, tmp_path):
     C, hook = model.config.n_embd, "blocks.1.hook_resid_pre"
     vector = np.arange(C, dtype=np.float32)
     other = recorded(model, [], IDS[2])
-    save_file({hook: other[hook].copy()}, tmp_path / "other.safetensors")
+    stored = {hook: other[hook].copy(), "position": np.arange(len(other[hook]))}  # as `activations`
+    save_file(stored, tmp_path / "other.safetensors")
     np.savez(tmp_path / "other.npz", **{hook: other[hook], "v": vector})
     np.save(tmp_path / "v.npy", vector)
     before = recorded(model, [])[hook]
@@ -181,9 +187,12 @@ def test_a_row_has_the_same_bits_alone_in_a_batch_and_in_chunks(native, dtype, e
         ("hook_embed@-8=0", "a position is not in a text of 7 tokens"),
         ("hook_embed@7=0", "a position is not in a text of 7 tokens"),
         ("hook_embed@5:9=0", "a position is not in a text of 7 tokens"),
+        ("hook_embed@0:-9=0", "a position is not in a text of 7 tokens"),
+        ("hook_embed@5:3=0", "a position is not in a text of 7 tokens"),
         ("hook_embed*=mean:v.npy", "'mean:v.npy' is not a number"),
         ("hook_embed+=4", "4 must end with .safetensors, .npz, .npy"),
         ("hook_embed+=x*v.npy", "'x' is not a number"),
+        ("hook_embed+=1e39*v.npy", "1e39 is too large"),
         ("hook_embed=nan", "nan must end with .safetensors"),
         ("hook_embed=v.txt", "v.txt must end with"),
         ("hook_embed=missing.npy", "missing.npy is not a file in the folder for edits"),
@@ -209,6 +218,39 @@ def test_a_wrong_edit_is_refused_with_the_part_that_is_wrong(model, tmp_path, ed
     np.savez(tmp_path / "rows.npz", hook_embed=np.ones((4, C)), position=np.array([0, 1, 0, 1]))
     with pytest.raises(EditError, match=re.escape(problem)):
         recorded(model, [edit], folder=tmp_path)
+
+
+@pytest.mark.parametrize("edit", ["hook_embed=3e38", "ln_final.hook_normalized*=3e38"])
+def test_an_edit_that_makes_values_overflow_is_named_and_not_the_weights(tiny, edit):
+    edited = tiny.with_edits([edit])
+    for compute in (
+        lambda: edited.score("Once upon"),
+        lambda: edited.score("Once upon", layers=True),
+        lambda: edited.rank("Once", [" a", " b"]),
+        lambda: edited.next_tokens("Once"),
+        lambda: edited.tree("Once"),
+        lambda: edited.trace("Once"),
+        lambda: edited.logits([[1, 2]]),
+        lambda: edited.generate(["Once"], max_tokens=2),
+    ):
+        with pytest.raises(InputError, match="edits make values overflow"):
+            compute()
+    ln_f = replace(tiny.model.ln_f, bias=np.full_like(tiny.model.ln_f.bias, np.nan))
+    loaded = replace(edited.loaded, model=replace(tiny.model, ln_f=ln_f))
+    with pytest.raises(CheckpointError, match="weights are damaged"):
+        Engine(loaded, "tiny", 0.0).score("Once upon")
+
+
+@pytest.mark.parametrize(
+    "edit", ["hook_embed+=4*{}v.npy", "hook_embed@0=mean:{}a b.npz:x", "h={}v.npy"]
+)
+def test_the_file_of_an_edit_gets_an_absolute_path(tmp_path, monkeypatch, edit):
+    monkeypatch.chdir(tmp_path)
+    for name in ("v.npy", "a b.npz"):
+        Path(name).touch()
+    assert with_absolute_path(edit.format("")) == edit.format(f"{tmp_path}{os.sep}")
+    for other in ("h=0", "h=row:v", "h*=3", "h", "h+=gone.npy"):
+        assert with_absolute_path(other) == other
 
 
 @pytest.mark.parametrize(

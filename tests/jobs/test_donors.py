@@ -9,6 +9,8 @@ import pytest
 from gpt_cli import jobs
 from gpt_cli.cli.app import run as run_command
 from gpt_cli.jobs import Activations, Generation, Ranking, Scoring
+from gpt_cli.jobs.donors import with_donors
+from gpt_cli.jobs.layout import InputRow
 from gpt_cli.options.request import Options
 
 HOOK = "blocks.1.hook_resid_pre"
@@ -30,7 +32,7 @@ def records(task, rows, name="in.jsonl", output="out.jsonl"):
 
 def read(output):
     lines = Path(output).read_text(encoding="utf-8").splitlines()
-    return {record["id"]: record for record in map(json.loads, lines)}
+    return {record.get("id"): record for record in map(json.loads, lines)}
 
 
 def test_a_row_takes_activations_of_a_row_before_or_after_it(here, tiny):
@@ -47,6 +49,22 @@ def test_a_row_takes_activations_of_a_row_before_or_after_it(here, tiny):
     assert expected != tiny.score(TEXTS[0]).total_logprob
 
 
+def test_donors_may_form_a_long_chain(tiny, monkeypatch):
+    task = Scoring()
+    monkeypatch.setattr(type(tiny), "recorded", lambda *_: {"hook_embed": np.ones((1, 192))})
+    rows = [
+        InputRow(n, n, None, n, {"text": "a", "edits": [f"hook_embed=row:{n + 1}"]})
+        for n in range(1100)
+    ]
+    rows.append(InputRow(1100, 1100, None, 1100, {"text": "a"}))
+    assert len(with_donors(tiny, rows, task.prepare, task.ids).loaded.donors) == 1100
+
+
+def test_rows_without_an_id_are_no_donors(here):
+    rows = [{"text": "A b"}, {"id": "b", "text": "A b", "edits": ["hook_embed=row:None"]}]
+    assert "no row before or after it" in records(Scoring(), rows)["b"]["error"]["message"]
+
+
 def test_rows_that_cannot_give_activations_are_errors_of_the_rows_that_need_them(here):
     rows = [
         {"id": "circle", "text": "A b", "edits": ["hook_embed=row:other"]},
@@ -55,12 +73,13 @@ def test_rows_that_cannot_give_activations_are_errors_of_the_rows_that_need_them
         {"id": "long", "text": "A b c d", "edits": ["hook_embed=row:short"]},
         {"id": "short", "text": "A b"},
         {"id": "wrong", "text": "A b", "edits": [3]},
+        {"id": "number", "text": "A b", "edits": 3},
     ]
     scored = records(Scoring(), rows)
     problems = {
         id: record["error"]["message"] for id, record in scored.items() if "error" in record
     }
-    assert [*problems] == ["circle", "other", "alone", "long", "wrong"]
+    assert [*problems] == ["circle", "other", "alone", "long", "wrong", "number"]
     assert all("no row before or after it" in problems[id] for id in ("circle", "other", "alone"))
     assert "the file has 2 positions" in problems["long"]
 

@@ -100,9 +100,9 @@ def test_how_the_work_is_cut_changes_nothing(
     monkeypatch.setattr("gpt_cli.generation.prefix_cache.PASS", a_pass)
     monkeypatch.setattr("gpt_cli.scoring.score.SLICE", a_slice)
 
-    def unembed_slice(model, x):
+    def unembed_slice(model, x, hook):
         assert len(x) <= a_slice
-        return unembed(model, x)
+        return unembed(model, x, hook)
 
     monkeypatch.setattr("gpt_cli.scoring.score.unembed", unembed_slice)
     actual = [result.token_logprobs[1:] for result in score(LoadedModel(model, tokenizer), texts)]

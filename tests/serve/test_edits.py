@@ -43,6 +43,12 @@ def service(tiny, folder):
 
 def answer(service, bodies):
     """Return the texts and log-probabilities of requests that are computed side by side."""
+    choices = [body["choices"][0] for body in answers_of(service, bodies)]
+    return [(choice["text"], choice["logprobs"]["token_logprobs"]) for choice in choices]
+
+
+def answers_of(service, bodies):
+    """Return the JSON of the answers to requests that are computed side by side."""
     import asyncio
     import json
 
@@ -57,13 +63,12 @@ def answer(service, bodies):
 
         await asyncio.wait_for(whole({"type": "http", "asgi": {"spec_version": "2.3"}},
                                      asyncio.Event().wait, send), 60)  # fmt: skip
-        return json.loads(b"".join(m.get("body", b"") for m in sent))["choices"][0]
+        return json.loads(b"".join(m.get("body", b"") for m in sent))
 
     async def everything():
         return await asyncio.gather(*map(ask, bodies))
 
-    choices = asyncio.run(everything())
-    return [(choice["text"], choice["logprobs"]["token_logprobs"]) for choice in choices]
+    return asyncio.run(everything())
 
 
 EDITS = [[], [f"{HOOK}+=v.npy"], [], [f"{HOOK}@-3:+=-1*sub/v.npy", "blocks.0.attn.hook_z[1]=0"],
@@ -107,6 +112,16 @@ def test_prompts_are_scored_with_edits_and_with_those_of_the_server(tiny, servic
     assert answer(always, [body | {"edits": []}])[0][1] == logprobs
     scheduler.stop()
     scheduler.join()
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_an_edit_that_makes_values_overflow_ends_its_text_alone(service, echo):
+    body = {"prompt": STORY, "max_tokens": 5, "seed": 1, "logprobs": 0, "echo": echo}
+    bad, good = answers_of(service, [body | {"edits": ["hook_embed=3e38"]}, body])
+    assert bad["error"]["type"] == "invalid_request_error"
+    assert "edits make values overflow" in bad["error"]["message"]
+    (alone,) = answers_of(service, [body])
+    assert good["choices"] == alone["choices"]
 
 
 @pytest.mark.parametrize(

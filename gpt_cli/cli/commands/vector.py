@@ -1,8 +1,9 @@
 """`gpt-cli vector`: a vector of the difference between two sets of texts, to steer with."""
 
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import typer
 
@@ -33,9 +34,9 @@ def vector(
 ) -> None:
     """Find the vector from the activations of some texts to those of others.
 
-    A line is a text; rows may also be JSON Lines with a "text", or Parquet. The accuracy is that of
-    the side on which every fifth line is, by a vector that was fitted without these lines; the
-    vector in the file uses all lines. Steer with it by --edit 'HOOK+=4*FILE'.
+    A line is a text; rows may also be JSON Lines with "text" and "edits", or Parquet. The accuracy
+    is the share of every fifth line on the right side of a vector that was fitted to the other
+    lines. The vector in the file is fitted to all lines. Steer with it by --edit 'HOOK+=4*FILE'.
 
     Examples:
         gpt-cli vector wet dry -m gpt2 --hook blocks.6.attn.hook_z -o v.safetensors
@@ -47,30 +48,28 @@ def vector(
     import numpy as np
     from safetensors.numpy import save
 
-    towards, away = _texts(positive), _texts(negative)
-    direction = engine.vector(towards, away, hook, pool=pool, pca=pca)
+    sets = {"positive": _texts(positive), "negative": _texts(negative)}
+    direction = engine.vector(**sets, hook=hook, pool=pool, pca=pca)
     write_file(output, save({direction.hook: direction.vector}), replace=force)
-    counts = {"positive": len(towards), "negative": len(away), "tested": direction.tested}
-    norm = float(np.linalg.norm(direction.vector))
+    norm, accuracy = float(np.linalg.norm(direction.vector)), direction.accuracy
+    counts = {name: len(texts) for name, texts in sets.items()} | {"tested": direction.tested}
     if as_json:
-        write_json({"hook": direction.hook, "norm": norm, "accuracy": direction.accuracy, **counts})
+        write_json({"hook": direction.hook, "norm": norm, "accuracy": accuracy, **counts})
         return
-    lines = counted(direction.tested, "left-out line")
     text = f"{direction.hook}: norm {norm:.4g}"
-    if direction.accuracy is not None:
-        text += f", accuracy {direction.accuracy:.1%} of {lines}"
-    write(text)
-    write(f" ({counts['positive']:,} positive, {counts['negative']:,} negative)\n")
+    if accuracy is not None:
+        text += f", accuracy {accuracy:.1%} of {counted(direction.tested, 'left-out line')}"
+    write(f"{text} ({counts['positive']:,} positive, {counts['negative']:,} negative)\n")
 
 
-def _texts(name: str) -> list[str]:
-    """Return the texts of a file; InputError for a row without one."""
+def _texts(name: str) -> Sequence[Mapping[str, Any]]:
+    """Return the rows of a file, with a "text" and "edits"; InputError for one without a text."""
     from gpt_cli.jobs.layout import Layout
     from gpt_cli.jobs.rows import Source
 
     texts = []
-    for row in chain.from_iterable(Source([name], "auto", Layout(("text",)), 256).rows()):
+    for row in chain.from_iterable(Source([name], "auto", Layout(("text", "edits")), 256).rows()):
         if row.error:
             raise InputError(f"{storage.label(name)}, line {row.line}: {row.error}")
-        texts.append(row.fields["text"])
+        texts.append(row.fields)
     return texts

@@ -12,7 +12,7 @@ from gpt_cli.cli.files import check_file, check_picture
 from gpt_cli.cli.help import EXAMPLES, add_command
 from gpt_cli.cli.output import note, write
 from gpt_cli.errors import InputError
-from gpt_cli.options.declare import Declared, OptionError, between, option
+from gpt_cli.options.declare import Declared, between, option
 from gpt_cli.system.atomic import write_file
 from gpt_cli.system.startup import prepare
 
@@ -21,8 +21,9 @@ WORDS = flags.text_argument("[PROMPT]...", "Text to show")
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Output(Declared):
-    """The output of a view."""
+    """The options that all views have."""
 
+    special: bool = flags.SPECIAL
     html: Path | None = option(None, "Write an interactive web page.", metavar="FILE")
     png: Path | None = option(
         None, "Write a picture: .png, .svg or .pdf (matplotlib).", metavar="FILE"
@@ -30,21 +31,21 @@ class Output(Declared):
     force: bool = flags.FORCE
     as_json: bool = flags.JSON
 
-    def show(
+    def show_prompt(
         self,
-        kind: str,
+        name: str,
         words: list[str] | None,
         file: str | None,
         loading: flags.Loading,
         *details: int | str | None,
         **switches: bool,
     ) -> None:
-        """Compute a view of a text: see `show_texts`."""
-        self._check(loading)
+        """Compute a view of a prompt: see `show`."""
+        self.check(loading)
         text = inputs.read_prompt(words, file, quiet=loading.quiet)
-        self.show_texts(kind, loading, text, *details, **switches)
+        self.show(name, loading, text, *details, **switches)
 
-    def _check(self, loading: flags.Loading) -> None:
+    def check(self, loading: flags.Loading) -> None:
         """Check the names of files before anything is read or computed."""
         prepare(loading.threads)
         if self.html is not None:
@@ -52,15 +53,12 @@ class Output(Declared):
         if self.png is not None:
             check_picture("--png", self.png, force=self.force)
 
-    def show_texts(
-        self, kind: str, loading: flags.Loading, *details: Any, **switches: bool
-    ) -> None:
+    def show(self, name: str, loading: flags.Loading, *details: Any, **switches: bool) -> None:
         """Compute a view with the function of this name in `views`; write its files or print it."""
-        self._check(loading)
         engine = loading.load()
         from gpt_cli.cli.show import page, views
 
-        view = getattr(views, kind)(engine, *details, **switches)
+        view = getattr(views, name)(engine, *details, special=self.special, **switches)
         files = {}
         if self.html is not None:
             files[self.html] = page.page(view).encode()
@@ -68,8 +66,8 @@ class Output(Declared):
             from gpt_cli.cli.show.picture import picture
 
             files[self.png] = picture(view, self.png)
-        for name, data in files.items():
-            write_file(name, data, replace=self.force)
+        for file, data in files.items():
+            write_file(file, data, replace=self.force)
         if self.as_json:
             for piece in view.json():
                 write(piece)
@@ -78,26 +76,19 @@ class Output(Declared):
 
             print_view(view)
         elif not loading.quiet:
-            note(*(f"gpt-cli: wrote {name}" for name in files))
+            note(*(f"gpt-cli: wrote {file}" for file in files))
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Answers(Declared):
-    """The answers whose logits are looked at."""
+    """The answers whose logits are the measure."""
 
-    answer: str | None = option(
-        None,
-        "The answer: one token, such as ' Leo'; words begin with their space.",
-        metavar="TOKEN",
+    answer: str = option(
+        ..., "The answer: one token, such as ' Leo'; words begin with their space.", metavar="TOKEN"
     )
     wrong: str | None = option(
         None, "A wrong answer: the logit of --answer minus this one's counts.", metavar="TOKEN"
     )
-
-    def validate(self) -> None:
-        """Raise OptionError without an answer."""
-        if self.answer is None:
-            raise OptionError("answer", "is missing: give a token, such as ' Leo'")
 
 
 show = typer.Typer(
@@ -121,7 +112,6 @@ def attention(
     ),
     head: int | None = option(None, "Head to show, counted from 0; needs --layer.", metavar="H"),
     file: str | None = flags.PROMPT_FILE,
-    special: bool = flags.SPECIAL,
     output: Output,
     loading: flags.Loading,
 ) -> None:
@@ -138,7 +128,7 @@ def attention(
     """
     if head is not None and layer is None:
         raise InputError("--head needs --layer")
-    output.show("attention", words, file, loading, layer, head, special=special)
+    output.show_prompt("attention", words, file, loading, layer, head)
 
 
 def lens(
@@ -151,7 +141,6 @@ def lens(
         aliases=("-k",),
     ),
     file: str | None = flags.PROMPT_FILE,
-    special: bool = flags.SPECIAL,
     output: Output,
     loading: flags.Loading,
 ) -> None:
@@ -165,14 +154,13 @@ def lens(
         gpt-cli show lens -m tiny 'Every day, the fox'
         gpt-cli show lens -m tiny --html new.html 'Every day, the fox'
     """
-    output.show("lens", words, file, loading, top, special=special)
+    output.show_prompt("lens", words, file, loading, top)
 
 
 def surprise(
     words: list[str] | None = WORDS,
     *,
     file: str | None = flags.PROMPT_FILE,
-    special: bool = flags.SPECIAL,
     bos: bool = flags.BOS,
     output: Output,
     loading: flags.Loading,
@@ -187,7 +175,7 @@ def surprise(
         gpt-cli show surprise -m tiny 'The moon was round and hungry.'
         echo 'The moon was round.' | gpt-cli show surprise -m tiny --html new.html
     """
-    output.show("surprise", words, file, loading, special=special, bos=bos)
+    output.show_prompt("surprise", words, file, loading, bos=bos)
 
 
 def tree(
@@ -196,7 +184,6 @@ def tree(
     # More are hard to read, and a tree may be as deep as it has continuations.
     top: int = option(20, "Number of continuations, up to 200.", between(1, 200), aliases=("-k",)),
     file: str | None = flags.PROMPT_FILE,
-    special: bool = flags.SPECIAL,
     output: Output,
     loading: flags.Loading,
 ) -> None:
@@ -209,14 +196,13 @@ def tree(
         gpt-cli show tree -m tiny 'Once upon a time'
         gpt-cli show tree -m tiny -k 60 --html new.html 'Once upon a time'
     """
-    output.show("tree", words, file, loading, top, special=special)
+    output.show_prompt("tree", words, file, loading, top)
 
 
 def attribution(
     words: list[str] | None = WORDS,
     *,
     file: str | None = flags.PROMPT_FILE,
-    special: bool = flags.SPECIAL,
     answers: Answers,
     output: Output,
     loading: flags.Loading,
@@ -229,17 +215,16 @@ def attribution(
     Examples:
         gpt-cli show attribution -m tiny --answer ' moon' 'Emma looked at the'
     """
-    output.show("attribution", words, file, loading, answers.answer, answers.wrong, special=special)
+    output.show_prompt("attribution", words, file, loading, answers.answer, answers.wrong)
 
 
 def patch(
-    clean: str = typer.Argument(metavar="CLEAN", help="Text whose activations are taken."),
+    clean: str = typer.Argument(metavar="CLEAN", help="Text with the activations to patch in."),
     corrupt: str = typer.Argument(metavar="CORRUPT", help="Text of as many tokens."),
     *,
     what: Literal["resid_pre", "attn_out", "mlp_out", "z"] = option(
         "resid_pre", "Activations to patch: of each token and layer, or z: each head."
     ),
-    special: bool = flags.SPECIAL,
     answers: Answers,
     output: Output,
     loading: flags.Loading,
@@ -253,15 +238,14 @@ def patch(
     Examples:
         gpt-cli show patch -m tiny --answer ' moon' 'She saw the' 'She ate the'
     """
-    texts = clean, corrupt
-    output.show_texts("patch", loading, texts, answers.answer, answers.wrong, what, special=special)
+    output.check(loading)
+    output.show("patch", loading, [clean, corrupt], answers.answer, answers.wrong, what)
 
 
 def ablate(
     words: list[str] | None = WORDS,
     *,
     file: str | None = flags.PROMPT_FILE,
-    special: bool = flags.SPECIAL,
     answers: Answers,
     output: Output,
     loading: flags.Loading,
@@ -274,7 +258,7 @@ def ablate(
     Examples:
         gpt-cli show ablate -m tiny --answer ' moon' 'Emma looked at the'
     """
-    output.show("ablate", words, file, loading, answers.answer, answers.wrong, special=special)
+    output.show_prompt("ablate", words, file, loading, answers.answer, answers.wrong)
 
 
 for command in (attention, lens, surprise, tree, attribution, patch, ablate):

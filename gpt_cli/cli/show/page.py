@@ -29,7 +29,7 @@ def page(view: View) -> str:
     data = json.dumps(record, allow_nan=False, separators=(",", ":")).replace("<", r"\u003c")
     _check_size(len(data))
     colours = json.dumps({"shares": SHARES, "bits": BITS, "signed": SIGNED})
-    script_name = "grid" if isinstance(view, GridView) else view.kind
+    script_name = "grid" if isinstance(view, GridView) else view.view
     style, scripts = _part("page.css"), _part("shared.js") + _part(f"{script_name}.js")
     script = f'"use strict";\nconst COLOURS = {colours};\n{scripts}'
     # The browser applies only this style and this script, whatever a prompt or a token contains.
@@ -40,7 +40,7 @@ def page(view: View) -> str:
     return Template(_part("page.html")).substitute(
         policy=policy,
         # Bytes of a path that are not UTF-8 become `?`.
-        title=html.escape(f"{view.model} · {view.kind}").encode(errors="replace").decode(),
+        title=html.escape(f"{view.model} · {view.view}").encode(errors="replace").decode(),
         style=style,
         data=data,
         script=script,

@@ -44,7 +44,7 @@ def print_view(view: views.View) -> None:
 def parts(view: views.View, width: int, *, coloured: bool) -> Iterator[Text]:
     """Return the parts of a view, which begin on new lines."""
     drawers = {"attention": _attention, "lens": _lens, "surprise": _surprise, "tree": _tree}
-    draw: Any = drawers.get(view.kind, _grid)
+    draw: Any = drawers.get(view.view, _grid)
     return draw(view, width, coloured)
 
 
@@ -224,16 +224,14 @@ def _grid(view: views.GridView, width: int, coloured: bool) -> Iterator[Text]:
         yield line
     yield Text()
     if coloured:
-        shares = np.linspace(-1, 1, 5)
-        yield Text.assemble(
-            *((f" {share * limit:+z.2g} ", _signed_style(share)) for share in shares)
-        )
+        steps = ((f" {x * limit:+z.2f} ", _signed_style(x)) for x in np.linspace(-1, 1, 5))
+        yield Text.assemble(*steps)
     elif columns < _NUMBER:
         less, more = (f"{share * limit:.2g}" for share in _STEPS)
         yield Text(f"= to -{more}  - to -{less}  + from +{less}  # from +{more}")
     order = np.argsort(-abs(values), axis=None, kind="stable")[: width // 16]
     largest = (divmod(index, len(view.columns)) for index in order.tolist())
-    between = "." if view.rows[0].isdigit() else ", layer "
+    between = "." if view.axes[1] == "head" else f", {view.axes[1]} "
     parts = (f"{view.rows[i]}{between}{view.columns[j]} {values[i, j]:+z.2f}" for i, j in largest)
     yield Text(f"largest: {'; '.join(parts)}")
 
@@ -268,9 +266,7 @@ def _share_legend(coloured: bool) -> Text:
 
 
 def _share_style(share: float, coloured: bool = True) -> Style:
-    if not coloured:
-        return Style.null()
-    return _between(SHARES, math.sqrt(share))
+    return _between(SHARES, math.sqrt(share)) if coloured else Style.null()
 
 
 def _signed_style(share: float) -> Style:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +20,13 @@ from gpt_cli.scoring.tree import Node
 class View:
     """The data of a view. Its tokens are records; "logprob" is missing if nothing predicts one."""
 
-    kind: ClassVar[str]  # the name of the view
+    view: str = field(init=False)  # its name, set by the class or, for a grid, by each object
     model: str
     adapter: str | None = field(default=None, kw_only=True)  # in its weights
 
     def record(self) -> Record:
         """Return the view as an object; its values are those of JSON, or arrays."""
-        return {"view": self.kind, **vars(self)}
+        return {"view": self.view, **vars(self)}
 
     def json(self) -> Iterator[str]:
         """Yield the pieces of a line of JSON."""
@@ -38,7 +37,7 @@ class View:
 class AttentionView(View):
     """The attention weights of heads, from tokens (rows) to tokens (columns)."""
 
-    kind = "attention"
+    view = "attention"
     tokens: list[Record]
     layers: list[int]
     heads: list[int]
@@ -60,7 +59,7 @@ class AttentionView(View):
 class LensView(View):
     """The next tokens that the layers would predict."""
 
-    kind = "lens"
+    view = "lens"
     tokens: list[Record]
     layers: list[str]
     predictions: list[list[list[Record]]]  # (layers, T, likeliest first)
@@ -70,7 +69,7 @@ class LensView(View):
 class SurpriseView(View):
     """The probabilities of the tokens of a text."""
 
-    kind = "surprise"
+    view = "surprise"
     tokens: list[Record]
     perplexity: float | None  # None if infinite
 
@@ -79,44 +78,27 @@ class SurpriseView(View):
 class TreeView(View):
     """The likeliest continuations of a prompt."""
 
-    kind = "tree"
+    view = "tree"
     prompt: str
     branches: list[Record]  # a "token", the "probability" of its path, and "branches" after it
 
 
 @dataclass(frozen=True, kw_only=True)
 class GridView(View):
-    """What parts of a model do to a measure: a logit, or the difference of two."""
+    """The effects of parts of a model on a measure: a logit, or the difference of two."""
 
+    view: str  # "attribution", "patch" or "ablate"
     answer: Record
     wrong: Record | None
     prompts: list[str]  # one, or the clean and the corrupt one
+    axes: list[str]  # rows and columns: layers and heads, or tokens and layers
     rows: list[str]
-    columns: list[str]
+    columns: list[str]  # heads may be followed by "attn" and "mlp"
     values: list[list[float]]  # by row and column
+    patched: list[list[float]] | None = None  # the measure of the corrupt text with each patch
     measures: dict[str, float]  # of the whole model, and what does not depend on a layer
     title: str  # what the values are
     notes: list[str]
-
-
-class AttributionView(GridView):
-    """What heads, attention layers and MLPs add to the measure."""
-
-    kind = "attribution"
-
-
-@dataclass(frozen=True, kw_only=True)
-class PatchView(GridView):
-    """The share of the measure that activations of a clean text recover in a corrupt one."""
-
-    kind = "patch"
-    patched: list[list[float]]  # the measure itself
-
-
-class AblationView(GridView):
-    """The change of the measure without a head or an MLP."""
-
-    kind = "ablate"
 
 
 def attention(
@@ -191,8 +173,8 @@ def surprise(
     """Compute the probabilities of the tokens of a text, which may exceed the context."""
     score = engine.score(text, special=special, bos=bos)
     record = records.of_score(engine, score, logprobs=True)
-    sums = record["logprobs"], record["perplexity"]
-    return SurpriseView(engine.name, *sums, adapter=engine.adapter)
+    tokens, perplexity = record["logprobs"], record["perplexity"]
+    return SurpriseView(engine.name, tokens, perplexity, adapter=engine.adapter)
 
 
 def tree(engine: Engine, prompt: str, top: int, *, special: bool) -> TreeView:
@@ -211,85 +193,82 @@ def tree(engine: Engine, prompt: str, top: int, *, special: bool) -> TreeView:
 
 def attribution(
     engine: Engine, prompt: str, answer: str, wrong: str | None, *, special: bool
-) -> AttributionView:
+) -> GridView:
     """Compute what each part of the model adds to the logit of an answer."""
     added = engine.attribution(prompt, answer, wrong, special=special)
-    layers = added.attention.sum() + added.mlp.sum()
     constants = {"embedding": added.embedding, "position": added.position, "bias": added.bias}
-    terms = {"attn and mlp": layers, **constants}
-    total = " and ".join(f"{name} {value:+z.2f}" for name, value in terms.items())
-    measure = _measure(answer, wrong)
-    return AttributionView(
+    sums = {"attn and mlp": added.attention.sum() + added.mlp.sum(), **constants}
+    terms = ", ".join(f"{name} {value:+z.2f}" for name, value in sums.items())
+    return GridView(
+        view="attribution",
         **_common(engine, [prompt], answer, wrong),
-        rows=_numbers(len(added.mlp)),
-        columns=[*_numbers(added.heads.shape[1]), "attn", "mlp"],
+        columns=[*map(str, range(added.heads.shape[1])), "attn", "mlp"],
         values=np.column_stack([added.heads, added.attention, added.mlp]).tolist(),
         measures=constants | {"total": added.total},
-        title=f"what each head (column) of each layer (row) adds to {measure}",
-        notes=[
-            f"{_after(prompt)}: {added.total:+z.4f}",
-            f"{total} add up to it, but for {added.error:.1e}",
-        ],
+        title=f"what each head (column) of each layer (row) adds to {_measure(answer, wrong)}",
+        notes=[_after(prompt, added.total), f"{terms} add up to it within {added.error:.1e}"],
     )
 
 
 def patch(
-    engine: Engine,
-    texts: tuple[str, str],
-    answer: str,
-    wrong: str | None,
-    what: What,
-    *,
-    special: bool,
-) -> PatchView:
+    engine: Engine, texts: list[str], answer: str, wrong: str | None, what: What, *, special: bool
+) -> GridView:
     """Compute what each patch from a clean text recovers in a corrupt one."""
-    result = engine.patch(*texts, answer, wrong, what=what, special=special)
-    shares, patched = result.recovered, result.patched
-    rows, columns = _numbers(len(shares)), _numbers(shares.shape[1])
+    clean, corrupt = texts
+    result = engine.patch(clean, corrupt, answer, wrong, what=what, special=special)
+    common = _common(engine, texts, answer, wrong)
+    grids, parts = [result.recovered, result.patched], "head (column) of each layer (row)"
+    columns = [*map(str, range(grids[0].shape[1]))]
     if what != "z":  # tokens have long names, so they are rows
-        ids = engine.loaded.fitting_ids(texts[0], special=special)
-        tokens = enumerate(map(token_label, _tokens(engine, ids)))
-        rows, columns = [f"{position} {label}" for position, label in tokens], rows
-        shares, patched = shares.T, patched.T
-    axes = "head (column) of each layer (row)" if what == "z" else "token (row) and layer (column)"
-    measures = {"clean": result.clean, "corrupt": result.corrupt}
-    return PatchView(
-        **_common(engine, [*texts], answer, wrong),
-        rows=rows,
+        grids, parts = [grid.T for grid in grids], "token (row) and layer (column)"
+        tokens = _tokens(engine, engine.loaded.fitting_ids(clean, special=special))
+        rows = [f"{position} {token_label(token)}" for position, token in enumerate(tokens)]
+        columns, common = common["rows"], common | {"axes": ["token", "layer"], "rows": rows}
+    return GridView(
+        view="patch",
+        **common,
         columns=columns,
-        values=shares.tolist(),
-        measures=measures,
-        title=f"the share of {_measure(answer, wrong)} that {what} of each {axes} recovers",
+        values=grids[0].tolist(),
+        patched=grids[1].tolist(),
+        measures={"clean": result.clean, "corrupt": result.corrupt},
+        title=f"the share of {_measure(answer, wrong)} that {what} of each {parts} recovers",
         notes=[
-            f"{name}: {_after(text)}: {measures[name]:+z.4f}"
-            for name, text in zip(measures, texts, strict=True)
+            f"clean: {_after(clean, result.clean)}",
+            f"corrupt: {_after(corrupt, result.corrupt)}",
         ],
-        patched=patched.tolist(),
     )
 
 
 def ablate(
     engine: Engine, prompt: str, answer: str, wrong: str | None, *, special: bool
-) -> AblationView:
+) -> GridView:
     """Compute how the logit of an answer changes without each head, and each MLP."""
     without = engine.ablate(prompt, answer, wrong, special=special)
     measure = _measure(answer, wrong)
-    return AblationView(
+    return GridView(
+        view="ablate",
         **_common(engine, [prompt], answer, wrong),
-        rows=_numbers(len(without.mlp)),
-        columns=[*_numbers(without.heads.shape[1]), "mlp"],
+        columns=[*map(str, range(without.heads.shape[1])), "mlp"],
         values=(np.column_stack([without.heads, without.mlp]) - without.whole).tolist(),
         measures={"total": without.whole},
         title=f"the change of {measure} without each head (column) of each layer (row)",
-        notes=[f"{_after(prompt)}: {without.whole:+z.4f}"],
+        notes=[_after(prompt, without.whole)],
     )
 
 
-def _common(engine: Engine, prompts: list[str], answer: str, wrong: str | None) -> dict[str, Any]:
-    """Return the fields of a grid that do not depend on its kind."""
+def _common(engine: Engine, prompts: list[str], answer: str, wrong: str | None) -> Record:
+    """Return the fields that grids of heads have in common."""
     ids = [engine.loaded.text_ids(text)[0] for text in (answer, wrong) if text is not None]
-    tokens = dict(zip(("answer", "wrong"), [*_tokens(engine, ids), None], strict=False))
-    return {"model": engine.name, "adapter": engine.adapter, "prompts": prompts, **tokens}
+    first, *others = _tokens(engine, ids)
+    return {
+        "model": engine.name,
+        "adapter": engine.adapter,
+        "answer": first,
+        "wrong": others[0] if others else None,
+        "prompts": prompts,
+        "axes": ["layer", "head"],
+        "rows": [*map(str, range(engine.model.config.n_layer))],
+    }
 
 
 def _measure(answer: str, wrong: str | None) -> str:
@@ -297,12 +276,8 @@ def _measure(answer: str, wrong: str | None) -> str:
     return " - ".join(f"logit {quoted(t.encode())}" for t in (answer, wrong) if t is not None)
 
 
-def _after(prompt: str) -> str:
-    return f"after {quoted(prompt.encode())}"
-
-
-def _numbers(count: int) -> list[str]:
-    return [*map(str, range(count))]
+def _after(prompt: str, measure: float) -> str:
+    return f"after {quoted(prompt.encode())}: {measure:+z.4f}"
 
 
 def _tokens(engine: Engine, ids: list[int]) -> list[Record]:

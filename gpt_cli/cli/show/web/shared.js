@@ -3,6 +3,7 @@
 // one of its view. Tokens and prompts are untrusted: they are inserted as text, never as HTML.
 
 const SHADES = Array.from({ length: 256 }, (_, i) => between(COLOURS.shares.map(rgb), i / 255));
+const DATA = JSON.parse(document.getElementById("data").textContent);
 const main = document.querySelector("main");
 
 /** Show the introduction of a view, with what keys do, or taps, and draw the data of the page. */
@@ -10,7 +11,7 @@ function show(lead, keys, taps, draw) {
   document.querySelector("header p").textContent = lead;
   const help = matchMedia("(hover: none)").matches ? taps : keys;
   document.querySelector("header").append(el("p", { class: "keys" }, help));
-  draw(JSON.parse(document.getElementById("data").textContent));
+  draw(DATA);
 }
 
 function el(name, attributes = {}, ...children) {
