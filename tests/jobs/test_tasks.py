@@ -43,7 +43,7 @@ def test_prompts_are_continued(engine, logprobs):
         assert task.tokens(record) == len(completion.ids)
         schema = [name for name in task.schema if name not in records.HYPOTHESIS]
         assert [*record] == [*records.IDENTITY, *task.layout.origin, "prompt", *schema]
-        assert {*record, *records.ERROR} == {*task.layout.table}
+        assert {*record, *records.ERROR, *records.HYPOTHESIS} == {*task.layout.table}
 
 
 def untimed(record):
