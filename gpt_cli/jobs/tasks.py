@@ -101,7 +101,7 @@ class Task(Protocol):
         layout = self.layout
         engine = with_donors(engine, rows, self.prepare, self.ids)
         rows = [row for row in rows if row.index >= first]
-        results = compute_valid(rows, self.prepare, lambda valid: self.results(engine, [*valid]))
+        results = compute_valid(rows, self.prepare, lambda valid: self._computed(engine, [*valid]))
         for row, result in zip(rows, results, strict=True):
             known: Record = {"id": row.id, "data": row.data or None}
             if row.file is not None or self.all_columns or isinstance(result, InputError):
@@ -115,6 +115,23 @@ class Task(Protocol):
                 content = self.record(engine, row, result)
             known = {name: value for name, value in known.items() if value is not None}
             yield {"index": row.index} | known | content
+
+    def _computed(self, engine: "Engine", rows: Rows) -> Iterator[Any]:
+        """Yield the results of rows; that of a row whose edits make values overflow is an error."""
+        from gpt_cli.gpt2.weights import EditOverflowError  # brings NumPy
+
+        done = 0
+        try:
+            for result in self.results(engine, rows):
+                done += 1
+                yield result
+        except EditOverflowError as error:
+            rest = rows[done:]
+            if len(rest) == 1:
+                yield error
+                return
+            for part in (rest[: len(rest) // 2], rest[len(rest) // 2 :]):  # until it is alone
+                yield from self._computed(engine, part)
 
     def tokens(self, record: Record) -> int:
         """Return the number of tokens that were computed for a record."""

@@ -85,6 +85,27 @@ def test_rows_that_cannot_give_activations_are_errors_of_the_rows_that_need_them
 
 
 @pytest.mark.parametrize(
+    ("task", "name", "output"),
+    [
+        (Generation(Options(max_tokens=2, temperature=0, seed=1)), "prompt", "out.jsonl"),
+        (Scoring(), "text", "out.jsonl"),
+        (Ranking(("boy", "girl")), "prompt", "out.jsonl"),
+        (Activations(("hook_embed",), pool="mean"), "text", "out.parquet"),
+    ],
+)
+def test_an_edit_that_makes_values_overflow_is_an_error_of_its_row(here, task, name, output):
+    rows = [{"id": n, name: "There was a"} for n in range(5)]
+    rows[3]["edits"] = ["hook_embed=3e38"]
+    source = "".join(json.dumps(row) + "\n" for row in rows)
+    Path("in.jsonl").write_text(source, encoding="utf-8")
+    assert jobs.run(task, "in.jsonl", output, model="tiny").failed == 1
+    if output == "out.jsonl":
+        errors = [record.get("error", {}).get("message", "") for record in read(output).values()]
+        assert [*map(bool, errors)] == [False, False, False, True, False]
+        assert "edits make values overflow" in errors[3]
+
+
+@pytest.mark.parametrize(
     ("task", "name"),
     [
         (Generation(Options(max_tokens=5, temperature=0, seed=1)), "prompt"),
@@ -139,13 +160,16 @@ def test_activations_have_the_edits_of_their_rows(here, tiny):
         "next There",
         "score --lines",
         "rank --choices a,b There",
+        "batch -o out.jsonl in.txt",
         "show tree a",
     ],
 )
-def test_commands_refuse_a_wrong_edit_before_any_work(command, capfd):
+def test_commands_refuse_a_wrong_edit_before_any_work(here, command, capfd):
+    Path("in.txt").write_text("a\nb\n", encoding="utf-8")
     code = run_command([*command.split(), "-m", "tiny", "--edit", "blocks.0.hook_attn_ot=0"])
     captured = capfd.readouterr()
     assert (code, captured.out) == (2, "")
     assert "--edit 'blocks.0.hook_attn_ot=0': 'blocks.0.hook_attn_ot' is not a hook point" in (
         captured.err
     )
+    assert not Path("out.jsonl").exists()
