@@ -66,12 +66,15 @@ WRONG_EDITS = [
     row("a hook point that is misspelt", "blocks.1.hook_resid_pree=0", "is not a hook point",
         f"did you mean {HOOK}?"),
     row("a head that is not there", "blocks.1.attn.hook_z[4]=0", "[4] is not in 0:4"),
-    row("a position outside of the text", f"{HOOK}@9=0", "a position is not in a text of"),
-    row("a mean without a file", f"{HOOK}=mean:", "must end with .safetensors, .npz, .npy"),
+    row("a position outside of the text", f"{HOOK}@9=0", "@9 is not in a text of"),
+    row("a mean without a file", f"{HOOK}=mean:",
+        "must be a file that ends with .safetensors or .npz or .npy"),
     row("a mean of a file that is not there", f"{HOOK}=mean:gone.npy", "gone.npy does not exist"),
+    row("a patch from a file that is not there", f"{HOOK}@0=gone.safetensors",
+        "gone.safetensors does not exist"),
     row("a mean of one vector", f"{HOOK}=mean:v.npy", "a mean needs activations of tokens"),
     row("a patch past the stored tokens", f"{HOOK}@0:3=stored.safetensors",
-        "the file has 2 positions", "give some of these, or @prompt"),
+        "the activations have 2 positions", "give some of these"),
     row("a patch from several rows", f"{HOOK}@0=rows.npz", "has several rows",
         "give a file with the activations of one"),
     row("a vector of another width", f"{HOOK}+=wide.npy", "is (48,), not (32,)"),
@@ -115,7 +118,7 @@ WRONG_ROWS = {
     "nobody's": (f"{HOOK}@0=row:nobody", "no row before or after it"),
     "circle": (f"{HOOK}@0=row:round", "that row has an error or needs this one"),
     "round": (f"{HOOK}@0=row:circle", "that row has an error or needs this one"),
-    "far": (f"{HOOK}@0:9=row:plain", "a position is not in a text"),
+    "far": (f"{HOOK}@0:9=row:plain", "@0:9 is not in a text"),
 }
 
 
