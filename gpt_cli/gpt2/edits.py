@@ -11,7 +11,7 @@ Positions count from the start of a text, and negative ones from the end of its 
 
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from gpt_cli.options.declare import OptionError
 
 _EDIT = re.compile(
     r"(?P<hook>[^\[\]@=]+?)(\[(?P<index>[^\]]*)\])?(@(?P<positions>[^=*+]*))?"
-    r"(?P<operator>\*=|\+=|=)(?P<value>.+)",
+    r"(?P<operator>\*=|\+=|(?<![*+])=)(?P<value>.+)",
     re.DOTALL,
 )
 _FORM = "it must be HOOK[INDEX]@POSITIONS, then =, *= or +=, and a value"
@@ -168,6 +168,14 @@ class Edit:
         return values
 
 
+def parse_alone(texts: Iterable[str], config: GPT2Config, folder: Path | None = None) -> list[Edit]:
+    """Return edits outside of a batch; raise EditError for those that name a row."""
+    edits = [Edit.parse(text, config, folder) for text in texts]
+    if rows := [edit for edit in edits if edit.row is not None]:
+        raise EditError(rows[0].text, "row: needs the rows of a batch; name a file")
+    return edits
+
+
 def with_absolute_path(edit: str) -> str:
     """Return an edit with the absolute path of its file, if it names one."""
     if parts := _EDIT.fullmatch(edit.strip()):
@@ -197,10 +205,13 @@ def bind(edits: Sequence[Edit], length: int, most: int) -> list[Bound]:
         start, stop = _range(edit.positions, length)
         last = most if stop == _AFTER_ALL else stop
         if not 0 <= start <= last <= most:
-            raise EditError(edit.text, f"a position is not in a text of {counted(most, 'token')}")
+            size = counted(length, "token") + (
+                f" and {most - length:,} new" if most > length else ""
+            )
+            raise EditError(edit.text, f"@{edit.positions} is not in a text of {size}")
         if edit.stored is not None and not np.isin(np.arange(start, last), edit.stored).all():
             count = counted(len(edit.stored), "position")
-            raise EditError(edit.text, f"the file has {count}: give some of these, or @prompt")
+            raise EditError(edit.text, f"the activations have {count}: give some of these")
         bound.append(Bound(edit, start, stop))
     return bound
 

@@ -81,7 +81,7 @@ def test_rows_that_cannot_give_activations_are_errors_of_the_rows_that_need_them
     }
     assert [*problems] == ["circle", "other", "alone", "long", "wrong", "number"]
     assert all("no row before or after it" in problems[id] for id in ("circle", "other", "alone"))
-    assert "the file has 2 positions" in problems["long"]
+    assert "the activations have 2 positions" in problems["long"]
 
 
 @pytest.mark.parametrize(
@@ -164,12 +164,17 @@ def test_activations_have_the_edits_of_their_rows(here, tiny):
         "show tree a",
     ],
 )
-def test_commands_refuse_a_wrong_edit_before_any_work(here, command, capfd):
+@pytest.mark.parametrize(
+    ("edit", "problem"),
+    [
+        ("blocks.0.hook_attn_ot=0", "'blocks.0.hook_attn_ot' is not a hook point"),
+        ("hook_embed=row:1", "row: needs the rows of a batch; name a file"),
+    ],
+)
+def test_commands_refuse_a_wrong_edit_before_any_work(here, command, edit, problem, capfd):
     Path("in.txt").write_text("a\nb\n", encoding="utf-8")
-    code = run_command([*command.split(), "-m", "tiny", "--edit", "blocks.0.hook_attn_ot=0"])
+    code = run_command([*command.split(), "-m", "tiny", "--edit", edit])
     captured = capfd.readouterr()
     assert (code, captured.out) == (2, "")
-    assert "--edit 'blocks.0.hook_attn_ot=0': 'blocks.0.hook_attn_ot' is not a hook point" in (
-        captured.err
-    )
+    assert f"--edit {edit!r}: {problem}" in captured.err
     assert not Path("out.jsonl").exists()
