@@ -132,16 +132,16 @@ class Edit:
             converted[hook] = array
         return replace(self, arrays=converted, stored=stored, row=None)
 
-    def with_donor(self, donors: Mapping[str, Mapping[str, Array]]) -> "Edit":
+    def with_donor(self, donors: Mapping[str, Mapping[str, Array] | InputError]) -> "Edit":
         """Return the edit with the values of the row that it names, if it names one.
 
-        The values of `donors` have the shapes of `hook_shapes`.
+        The values of `donors` have the shapes of `hook_shapes`; a row with an error has none.
         """
         if self.row is None:
             return self
-        if not (values := donors.get(self.row)):
-            problem = "no row before or after it in this part of the input has this id"
-            raise EditError(self.text, f"{problem}, or that row has an error or needs this one")
+        missing = InputError("is not among the rows before or after it in this part of the input")
+        if isinstance(values := donors.get(self.row, missing), InputError):
+            raise EditError(self.text, f"row {self.row} {values}")
         arrays = {n: values[n].swapaxes(0, 1) if has_keys(n) else values[n] for n in self.hooks}
         positions = np.arange(min(map(len, arrays.values())))
         return self.with_arrays(arrays, f"row {self.row}", positions)

@@ -18,7 +18,7 @@ from gpt_cli.records import Record, Schema
 if TYPE_CHECKING:
     from gpt_cli.engine import Engine
     from gpt_cli.generation.generate import Completion
-    from gpt_cli.scoring.activations import Pool, TextActivations
+    from gpt_cli.scoring.activations import Pool, Text, TextActivations
     from gpt_cli.scoring.rank import RankBy
     from gpt_cli.scoring.score import Score, ScoreOptions
 
@@ -84,9 +84,9 @@ class Task(Protocol):
             raise row.error
         return row
 
-    def ids(self, engine: "Engine", row: InputRow) -> list[int]:
-        """Return the ids of a row whose activations another row takes."""
-        return engine.loaded.prompt_ids(self.layout.text(row))
+    @abstractmethod
+    def donor(self, engine: "Engine", row: InputRow) -> "Text":
+        """Return the ids and edits of a row whose activations another row takes."""
 
     @abstractmethod
     def results(self, engine: "Engine", rows: Rows) -> Iterable[Any]:
@@ -99,7 +99,7 @@ class Task(Protocol):
     def records(self, engine: "Engine", rows: Rows, first: int = 0) -> Iterator[Record]:
         """Yield the records of rows from index `first` on, in order: their results or errors."""
         layout = self.layout
-        engine = with_donors(engine, rows, self.prepare, self.ids)
+        engine = with_donors(engine, rows, self.donor)
         rows = [row for row in rows if row.index >= first]
         results = compute_valid(rows, self.prepare, lambda valid: self._computed(engine, [*valid]))
         for row, result in zip(rows, results, strict=True):
@@ -181,8 +181,11 @@ class Generation(Task):
             options["choices"] = [*spaced(prompt, choices)]
         return replace(row, fields=options | {"prompt": prompt})
 
-    def ids(self, engine: "Engine", row: InputRow) -> list[int]:
-        return engine.loaded.prompt_ids(self.layout.text(row), special=self.options.special)
+    def donor(self, engine: "Engine", row: InputRow) -> "Text":
+        from gpt_cli.generation.row import Request  # brings NumPy
+
+        request = Request.of_row(engine.loaded, self.prepare(row).fields, self.options, row.index)
+        return request.prompt, request.edits
 
     def results(self, engine: "Engine", rows: Rows) -> "Iterable[Completion | InputError]":
         return engine.batch(
@@ -210,8 +213,10 @@ class _OfTexts(Task):
         """Return rows with their texts and edits, as an engine takes them."""
         return [{"text": self.layout.text(r), "edits": r.fields.get("edits")} for r in rows]
 
-    def ids(self, engine: "Engine", row: InputRow) -> list[int]:
-        return [*engine.start(bos=self.bos), *engine.loaded.text_ids(self.layout.text(row))]
+    def donor(self, engine: "Engine", row: InputRow) -> "Text":
+        text = self.layout.text(self.prepare(row))
+        ids = [*engine.start(bos=self.bos), *engine.loaded.text_ids(text)]
+        return ids, engine.loaded.bound_edits(row.fields.get("edits"), len(ids), len(ids))
 
 
 @dataclass(frozen=True)
@@ -355,9 +360,18 @@ class Ranking(Task):
         edits = row.fields.get("edits")
         return replace(row, fields={"prompt": prompt, "choices": choices, "edits": edits})
 
+    def donor(self, engine: "Engine", row: InputRow) -> "Text":
+        from gpt_cli.scoring.rank import Question  # brings NumPy
+
+        question = Question.of_texts(engine.loaded, *self._question(self.prepare(row)))
+        return question.prompt, question.edits
+
+    def _question(self, row: InputRow) -> tuple[str, list[str], Any]:
+        return row.fields["prompt"], [*row.fields["choices"]], row.fields["edits"]
+
     def results(self, engine: "Engine", rows: Rows) -> Iterator[Record | InputError]:
-        questions = [(f["prompt"], [*f["choices"]], f["edits"]) for f in (r.fields for r in rows)]
-        for row, ranked in zip(rows, engine.rank_many(questions, by=self.by), strict=True):
+        ranking = engine.rank_many(map(self._question, rows), by=self.by)
+        for row, ranked in zip(rows, ranking, strict=True):
             if isinstance(ranked, InputError):
                 yield ranked
             else:

@@ -115,9 +115,9 @@ WRONG_ROWS = {
     "head": (f"{HOOK}[32]=0", "[32] is not in 0:32"),
     "pickle": (f"{HOOK}@0=pickle.npz", "pickle.npz cannot be read"),
     "huge": (f"{HOOK}@0=huge.npy", "Unable to allocate"),
-    "nobody's": (f"{HOOK}@0=row:nobody", "no row before or after it"),
-    "circle": (f"{HOOK}@0=row:round", "that row has an error or needs this one"),
-    "round": (f"{HOOK}@0=row:circle", "that row has an error or needs this one"),
+    "nobody's": (f"{HOOK}@0=row:nobody", "row nobody is not among the rows before or after it"),
+    "circle": (f"{HOOK}@0=row:round", "row round takes from a circle of rows"),
+    "round": (f"{HOOK}@0=row:circle", "row circle takes from a circle of rows"),
     "far": (f"{HOOK}@0:9=row:plain", "@0:9 is not in a text"),
 }
 

@@ -57,12 +57,12 @@ def test_donors_may_form_a_long_chain(tiny, monkeypatch):
         for n in range(1100)
     ]
     rows.append(InputRow(1100, 1100, None, 1100, {"text": "a"}))
-    assert len(with_donors(tiny, rows, task.prepare, task.ids).loaded.donors) == 1100
+    assert len(with_donors(tiny, rows, task.donor).loaded.donors) == 1100
 
 
 def test_rows_without_an_id_are_no_donors(here):
     rows = [{"text": "A b"}, {"id": "b", "text": "A b", "edits": ["hook_embed=row:None"]}]
-    assert "no row before or after it" in records(Scoring(), rows)["b"]["error"]["message"]
+    assert "row None is not among" in records(Scoring(), rows)["b"]["error"]["message"]
 
 
 def test_rows_that_cannot_give_activations_are_errors_of_the_rows_that_need_them(here):
@@ -74,14 +74,45 @@ def test_rows_that_cannot_give_activations_are_errors_of_the_rows_that_need_them
         {"id": "short", "text": "A b"},
         {"id": "wrong", "text": "A b", "edits": [3]},
         {"id": "number", "text": "A b", "edits": 3},
+        {"id": "wrongs", "text": "A b", "edits": ["hook_embed=row:wrong"]},
+        {"id": "1", "text": "A b"},
+        {"id": 1, "text": "A b c"},
+        {"id": "two", "text": "A b", "edits": ["hook_embed=row:1"]},
     ]
     scored = records(Scoring(), rows)
     problems = {
         id: record["error"]["message"] for id, record in scored.items() if "error" in record
     }
-    assert [*problems] == ["circle", "other", "alone", "long", "wrong", "number"]
-    assert all("no row before or after it" in problems[id] for id in ("circle", "other", "alone"))
+    assert [*problems] == [
+        *("circle", "other", "alone", "long", "wrong", "number", "wrongs", "two"),
+    ]
+    assert "row other takes from a circle of rows" in problems["circle"]
+    assert "row circle takes from a circle of rows" in problems["other"]
+    assert "row nobody is not among the rows before or after it" in problems["alone"]
     assert "the activations have 2 positions" in problems["long"]
+    assert "row wrong has an error: edits" in problems["wrongs"]
+    assert "row 1 is several rows" in problems["two"]
+
+
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        (Generation(Options(max_tokens=3, temperature=0, seed=1)), "prompt"),
+        (Ranking(("boy of", "girl of")), "prompt"),
+    ],
+)
+def test_a_row_that_others_need_may_have_edits_of_tokens_after_its_prompt(here, task, name):
+    rows = [
+        {"id": "a", name: "There was a", "edits": ["hook_embed@2:4*=0.5"]},
+        {"id": "b", name: "There was a", "edits": ["hook_embed@2=row:a"]},
+        {"id": "c", name: "There was a", "edits": ["hook_embed@2*=0.5"]},
+        {"id": "never", name: "There was a", "edits": ["hook_embed@9=0"]},
+    ]
+    results = records(task, rows)
+    assert [id for id, record in results.items() if "error" in record] == ["never"]
+    assert "@9 is not in a text of 3 tokens and" in results["never"]["error"]["message"]
+    content = "text" if isinstance(task, Generation) else "choices"
+    assert results["b"][content] == results["c"][content]
 
 
 @pytest.mark.parametrize(

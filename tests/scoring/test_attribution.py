@@ -93,7 +93,7 @@ def test_what_cannot_be_measured_is_refused(tiny, method, arguments, message):
 )
 def test_an_edit_with_the_activations_of_a_row_is_refused(tiny, method, texts):
     engine = tiny.with_edits(["blocks.1.hook_mlp_out=row:3"])
-    with pytest.raises(InputError, match="no row before or after it"):
+    with pytest.raises(InputError, match="is not among the rows"):
         getattr(engine, method)(*texts, *NAMES)
 
 
