@@ -98,9 +98,7 @@ class Engine(Introspection):
         loaded = replace(self.loaded, edits=(*self.loaded.edits, *parsed))
         return Engine(loaded, self.name, self.load_seconds, self.adapter)
 
-    def with_donors(
-        self, donors: Mapping[str, Mapping[str, NDArray[Any]] | InputError]
-    ) -> "Engine":
+    def with_donors(self, donors: Mapping[str, Mapping[str, Any] | InputError]) -> "Engine":
         """Return an engine whose edits may be `HOOK=row:ID`: the values of these rows, by hook."""
         loaded = replace(self.loaded, donors={**self.loaded.donors, **donors})
         return Engine(loaded, self.name, self.load_seconds, self.adapter)

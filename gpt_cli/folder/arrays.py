@@ -81,9 +81,7 @@ class ArrayFile:
         self.name = name
         path = Path(name)
         if path.suffix not in _SUFFIXES:
-            raise InputError(
-                f"{name!r:.200} must be a file that ends with {' or '.join(_SUFFIXES)}"
-            )
+            raise InputError(f"{name!r:.200} must end with {' or '.join(_SUFFIXES)}")
         if folder:  # one answer for what is outside and what is missing
             if not (inside := _inside(folder, path)):
                 raise InputError(f"{name:.200} is not a file in the folder for edits")

@@ -139,7 +139,7 @@ class Edit:
         """
         if self.row is None:
             return self
-        missing = InputError("is not among the rows before or after it in this part of the input")
+        missing = InputError("is no row, or several, in this part of the input")
         if isinstance(values := donors.get(self.row, missing), InputError):
             raise EditError(self.text, f"row {self.row} {values}")
         arrays = {n: values[n].swapaxes(0, 1) if has_keys(n) else values[n] for n in self.hooks}
@@ -205,9 +205,7 @@ def bind(edits: Sequence[Edit], length: int, most: int) -> list[Bound]:
         start, stop = _range(edit.positions, length)
         last = most if stop == _AFTER_ALL else stop
         if not 0 <= start <= last <= most:
-            size = counted(length, "token") + (
-                f" and {most - length:,} new" if most > length else ""
-            )
+            size = counted(length, "token") + f" and {most - length:,} new" * (most > length)
             raise EditError(edit.text, f"@{edit.positions} is not in a text of {size}")
         if edit.stored is not None and not np.isin(np.arange(start, last), edit.stored).all():
             count = counted(len(edit.stored), "position")

@@ -19,11 +19,11 @@ def with_donors(
 ) -> "Engine":
     """Return an engine with the activations that edits of rows take from others of these rows.
 
-    `text_of` returns the ids and edits of a row, or raises InputError. This error, or that of two
-    rows with one id or of a circle, is in place of the activations.
+    `text_of` returns the ids and edits of a row, or raises InputError. This error, or that of a
+    circle, is in place of the activations.
     """
-    numbers = {str(row.id): number for number, row in enumerate(rows) if row.id is not None}
-    counts = Counter(str(row.id) for row in rows)
+    counts = Counter(str(row.id) for row in rows if row.id is not None)
+    numbers = {str(row.id): n for n, row in enumerate(rows) if counts[str(row.id)] == 1}
     hooks: dict[int, set[str]] = {}  # by the number of the donor
     donors: dict[str, Any] = {}
     order: TopologicalSorter[int] = TopologicalSorter()
@@ -32,23 +32,18 @@ def with_donors(
             if id in numbers:
                 hooks.setdefault(numbers[id], set()).update(names)
                 order.add(number, numbers[id])
-                shared = counts[id] > 1
-                donors[id] = InputError(
-                    "is several rows" if shared else "takes from a circle of rows"
-                )
+                donors[id] = InputError("takes from a circle of rows")
     with suppress(CycleError):  # rows of a circle do not get ready
         order.prepare()
     engine = engine.with_donors(donors) if donors else engine
     while ready := order.get_ready():
         for number in hooks.keys() & {*ready}:
-            if counts[id := str(rows[number].id)] == 1:
-                try:
-                    values: Any = engine.recorded(
-                        *text_of(engine, rows[number]), sorted(hooks[number])
-                    )
-                except InputError as error:
-                    values = InputError(f"has an error: {error!s:.200}")
-                engine = engine.with_donors({id: values})
+            row = rows[number]
+            try:
+                values: Any = engine.recorded(*text_of(engine, row), sorted(hooks[number]))
+            except InputError as error:
+                values = InputError(f"has an error: {error!s:.200}")
+            engine = engine.with_donors({str(row.id): values})
         order.done(*ready)
     return engine
 

@@ -84,9 +84,15 @@ class Task(Protocol):
             raise row.error
         return row
 
-    @abstractmethod
+    def ids(self, engine: "Engine", row: InputRow) -> list[int]:
+        """Return the ids of a row whose activations another row takes."""
+        return engine.loaded.prompt_ids(self.layout.text(row))
+
     def donor(self, engine: "Engine", row: InputRow) -> "Text":
         """Return the ids and edits of a row whose activations another row takes."""
+        self.prepare(row)
+        ids = self.ids(engine, row)
+        return ids, engine.loaded.bound_edits(row.fields.get("edits"), len(ids), len(ids))
 
     @abstractmethod
     def results(self, engine: "Engine", rows: Rows) -> Iterable[Any]:
@@ -126,12 +132,12 @@ class Task(Protocol):
                 done += 1
                 yield result
         except EditOverflowError as error:
-            rest = rows[done:]
-            if len(rest) == 1:
+            middle = (done + len(rows)) // 2  # until the row is alone
+            if middle == done:
                 yield error
-                return
-            for part in (rest[: len(rest) // 2], rest[len(rest) // 2 :]):  # until it is alone
-                yield from self._computed(engine, part)
+            else:
+                yield from self._computed(engine, rows[done:middle])
+                yield from self._computed(engine, rows[middle:])
 
     def tokens(self, record: Record) -> int:
         """Return the number of tokens that were computed for a record."""
@@ -213,10 +219,8 @@ class _OfTexts(Task):
         """Return rows with their texts and edits, as an engine takes them."""
         return [{"text": self.layout.text(r), "edits": r.fields.get("edits")} for r in rows]
 
-    def donor(self, engine: "Engine", row: InputRow) -> "Text":
-        text = self.layout.text(self.prepare(row))
-        ids = [*engine.start(bos=self.bos), *engine.loaded.text_ids(text)]
-        return ids, engine.loaded.bound_edits(row.fields.get("edits"), len(ids), len(ids))
+    def ids(self, engine: "Engine", row: InputRow) -> list[int]:
+        return [*engine.start(bos=self.bos), *engine.loaded.text_ids(self.layout.text(row))]
 
 
 @dataclass(frozen=True)
@@ -360,18 +364,9 @@ class Ranking(Task):
         edits = row.fields.get("edits")
         return replace(row, fields={"prompt": prompt, "choices": choices, "edits": edits})
 
-    def donor(self, engine: "Engine", row: InputRow) -> "Text":
-        from gpt_cli.scoring.rank import Question  # brings NumPy
-
-        question = Question.of_texts(engine.loaded, *self._question(self.prepare(row)))
-        return question.prompt, question.edits
-
-    def _question(self, row: InputRow) -> tuple[str, list[str], Any]:
-        return row.fields["prompt"], [*row.fields["choices"]], row.fields["edits"]
-
     def results(self, engine: "Engine", rows: Rows) -> Iterator[Record | InputError]:
-        ranking = engine.rank_many(map(self._question, rows), by=self.by)
-        for row, ranked in zip(rows, ranking, strict=True):
+        questions = [(f["prompt"], [*f["choices"]], f["edits"]) for f in (r.fields for r in rows)]
+        for row, ranked in zip(rows, engine.rank_many(questions, by=self.by), strict=True):
             if isinstance(ranked, InputError):
                 yield ranked
             else:

@@ -62,7 +62,7 @@ def test_donors_may_form_a_long_chain(tiny, monkeypatch):
 
 def test_rows_without_an_id_are_no_donors(here):
     rows = [{"text": "A b"}, {"id": "b", "text": "A b", "edits": ["hook_embed=row:None"]}]
-    assert "row None is not among" in records(Scoring(), rows)["b"]["error"]["message"]
+    assert "row None is no row" in records(Scoring(), rows)["b"]["error"]["message"]
 
 
 def test_rows_that_cannot_give_activations_are_errors_of_the_rows_that_need_them(here):
@@ -88,31 +88,23 @@ def test_rows_that_cannot_give_activations_are_errors_of_the_rows_that_need_them
     ]
     assert "row other takes from a circle of rows" in problems["circle"]
     assert "row circle takes from a circle of rows" in problems["other"]
-    assert "row nobody is not among the rows before or after it" in problems["alone"]
+    assert "row nobody is no row, or several" in problems["alone"]
     assert "the activations have 2 positions" in problems["long"]
     assert "row wrong has an error: edits" in problems["wrongs"]
-    assert "row 1 is several rows" in problems["two"]
+    assert "row 1 is no row, or several" in problems["two"]
 
 
-@pytest.mark.parametrize(
-    ("task", "name"),
-    [
-        (Generation(Options(max_tokens=3, temperature=0, seed=1)), "prompt"),
-        (Ranking(("boy of", "girl of")), "prompt"),
-    ],
-)
-def test_a_row_that_others_need_may_have_edits_of_tokens_after_its_prompt(here, task, name):
+def test_a_row_that_others_need_may_have_edits_of_tokens_after_its_prompt(here):
     rows = [
-        {"id": "a", name: "There was a", "edits": ["hook_embed@2:4*=0.5"]},
-        {"id": "b", name: "There was a", "edits": ["hook_embed@2=row:a"]},
-        {"id": "c", name: "There was a", "edits": ["hook_embed@2*=0.5"]},
-        {"id": "never", name: "There was a", "edits": ["hook_embed@9=0"]},
+        {"id": "a", "prompt": "There was a", "edits": ["hook_embed@2:4*=0.5"]},
+        {"id": "b", "prompt": "There was a", "edits": ["hook_embed@2=row:a"]},
+        {"id": "c", "prompt": "There was a", "edits": ["hook_embed@2*=0.5"]},
+        {"id": "never", "prompt": "There was a", "edits": ["hook_embed@9=0"]},
     ]
-    results = records(task, rows)
+    results = records(Generation(Options(max_tokens=3, temperature=0, seed=1)), rows)
     assert [id for id, record in results.items() if "error" in record] == ["never"]
-    assert "@9 is not in a text of 3 tokens and" in results["never"]["error"]["message"]
-    content = "text" if isinstance(task, Generation) else "choices"
-    assert results["b"][content] == results["c"][content]
+    assert "@9 is not in a text of 3 tokens and 3 new" in results["never"]["error"]["message"]
+    assert results["b"]["text"] == results["c"]["text"]
 
 
 @pytest.mark.parametrize(
