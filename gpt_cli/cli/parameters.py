@@ -54,7 +54,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
                     values[name] = options[name].parse(value)
             filled = {}
             for name, group in groups.items():
-                members = {n: values.pop(n) for n in group.__dataclass_fields__ if n in values}
+                members = {o.name: values.pop(o.name) for o in group.declarations() if o.help}
                 # A flag that was not set has the default of its declaration.
                 filled[name] = group(**{n: v for n, v in members.items() if v is not None})
                 filled[name].validate()

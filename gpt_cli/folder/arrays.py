@@ -81,12 +81,13 @@ class ArrayFile:
         self.name = name
         path = Path(name)
         if path.suffix not in _SUFFIXES:
-            raise InputError(f"{name:.200} must end with {', '.join(_SUFFIXES)}")
+            raise InputError(f"{name!r:.200} must end with {' or '.join(_SUFFIXES)}")
         if folder:  # one answer for what is outside and what is missing
             if not (inside := _inside(folder, path)):
                 raise InputError(f"{name:.200} is not a file in the folder for edits")
             path = inside
         try:
+            path.stat()  # FileNotFoundError, whatever its format
             self._arrays = _open(path)
         except FileNotFoundError:
             raise InputError(f"{name:.200} does not exist") from None

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from gpt_cli.errors import ContextError, counted
+from gpt_cli.errors import ContextError, InputError, counted
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.generation.prefix_cache import PrefixCache
@@ -24,7 +24,7 @@ class LoadedModel:
     speculator: Speculator | None = None  # without one, nothing is drafted
     kept_bytes: float = 0  # of prefixes that are kept; at least the last one is
     edits: tuple[Edit, ...] = ()  # of all texts
-    donors: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)  # see `jobs.donors`
+    donors: Mapping[str, Mapping[str, Array] | InputError] = field(default_factory=dict)  # of jobs
 
     @property
     def config(self) -> GPT2Config:

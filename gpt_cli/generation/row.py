@@ -39,7 +39,8 @@ class Request:
         check(loaded.tokenizer, loaded.config, options.constraint)
         n_positions = loaded.config.n_positions
         ids = fit(ids, n_positions, options)
-        edits = loaded.bound_edits(options.edits, len(ids), n_positions)
+        most = min(len(ids) + options.max_tokens, n_positions)
+        edits = loaded.bound_edits(options.edits, len(ids), most)
         if edits and options.overflow == "shift":
             raise OptionError("overflow", "cannot be shift with edits, which name positions")
         return cls(ids, options, index, edits)

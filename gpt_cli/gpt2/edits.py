@@ -11,7 +11,7 @@ Positions count from the start of a text, and negative ones from the end of its 
 
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from gpt_cli.options.declare import OptionError
 
 _EDIT = re.compile(
     r"(?P<hook>[^\[\]@=]+?)(\[(?P<index>[^\]]*)\])?(@(?P<positions>[^=*+]*))?"
-    r"(?P<operator>\*=|\+=|=)(?P<value>.+)",
+    r"(?P<operator>\*=|\+=|(?<![*+])=)(?P<value>.+)",
     re.DOTALL,
 )
 _FORM = "it must be HOOK[INDEX]@POSITIONS, then =, *= or +=, and a value"
@@ -132,16 +132,16 @@ class Edit:
             converted[hook] = array
         return replace(self, arrays=converted, stored=stored, row=None)
 
-    def with_donor(self, donors: Mapping[str, Mapping[str, Array]]) -> "Edit":
+    def with_donor(self, donors: Mapping[str, Mapping[str, Array] | InputError]) -> "Edit":
         """Return the edit with the values of the row that it names, if it names one.
 
-        The values of `donors` have the shapes of `hook_shapes`.
+        The values of `donors` have the shapes of `hook_shapes`; a row with an error has none.
         """
         if self.row is None:
             return self
-        if not (values := donors.get(self.row)):
-            problem = "no row before or after it in this part of the input has this id"
-            raise EditError(self.text, f"{problem}, or that row has an error or needs this one")
+        missing = InputError("is no row, or several, in this part of the input")
+        if isinstance(values := donors.get(self.row, missing), InputError):
+            raise EditError(self.text, f"row {self.row} {values}")
         arrays = {n: values[n].swapaxes(0, 1) if has_keys(n) else values[n] for n in self.hooks}
         positions = np.arange(min(map(len, arrays.values())))
         return self.with_arrays(arrays, f"row {self.row}", positions)
@@ -166,6 +166,14 @@ class Edit:
             later = xp.arange(values.shape[-1]) > xp.asarray(positions)[:, None, None]
             values = xp.where(later, hidden, values)
         return values
+
+
+def parse_alone(texts: Iterable[str], config: GPT2Config, folder: Path | None = None) -> list[Edit]:
+    """Return edits outside of a batch; raise EditError for those that name a row."""
+    edits = [Edit.parse(text, config, folder) for text in texts]
+    if rows := [edit for edit in edits if edit.row is not None]:
+        raise EditError(rows[0].text, "row: needs the rows of a batch; name a file")
+    return edits
 
 
 def with_absolute_path(edit: str) -> str:
@@ -197,10 +205,11 @@ def bind(edits: Sequence[Edit], length: int, most: int) -> list[Bound]:
         start, stop = _range(edit.positions, length)
         last = most if stop == _AFTER_ALL else stop
         if not 0 <= start <= last <= most:
-            raise EditError(edit.text, f"a position is not in a text of {counted(most, 'token')}")
+            size = counted(length, "token") + f" and {most - length:,} new" * (most > length)
+            raise EditError(edit.text, f"@{edit.positions} is not in a text of {size}")
         if edit.stored is not None and not np.isin(np.arange(start, last), edit.stored).all():
             count = counted(len(edit.stored), "position")
-            raise EditError(edit.text, f"the file has {count}: give some of these, or @prompt")
+            raise EditError(edit.text, f"the activations have {count}: give some of these")
         bound.append(Bound(edit, start, stop))
     return bound
 

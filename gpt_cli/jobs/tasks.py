@@ -18,7 +18,7 @@ from gpt_cli.records import Record, Schema
 if TYPE_CHECKING:
     from gpt_cli.engine import Engine
     from gpt_cli.generation.generate import Completion
-    from gpt_cli.scoring.activations import Pool, TextActivations
+    from gpt_cli.scoring.activations import Pool, Text, TextActivations
     from gpt_cli.scoring.rank import RankBy
     from gpt_cli.scoring.score import Score, ScoreOptions
 
@@ -88,6 +88,12 @@ class Task(Protocol):
         """Return the ids of a row whose activations another row takes."""
         return engine.loaded.prompt_ids(self.layout.text(row))
 
+    def donor(self, engine: "Engine", row: InputRow) -> "Text":
+        """Return the ids and edits of a row whose activations another row takes."""
+        self.prepare(row)
+        ids = self.ids(engine, row)
+        return ids, engine.loaded.bound_edits(row.fields.get("edits"), len(ids), len(ids))
+
     @abstractmethod
     def results(self, engine: "Engine", rows: Rows) -> Iterable[Any]:
         """Return the results of rows, in order; that of a row may be an InputError."""
@@ -99,9 +105,9 @@ class Task(Protocol):
     def records(self, engine: "Engine", rows: Rows, first: int = 0) -> Iterator[Record]:
         """Yield the records of rows from index `first` on, in order: their results or errors."""
         layout = self.layout
-        engine = with_donors(engine, rows, self.prepare, self.ids)
+        engine = with_donors(engine, rows, self.donor)
         rows = [row for row in rows if row.index >= first]
-        results = compute_valid(rows, self.prepare, lambda valid: self.results(engine, [*valid]))
+        results = compute_valid(rows, self.prepare, lambda valid: self._computed(engine, [*valid]))
         for row, result in zip(rows, results, strict=True):
             known: Record = {"id": row.id, "data": row.data or None}
             if row.file is not None or self.all_columns or isinstance(result, InputError):
@@ -115,6 +121,23 @@ class Task(Protocol):
                 content = self.record(engine, row, result)
             known = {name: value for name, value in known.items() if value is not None}
             yield {"index": row.index} | known | content
+
+    def _computed(self, engine: "Engine", rows: Rows) -> Iterator[Any]:
+        """Yield the results of rows; that of a row whose edits make values overflow is an error."""
+        from gpt_cli.gpt2.weights import EditOverflowError  # brings NumPy
+
+        done = 0
+        try:
+            for result in self.results(engine, rows):
+                done += 1
+                yield result
+        except EditOverflowError as error:
+            middle = (done + len(rows)) // 2  # until the row is alone
+            if middle == done:
+                yield error
+            else:
+                yield from self._computed(engine, rows[done:middle])
+                yield from self._computed(engine, rows[middle:])
 
     def tokens(self, record: Record) -> int:
         """Return the number of tokens that were computed for a record."""
@@ -165,8 +188,11 @@ class Generation(Task):
             options["choices"] = [*spaced(prompt, choices)]
         return replace(row, fields=options | {"prompt": prompt})
 
-    def ids(self, engine: "Engine", row: InputRow) -> list[int]:
-        return engine.loaded.prompt_ids(self.layout.text(row), special=self.options.special)
+    def donor(self, engine: "Engine", row: InputRow) -> "Text":
+        from gpt_cli.generation.row import Request  # brings NumPy
+
+        request = Request.of_row(engine.loaded, self.prepare(row).fields, self.options, row.index)
+        return request.prompt, request.edits
 
     def results(self, engine: "Engine", rows: Rows) -> "Iterable[Completion | InputError]":
         return engine.batch(

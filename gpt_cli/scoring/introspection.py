@@ -54,11 +54,10 @@ class Introspection:
         return Weights(self.model)
 
     def recorded(
-        self, ids: Sequence[int], hooks: Sequence[str], edits: str | Sequence[str] | None = None
+        self, ids: Sequence[int], edits: Sequence[Bound], hooks: Sequence[str]
     ) -> dict[str, NDArray[np.float32]]:
         """Return the values at hook points of one text with edits."""
-        bounds = self.loaded.bound_edits(edits, len(ids), len(ids))
-        return next(edited_activations(self.model, [(ids, bounds)], hooks))
+        return next(edited_activations(self.model, [(ids, edits)], hooks))
 
     def start(self, *, bos: bool) -> list[int]:
         """Return the tokens before a text to score."""

@@ -28,11 +28,13 @@ def direction(
     """Return the difference of the means of two sets of activations (texts, ...) at a hook point.
 
     With `pca`, return the first principal component of all texts, of length 1, in the direction of
-    `positive`. InputError for fewer than two texts in a set.
+    `positive`. InputError for fewer than two texts in a set, or equal means.
     """
     if min(len(positive), len(negative)) < 2:
         raise InputError("positive and negative need at least 2 texts each")
     sets = [array.reshape(len(array), -1).astype(np.float64) for array in (positive, negative)]
+    if np.array_equal(*(rows.mean(axis=0) for rows in sets)):
+        raise InputError("positive and negative have the same mean: no vector tells them apart")
     left_out = slice(_FOLD - 1, None, _FOLD)
     fitted = [np.delete(rows, left_out, axis=0) for rows in sets]
     middle = (fitted[0].mean(axis=0) + fitted[1].mean(axis=0)) / 2

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError, ResourceError, counted, did_you_mean
-from gpt_cli.gpt2.edits import Bound, Edit, EditError, bind
+from gpt_cli.gpt2.edits import Bound, Edit, EditError, bind, parse_alone
 from gpt_cli.gpt2.hooks import FINAL, has_keys, hook_shapes, select_hooks
 from gpt_cli.options.declare import AT_LEAST_0, Declared, OptionError, between, option
 from gpt_cli.options.request import Options, SamplingParams
@@ -321,10 +321,7 @@ def _edits(engine: Engine, value: Any, folder: Path | None) -> list[Edit]:
     if texts and folder is None:
         raise RequestError("edits: this server was started without --allow-edits DIR", "edits")
     with _about("edits"):
-        edits = [Edit.parse(text, engine.model.config, folder) for text in texts]
-        if rows := [edit for edit in edits if edit.row is not None]:
-            raise EditError(rows[0].text, "row: needs the rows of a batch; name a file")
-    return edits
+        return parse_alone(texts, engine.model.config, folder)
 
 
 def _prompt(
@@ -336,7 +333,7 @@ def _prompt(
         ids = config.check_ids(ids) or [config.start_token("the prompt is empty")]
         _check_length(ids, config.n_positions - (1 if fields.max_tokens else 0))
     with _about("edits"):
-        bound = bind(edits, len(ids), config.n_positions if fields.max_tokens else len(ids))
+        bound = bind(edits, len(ids), min(len(ids) + fields.max_tokens, config.n_positions))
     if isinstance(prompt, str):
         return Prompt(ids, prompt, not prompt or bool(engine.loaded.start), bound)
     with _about("prompt"):

@@ -70,6 +70,8 @@ def test_a_file_steers_and_is_not_overwritten(tiny):
         (["vector", "-", "-", *VECTOR[3:], HOOK, "-o", "v.safetensors"], "cannot both be read"),
         (["vector", "one.txt", "sun.jsonl", *VECTOR[3:], HOOK, "-o", "v.safetensors"],
          "positive and negative need at least 2 texts each"),
+        (["vector", "sun.jsonl", "sun.jsonl", *VECTOR[3:], HOOK, "-o", "v.safetensors"],
+         "positive and negative have the same mean"),
         (["vector", "bad.jsonl", "sun.jsonl", *VECTOR[3:], HOOK, "-o", "v.safetensors"],
          "bad.jsonl, line 2: a row needs a string"),
     ],

@@ -57,12 +57,12 @@ def test_donors_may_form_a_long_chain(tiny, monkeypatch):
         for n in range(1100)
     ]
     rows.append(InputRow(1100, 1100, None, 1100, {"text": "a"}))
-    assert len(with_donors(tiny, rows, task.prepare, task.ids).loaded.donors) == 1100
+    assert len(with_donors(tiny, rows, task.donor).loaded.donors) == 1100
 
 
 def test_rows_without_an_id_are_no_donors(here):
     rows = [{"text": "A b"}, {"id": "b", "text": "A b", "edits": ["hook_embed=row:None"]}]
-    assert "no row before or after it" in records(Scoring(), rows)["b"]["error"]["message"]
+    assert "row None is no row" in records(Scoring(), rows)["b"]["error"]["message"]
 
 
 def test_rows_that_cannot_give_activations_are_errors_of_the_rows_that_need_them(here):
@@ -74,14 +74,58 @@ def test_rows_that_cannot_give_activations_are_errors_of_the_rows_that_need_them
         {"id": "short", "text": "A b"},
         {"id": "wrong", "text": "A b", "edits": [3]},
         {"id": "number", "text": "A b", "edits": 3},
+        {"id": "wrongs", "text": "A b", "edits": ["hook_embed=row:wrong"]},
+        {"id": "1", "text": "A b"},
+        {"id": 1, "text": "A b c"},
+        {"id": "two", "text": "A b", "edits": ["hook_embed=row:1"]},
     ]
     scored = records(Scoring(), rows)
     problems = {
         id: record["error"]["message"] for id, record in scored.items() if "error" in record
     }
-    assert [*problems] == ["circle", "other", "alone", "long", "wrong", "number"]
-    assert all("no row before or after it" in problems[id] for id in ("circle", "other", "alone"))
-    assert "the file has 2 positions" in problems["long"]
+    assert [*problems] == [
+        *("circle", "other", "alone", "long", "wrong", "number", "wrongs", "two"),
+    ]
+    assert "row other takes from a circle of rows" in problems["circle"]
+    assert "row circle takes from a circle of rows" in problems["other"]
+    assert "row nobody is no row, or several" in problems["alone"]
+    assert "the activations have 2 positions" in problems["long"]
+    assert "row wrong has an error: edits" in problems["wrongs"]
+    assert "row 1 is no row, or several" in problems["two"]
+
+
+def test_a_row_that_others_need_may_have_edits_of_tokens_after_its_prompt(here):
+    rows = [
+        {"id": "a", "prompt": "There was a", "edits": ["hook_embed@2:4*=0.5"]},
+        {"id": "b", "prompt": "There was a", "edits": ["hook_embed@2=row:a"]},
+        {"id": "c", "prompt": "There was a", "edits": ["hook_embed@2*=0.5"]},
+        {"id": "never", "prompt": "There was a", "edits": ["hook_embed@9=0"]},
+    ]
+    results = records(Generation(Options(max_tokens=3, temperature=0, seed=1)), rows)
+    assert [id for id, record in results.items() if "error" in record] == ["never"]
+    assert "@9 is not in a text of 3 tokens and 3 new" in results["never"]["error"]["message"]
+    assert results["b"]["text"] == results["c"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "output"),
+    [
+        (Generation(Options(max_tokens=2, temperature=0, seed=1)), "prompt", "out.jsonl"),
+        (Scoring(), "text", "out.jsonl"),
+        (Ranking(("boy", "girl")), "prompt", "out.jsonl"),
+        (Activations(("hook_embed",), pool="mean"), "text", "out.parquet"),
+    ],
+)
+def test_an_edit_that_makes_values_overflow_is_an_error_of_its_row(here, task, name, output):
+    rows = [{"id": n, name: "There was a"} for n in range(5)]
+    rows[3]["edits"] = ["hook_embed=3e38"]
+    source = "".join(json.dumps(row) + "\n" for row in rows)
+    Path("in.jsonl").write_text(source, encoding="utf-8")
+    assert jobs.run(task, "in.jsonl", output, model="tiny").failed == 1
+    if output == "out.jsonl":
+        errors = [record.get("error", {}).get("message", "") for record in read(output).values()]
+        assert [*map(bool, errors)] == [False, False, False, True, False]
+        assert "edits make values overflow" in errors[3]
 
 
 @pytest.mark.parametrize(
@@ -139,13 +183,21 @@ def test_activations_have_the_edits_of_their_rows(here, tiny):
         "next There",
         "score --lines",
         "rank --choices a,b There",
+        "batch -o out.jsonl in.txt",
         "show tree a",
     ],
 )
-def test_commands_refuse_a_wrong_edit_before_any_work(command, capfd):
-    code = run_command([*command.split(), "-m", "tiny", "--edit", "blocks.0.hook_attn_ot=0"])
+@pytest.mark.parametrize(
+    ("edit", "problem"),
+    [
+        ("blocks.0.hook_attn_ot=0", "'blocks.0.hook_attn_ot' is not a hook point"),
+        ("hook_embed=row:1", "row: needs the rows of a batch; name a file"),
+    ],
+)
+def test_commands_refuse_a_wrong_edit_before_any_work(here, command, edit, problem, capfd):
+    Path("in.txt").write_text("a\nb\n", encoding="utf-8")
+    code = run_command([*command.split(), "-m", "tiny", "--edit", edit])
     captured = capfd.readouterr()
     assert (code, captured.out) == (2, "")
-    assert "--edit 'blocks.0.hook_attn_ot=0': 'blocks.0.hook_attn_ot' is not a hook point" in (
-        captured.err
-    )
+    assert f"--edit {edit!r}: {problem}" in captured.err
+    assert not Path("out.jsonl").exists()

@@ -87,16 +87,6 @@ def test_what_cannot_be_measured_is_refused(tiny, method, arguments, message):
         getattr(tiny, method)(*arguments)
 
 
-@pytest.mark.parametrize(
-    ("method", "texts"),
-    [("attribution", [CLEAN]), ("ablate", [CLEAN]), ("patch", [CLEAN, CORRUPT])],
-)
-def test_an_edit_with_the_activations_of_a_row_is_refused(tiny, method, texts):
-    engine = tiny.with_edits(["blocks.1.hook_mlp_out=row:3"])
-    with pytest.raises(InputError, match="no row before or after it"):
-        getattr(engine, method)(*texts, *NAMES)
-
-
 def test_an_unknown_activation_is_refused(tiny):
     with pytest.raises(InputError, match=r"^what must be one of resid_pre, attn_out, mlp_out, z"):
         tiny.patch(CLEAN, CORRUPT, *NAMES, what="q")
