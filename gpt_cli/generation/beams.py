@@ -70,7 +70,8 @@ class BeamSearch:
             text, finish_reason = beam.push(token[0])
             beam.total = total
             beam.score = total / len(beam.generated) ** self._options.length_penalty
-            beam.steps = [*beam.steps, Step(beam.number, *token, text, finish_reason, *seconds)]
+            step = Step(beam.number, *token, text, finish_reason, *seconds, score=beam.score)
+            beam.steps = [*beam.steps, step]
             if finish_reason is None:
                 beams.append(beam)
                 parents.append(parent)
@@ -78,6 +79,8 @@ class BeamSearch:
                 self.hypotheses.append(beam)
         self.hypotheses.sort(key=attrgetter("score"), reverse=True)
         del self.hypotheses[self._width :]
+        for beam in self.beams:
+            beam.ended = True
         self.beams = [] if self._ends(beams) else beams
         return parents if self.beams else []
 
@@ -119,7 +122,6 @@ class BeamSearch:
 
     def steps(self) -> Iterator[Step]:
         """Yield the steps of the hypotheses of a search that has ended, those of the best last."""
-        for rank in reversed(range(len(self.hypotheses))):
-            *steps, last = self.hypotheses[rank].steps
-            for step in (*steps, replace(last, score=self.hypotheses[rank].score)):
+        for rank, beam in reversed([*enumerate(self.hypotheses)]):
+            for step in beam.steps:
                 yield replace(step, hypothesis=rank)

@@ -83,7 +83,7 @@ def generate(
         write("\n")
     if not loading.quiet:
         remark(*_remarks(text, completions, options, reported=as_json or stats))
-        if len(completions) < samples:
+        if complete and len(completions) < samples:
             remark(f"only {counted(len(completions), 'text')} can be generated")
     if stats:
         note(*_statistics(engine, completions))
@@ -136,11 +136,7 @@ def _write_records(
 
 
 def _remarks(
-    prompt: str,
-    completions: Sequence["gpt_cli.Completion"],
-    options: Options,
-    *,
-    reported: bool,
+    prompt: str, completions: Sequence["gpt_cli.Completion"], options: Options, *, reported: bool
 ) -> list[str]:
     """Return notes about surprises, without reason and seed if those are `reported` anyway."""
     reasons = {completion.finish_reason for completion in completions}
