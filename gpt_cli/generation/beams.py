@@ -104,7 +104,7 @@ class BeamSearch:
         best = xp.argsort(-by_id, kind="stable")[: self._count]
         ids, parents = likely[best // len(beams)], best % len(beams)
         logprobs = logits[parents, ids] - normalizer[parents]
-        columns = (ops.to_host(x).tolist() for x in (parents, by_id[best], ids, logprobs))
+        columns = [ops.to_host(x).tolist() for x in (parents, by_id[best], ids, logprobs)]
         for parent, total, id, logprob in zip(*columns, strict=True):
             if total > -math.inf:
                 yield parent, total, (id, logprob, top[parent])
@@ -120,8 +120,7 @@ class BeamSearch:
         tokens = self._longest if longest else len(beams[0].generated)
         return beams[0].total / tokens**options.length_penalty <= self.hypotheses[-1].score
 
-    def steps(self) -> Iterator[Step]:
-        """Yield the steps of the hypotheses of a search that has ended, those of the best last."""
-        for rank, beam in reversed([*enumerate(self.hypotheses)]):
-            for step in beam.steps:
-                yield replace(step, hypothesis=rank)
+    def steps(self) -> list[Step]:
+        """Return the steps of the hypotheses of a search that has ended, those of the best last."""
+        ranked = reversed([*enumerate(self.hypotheses)])
+        return [replace(step, hypothesis=rank) for rank, beam in ranked for step in beam.steps]

@@ -125,11 +125,9 @@ class Batch:
         seconds = time.perf_counter() - self._start
         if self._policy:
             self._policy.learn(self.rows, [[id for id, *_ in row] for row in choices])
-        steps = [
-            step
-            for row, row_choices in zip(rows, choices, strict=True)
-            for step in _steps(row, row_choices, seconds, model_seconds)
-        ]
+        steps = list[Step]()
+        for row, tokens in zip(rows, choices, strict=True):
+            steps += _steps(row, tokens, seconds, model_seconds)
         for search in searches:
             steps += self._search(search, logits, (seconds, model_seconds))
         self._set_lengths()
@@ -151,7 +149,7 @@ class Batch:
                 index = free.pop() if free else len(self.rows)
                 self._copy_text(indices[parent], index, beam.window[:-1])
             self.rows[index : index + 1] = [beam]
-        return [] if search.beams else [*search.steps()]
+        return [] if search.beams else search.steps()
 
     def _copy_text(self, source: int, index: int, text: list[int]) -> None:
         """Copy from a row of the cache to another what the text there does not have in common."""

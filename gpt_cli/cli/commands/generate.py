@@ -104,10 +104,10 @@ def _finish(run: "Run", options: Options, prefix: str | None, *, quiet: bool) ->
 
     Return False if it was interrupted.
     """
-    tokens, beams = 0, options.beams
-    what = f"{counted(beams, 'beam')}, shown at the end" if beams else ""
-    what = what or counted(len(run.completions), "text")
-    shown = (len(run.completions) > 1 or bool(beams)) and not quiet
+    tokens, what = 0, counted(len(run.completions), "text")
+    if options.beams:
+        what = f"{counted(options.beams, 'beam')}, shown at the end"
+    shown = (len(run.completions) > 1 or options.beams is not None) and not quiet
     try:
         with StatusLine(shown=shown, delay=LONG) as status:
             if prefix:
