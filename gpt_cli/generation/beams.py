@@ -70,7 +70,8 @@ class BeamSearch:
             text, finish_reason = beam.push(token[0])
             beam.total = total
             beam.score = total / len(beam.generated) ** self._options.length_penalty
-            beam.steps = [*beam.steps, Step(beam.number, *token, text, finish_reason, *seconds)]
+            step = Step(beam.number, *token, text, finish_reason, *seconds, score=beam.score)
+            beam.steps = [*beam.steps, step]
             if finish_reason is None:
                 beams.append(beam)
                 parents.append(parent)
@@ -78,6 +79,8 @@ class BeamSearch:
                 self.hypotheses.append(beam)
         self.hypotheses.sort(key=attrgetter("score"), reverse=True)
         del self.hypotheses[self._width :]
+        for beam in self.beams:
+            beam.ended = True
         self.beams = [] if self._ends(beams) else beams
         return parents if self.beams else []
 
@@ -101,7 +104,7 @@ class BeamSearch:
         best = xp.argsort(-by_id, kind="stable")[: self._count]
         ids, parents = likely[best // len(beams)], best % len(beams)
         logprobs = logits[parents, ids] - normalizer[parents]
-        columns = (ops.to_host(x).tolist() for x in (parents, by_id[best], ids, logprobs))
+        columns = [ops.to_host(x).tolist() for x in (parents, by_id[best], ids, logprobs)]
         for parent, total, id, logprob in zip(*columns, strict=True):
             if total > -math.inf:
                 yield parent, total, (id, logprob, top[parent])
@@ -117,9 +120,7 @@ class BeamSearch:
         tokens = self._longest if longest else len(beams[0].generated)
         return beams[0].total / tokens**options.length_penalty <= self.hypotheses[-1].score
 
-    def steps(self) -> Iterator[Step]:
-        """Yield the steps of the hypotheses of a search that has ended, those of the best last."""
-        for rank in reversed(range(len(self.hypotheses))):
-            *steps, last = self.hypotheses[rank].steps
-            for step in (*steps, replace(last, score=self.hypotheses[rank].score)):
-                yield replace(step, hypothesis=rank)
+    def steps(self) -> list[Step]:
+        """Return the steps of the hypotheses of a search that has ended, those of the best last."""
+        ranked = reversed([*enumerate(self.hypotheses)])
+        return [replace(step, hypothesis=rank) for rank, beam in ranked for step in beam.steps]

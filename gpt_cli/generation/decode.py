@@ -118,41 +118,29 @@ class Batch:
         if logits is None:
             logits = self._next_logits()
         model_seconds = time.perf_counter() - began
-        ops, rows = self._model.ops, [row for row in self.rows if not isinstance(row, Beam)]
-        parts = [self._part(logits, search.beams) for search in searches]
-        alone = self._part(logits, rows) if searches else logits  # with drafts
-        choices = choose(ops, self._chooser, alone, rows) if rows else []
+        alone = [index for index, row in enumerate(self.rows) if not isinstance(row, Beam)]
+        rows = [self.rows[index] for index in alone]
+        part = logits[alone] if searches else logits  # which has more rows if there are drafts
+        choices = choose(self._model.ops, self._chooser, part, rows) if rows else []
         seconds = time.perf_counter() - self._start
         if self._policy:
             self._policy.learn(self.rows, [[id for id, *_ in row] for row in choices])
-        steps = [
-            step
-            for row, row_choices in zip(rows, choices, strict=True)
-            for step in _steps(row, row_choices, seconds, model_seconds)
-        ]
-        for search, part in zip(searches, parts, strict=True):
-            steps += self._search(search, part, (seconds, model_seconds))
+        steps = list[Step]()
+        for row, tokens in zip(rows, choices, strict=True):
+            steps += _steps(row, tokens, seconds, model_seconds)
+        for search in searches:
+            steps += self._search(search, logits, (seconds, model_seconds))
         self._set_lengths()
         # At last, since a row that moves takes the cache of its new text.
-        ended = {step.row for step in steps if step.finish_reason is not None}
-        left = {beam for search in searches for beam in search.beams}
-        self.drop(
-            [r for r in self.rows if r.number in ended or (isinstance(r, Beam) and r not in left)]
-        )
+        self.drop([row for row in self.rows if row.ended])
         return steps
-
-    def _part(self, logits: Array, rows: Sequence[BatchRow]) -> Array:
-        """Return the logits of some rows: (all rows, V) -> (rows, V)."""
-        if rows == self.rows:
-            return logits
-        return logits[[self.rows.index(row) for row in rows]]
 
     def _search(
         self, search: BeamSearch, logits: Array, seconds: tuple[float, float]
     ) -> list[Step]:
-        """Replace the beams of a search, after logits (beams, V); return all steps at its end."""
+        """Replace the beams of a search, by the logits (rows, V); return all steps at its end."""
         indices = [self.rows.index(beam) for beam in search.beams]
-        parents = search.advance(self._model.ops, self._chooser, logits, seconds)
+        parents = search.advance(self._model.ops, self._chooser, logits[indices], seconds)
         # The first beam of a parent takes its row, so that no copy overwrites another source.
         free = [index for number, index in enumerate(indices) if number not in parents]
         for number, (beam, parent) in enumerate(zip(search.beams, parents, strict=True)):
@@ -161,7 +149,7 @@ class Batch:
                 index = free.pop() if free else len(self.rows)
                 self._copy_text(indices[parent], index, beam.window[:-1])
             self.rows[index : index + 1] = [beam]
-        return [] if search.beams else [*search.steps()]
+        return [] if search.beams else search.steps()
 
     def _copy_text(self, source: int, index: int, text: list[int]) -> None:
         """Copy from a row of the cache to another what the text there does not have in common."""
@@ -209,6 +197,7 @@ def _steps(
         accepted = number < len(choices)
         steps.append(Step(row.number, *choice, text, finish_reason, seconds, *of_pass, accepted))
         if finish_reason is not None:
+            row.ended = True
             break
     return steps
 

@@ -51,8 +51,9 @@ class Completion:
         self.seconds.append(step.seconds)
         self.drafted += step.drafted
         self.accepted += step.accepted
+        self.score = step.score
         if step.finish_reason is not None:
-            self.finish_reason, self.score = step.finish_reason, step.score
+            self.finish_reason = step.finish_reason
 
 
 class Run(Iterator[Step]):

@@ -88,7 +88,7 @@ class Step:
     drafted: int = 0  # tokens that the pass verified; these two are 0 in further steps of a pass
     accepted: bool = False  # whether this token was drafted
     hypothesis: int = 0  # of a beam search, from 0, the best
-    score: float | None = None  # of the hypothesis, on its last step
+    score: float | None = None  # of the hypothesis up to this token
 
 
 class StopStrings:
@@ -139,6 +139,7 @@ class BatchRow:
         self.ngrams: dict[tuple[int, ...], int] = {}  # in `ids`, by `drafts`: where each ends
         self.indexed = 0  # number of ids whose n-grams are known
         self.edits = request.edits
+        self.ended = False  # then it leaves the batch
         self._config = loaded.config
         self._decoder = loaded.tokenizer.stream(request.prompt)
         self._stops = StopStrings(options.stop, include=options.include_stop)

@@ -233,12 +233,6 @@ def _convert_biases(value: Any) -> tuple[tuple[int, float], ...]:
     return tuple(sorted({int(id): float(bias) for id, bias in pairs}.items()))
 
 
-def _convert_early(value: Any) -> bool | str:
-    if value != "never":
-        return bool(_require(value, bool))
-    return str(value)
-
-
 def _convert_path(value: Any) -> Path:
     if value == "":  # such as of a variable that is not set; Path takes it for the current folder
         raise ValueError
@@ -262,13 +256,6 @@ TEXT = Kind("a string", str, lambda value: _require(value, str))
 SCHEMA = Kind("a JSON schema", str, _convert_schema)
 PATH = Kind("a path", str, _convert_path)
 TEXTS = Kind("a string or a list of strings", list[str], _convert_texts)
-EARLY = Kind(
-    'true, false or "never"',
-    str,
-    _convert_early,
-    lambda text: {"true": True, "false": False}.get(text.lower(), text),
-    values=("false", "true", "never"),
-)
 BIASES = Kind(
     "a number for each token id (such as 452=-100)", list[str], _convert_biases, _parse_bias
 )
@@ -284,8 +271,14 @@ def _kind_of(annotation: Any) -> Kind:
     origin = get_origin(annotation) or annotation
     if origin is not Literal:
         return _KINDS[origin]
+    by_text = {value if isinstance(value, str) else _as_json(value): value for value in arguments}
 
     def convert(value: Any) -> Any:
-        return arguments[arguments.index(_require(value, str))]
+        if not isinstance(value, tuple(map(type, arguments))):  # 1 is not true
+            raise TypeError
+        return arguments[arguments.index(value)]
 
-    return Kind(f"one of {', '.join(arguments)}", str, convert, values=arguments)
+    def parse(text: str) -> Any:
+        return by_text.get(text.lower(), text)  # typer passes a default as False
+
+    return Kind(f"one of {', '.join(by_text)}", str, convert, parse, values=(*by_text,))

@@ -13,7 +13,6 @@ from gpt_cli.options.declare import (
     AT_LEAST_0,
     AT_LEAST_1,
     BIASES,
-    EARLY,
     SCHEMA,
     Declared,
     OptionError,
@@ -35,7 +34,9 @@ _BIASES = Range(
     lambda biases: all(id >= 0 and -100 <= bias <= 100 for id, bias in biases),
     "token ids with numbers from -100 to 100",
 )
-_NO_FILTERS = {"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "typical_p": 1}
+# Options of a draw and of a beam search, with the values that the other may have.
+_OF_DRAW = {"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "typical_p": 1}
+OF_SEARCH = {"length_penalty": 1, "early_stopping": False}
 CHOICES = Range(lambda texts: texts and "" not in texts, "one or more texts that are not empty")
 
 
@@ -112,11 +113,10 @@ class Options(SamplingParams):
         "longer texts.",
         between(-10, 10),
     )
-    early_stopping: bool | Literal["never"] = option(
+    early_stopping: Literal[False, True, "never"] = option(
         False,
         "End --beams when N texts have ended (true), when no better one is likely (false), or only "
         "when none is possible (never).",
-        kind=EARLY,
         show_default="false",
     )
     seed: int | None = option(
@@ -185,20 +185,9 @@ class Options(SamplingParams):
         constraints = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         if len(constraints) > 1:
             raise OptionError(constraints[1], "must be the only constraint of a text")
-        if self.beams is None:
-            self._check_unset(
-                {"length_penalty": 1, "early_stopping": False}, "applies only to beams"
-            )
-        else:
-            self._check_unset(_NO_FILTERS, "cannot be set with beams, which draw nothing")
-            if self.overflow == "shift":
-                raise OptionError("overflow", "cannot be shift with beams")
-
-    def _check_unset(self, neutral: Mapping[str, Any], complaint: str) -> None:
-        """Raise OptionError if an option is neither its default nor its neutral value."""
-        for name, value in neutral.items():
-            if getattr(self, name) not in (value, getattr(Options, name)):
-                raise OptionError(name, complaint)
+        check_search({k: v for k, v in vars(self).items() if v != getattr(Options, k)}, self.beams)
+        if self.beams and self.overflow == "shift":
+            raise OptionError("overflow", "cannot be shift in a beam search")
 
     @cached_property
     def constraint(self) -> Constraint | None:
@@ -239,6 +228,14 @@ class Options(SamplingParams):
         return replace(self, seed=draw_seed() if seed is None else seed)
 
 
+def check_search(options: Mapping[str, Any], beams: int | None) -> None:
+    """Raise OptionError if some options that were set do not fit a search, or need one."""
+    complaint = "cannot be set in a beam search, which draws nothing"
+    for name, value in (_OF_DRAW if beams else OF_SEARCH).items():
+        if options.get(name, value) != value:
+            raise OptionError(name, complaint if beams else "applies only to a beam search")
+
+
 class OptionFields(TypedDict, total=False):
     """The fields of `Options`, as type checkers see the keywords of a function."""
 
@@ -255,7 +252,7 @@ class OptionFields(TypedDict, total=False):
     max_tokens: int
     beams: int | None
     length_penalty: float
-    early_stopping: bool | Literal["never"]
+    early_stopping: Literal[False, True, "never"]
     seed: int | None
     stop: str | Sequence[str]
     include_stop: bool

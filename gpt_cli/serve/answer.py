@@ -186,17 +186,18 @@ class CompletionAnswer(Answer):
         changed = choices[event.hypothesis :][:1] if isinstance(event, Step) else choices
         for choice in changed:
             choice.push(event)
-        is_search = self._request.fields.use_beam_search
-        ended = choices[0].finish_reason is not None
-        if ended or not is_search:  # the texts of a search are sent together
-            for choice in choices:
-                choice.is_new = choice.finish_reason is not None or not is_search
+        ended, is_search = (
+            choices[0].finish_reason is not None,
+            self._request.fields.use_beam_search,
+        )
+        for choice in choices:  # the texts of a search are sent together
+            choice.is_new = choice.finish_reason is not None if ended else not is_search
         return ended
 
     def complete(self) -> Response:
         """Return the answer once all texts have ended."""
         best = enumerate(self._best)  # of which a search may not have found all
-        parts = [choice.new_part() | {"index": index} for index, choice in best if choice.is_new]
+        parts = [text.new_part() | {"index": index} for index, text in best if text.finish_reason]
         return JSONResponse(self._frame | {"choices": parts, "usage": self.usage})
 
     @property

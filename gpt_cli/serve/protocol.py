@@ -16,7 +16,7 @@ from gpt_cli.errors import InputError, ResourceError, counted, did_you_mean
 from gpt_cli.gpt2.edits import Bound, Edit, EditError, bind, parse_alone
 from gpt_cli.gpt2.hooks import FINAL, has_keys, hook_shapes, select_hooks
 from gpt_cli.options.declare import AT_LEAST_0, Declared, OptionError, between, option
-from gpt_cli.options.request import Options, SamplingParams
+from gpt_cli.options.request import OF_SEARCH, Options, SamplingParams, check_search
 from gpt_cli.serve import trial
 from gpt_cli.serve.refusals import RequestError
 from gpt_cli.serve.structured import FIELDS, constraint_of
@@ -68,10 +68,7 @@ class EmbeddingFields(Declared):
     user: str | None = option(None)
 
 
-# Fields of a search, and of a draw, with the values that change nothing in the other.
-_OF_SEARCH = {"length_penalty": (1,), "early_stopping": (False,)}
-_OF_DRAW = {"temperature": (0, 1), "top_k": (0,), "top_p": (1,), "min_p": (0,), "typical_p": (1,)}
-_OPTIONS = {*SamplingParams.row_fields(), "seed", "stop", "ignore_eos", *_OF_SEARCH}
+_OPTIONS = {*SamplingParams.row_fields(), "seed", "stop", "ignore_eos", *OF_SEARCH}
 _KNOWN = {*Fields.row_fields()} | _OPTIONS | {"prompt", "stream_options", "edits", *FIELDS}
 _DEFAULTS = {"temperature": 1, "top_k": 0, "top_p": 1}
 # Values that change nothing, of fields that this server does not have or reads in another way.
@@ -285,7 +282,11 @@ def _options(engine: Engine, values: Json, fields: Fields) -> Options:
         for option, value in constraint.items():
             trial.check(option, value)
         parsed = Options.parse_json(_DEFAULTS | chosen | lengths | constraint)
-        options = Options(**parsed | _search(parsed, fields)).with_seed()
+        if fields.use_beam_search:
+            greedy = {"temperature": 0} if parsed["temperature"] == 1 else {}  # 1 is a default
+            parsed |= {"beams": fields.candidates} | greedy
+        check_search(parsed, parsed.get("beams"))  # Options would take its defaults for unset ones
+        options = Options(**parsed).with_seed()
         engine.check_constraint(options)
     except OptionError as error:
         name, complaint = error.args
@@ -298,16 +299,6 @@ def _options(engine: Engine, values: Json, fields: Fields) -> Options:
     with _about("logit_bias"):
         engine.model.config.check_ids([id for id, _ in options.logit_bias])
     return options
-
-
-def _search(values: Json, fields: Fields) -> Json:
-    """Return the options of a search, if any; raise OptionError for those it does not fit."""
-    neutral: Mapping[str, tuple[int, ...]] = _OF_DRAW if fields.use_beam_search else _OF_SEARCH
-    for name, value in values.items():
-        if value not in neutral.get(name, (value,)):
-            search = "cannot be set with use_beam_search, which draws nothing"
-            raise OptionError(name, search if fields.use_beam_search else "needs use_beam_search")
-    return {"beams": fields.candidates, "temperature": 0} if fields.use_beam_search else {}
 
 
 def _edits(engine: Engine, value: Any, folder: Path | None) -> list[Edit]:

@@ -123,13 +123,13 @@ def test_a_terminal_shows_how_far_a_search_is(monkeypatch):
     ("flags", "message"),
     [
         ("--beams 2 --samples 3", "--samples must be at most --beams, which is 2"),
-        ("--beams 2 --temperature 0.5", "--temperature cannot be set with beams"),
-        ("--beams 2 --typical-p 0.5", "--typical-p cannot be set with beams"),
-        ("--beams 2 --overflow shift", "--overflow cannot be shift with beams"),
+        ("--beams 2 --temperature 0.5", "--temperature cannot be set in a beam search"),
+        ("--beams 2 --typical-p 0.5", "--typical-p cannot be set in a beam search"),
+        ("--beams 2 --overflow shift", "--overflow cannot be shift in a beam search"),
         ("--beams 0", "--beams must be from 1 to 128"),
-        ("--length-penalty 2", "--length-penalty applies only to beams"),
-        ("--early-stopping never", "--early-stopping applies only to beams"),
-        ("--beams 2 --early-stopping no", '--early-stopping must be true, false or "never"'),
+        ("--length-penalty 2", "--length-penalty applies only to a beam search"),
+        ("--early-stopping never", "--early-stopping applies only to a beam search"),
+        ("--beams 2 --early-stopping no", "--early-stopping must be one of false, true, never"),
     ],
 )
 def test_flags_that_do_not_fit_a_search_are_refused(flags, message):
@@ -614,6 +614,15 @@ def test_an_interrupt_writes_the_record_of_the_text_so_far(monkeypatch):
     assert (record["finish_reason"], record["usage"]["completion_tokens"]) == ("interrupted", 9)
     assert record["text"]
     assert whole.startswith(record["text"])
+
+
+def test_an_interrupted_search_does_not_say_that_there_are_fewer_texts(monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gpt_cli.generation.beams.adjust", interrupted)
+    code, output = terminal_here(*GENERATE, "Once", "--beams", "3", "--samples", "3")
+    assert (code, "can be generated" in output) == (130, False)
 
 
 def test_an_interrupt_while_a_module_is_imported_is_quiet(monkeypatch):

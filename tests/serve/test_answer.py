@@ -218,7 +218,7 @@ def test_a_search_has_no_more_beams_than_the_server_has_rows(service):
     [("temperature", 0.8), ("top_k", 40), ("top_p", 0.95), ("min_p", 0.1), ("typical_p", 0.5)],
 )
 def test_a_search_draws_nothing(field, value, tiny):
-    with pytest.raises(RequestError, match=f"{field} cannot be set with use_beam_search") as error:
+    with pytest.raises(RequestError, match=f"{field} cannot be set in a beam search") as error:
         read(tiny, {"use_beam_search": True, field: value}, ["tiny"])
     assert (error.value.status, error.value.field) == (400, field)
 
@@ -228,7 +228,7 @@ def test_a_search_draws_nothing(field, value, tiny):
     [("length_penalty", 2), ("early_stopping", True), ("early_stopping", "never")],
 )
 def test_fields_of_a_search_need_one(field, value, tiny):
-    with pytest.raises(RequestError, match=f"{field} needs use_beam_search") as error:
+    with pytest.raises(RequestError, match=f"{field} applies only to a beam search") as error:
         read(tiny, {field: value}, ["tiny"])
     assert (error.value.status, error.value.field) == (400, field)
     assert read(tiny, {field: value, "use_beam_search": True}, ["tiny"]).options.beams == 1

@@ -83,7 +83,7 @@ def generate(
         write("\n")
     if not loading.quiet:
         remark(*_remarks(text, completions, options, reported=as_json or stats))
-        if len(completions) < samples:
+        if complete and len(completions) < samples:
             remark(f"only {counted(len(completions), 'text')} can be generated")
     if stats:
         note(*_statistics(engine, completions))
@@ -104,10 +104,10 @@ def _finish(run: "Run", options: Options, prefix: str | None, *, quiet: bool) ->
 
     Return False if it was interrupted.
     """
-    tokens, beams = 0, options.beams
-    what = f"{counted(beams, 'beam')}, shown at the end" if beams else ""
-    what = what or counted(len(run.completions), "text")
-    shown = (len(run.completions) > 1 or bool(beams)) and not quiet
+    tokens, what = 0, counted(len(run.completions), "text")
+    if options.beams:
+        what = f"{counted(options.beams, 'beam')}, shown at the end"
+    shown = (len(run.completions) > 1 or options.beams is not None) and not quiet
     try:
         with StatusLine(shown=shown, delay=LONG) as status:
             if prefix:
@@ -136,11 +136,7 @@ def _write_records(
 
 
 def _remarks(
-    prompt: str,
-    completions: Sequence["gpt_cli.Completion"],
-    options: Options,
-    *,
-    reported: bool,
+    prompt: str, completions: Sequence["gpt_cli.Completion"], options: Options, *, reported: bool
 ) -> list[str]:
     """Return notes about surprises, without reason and seed if those are `reported` anyway."""
     reasons = {completion.finish_reason for completion in completions}
