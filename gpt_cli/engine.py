@@ -118,9 +118,12 @@ class Engine(Introspection):
 
     @checks_arguments(Options)
     def stream(self, prompt: str, **options: Unpack[OptionFields]) -> Iterator[str]:
-        """Return an iterator over the pieces of a continuation, each as soon as it is certain."""
+        """Return an iterator over the pieces of a continuation, each as soon as it is certain.
+
+        With `beams`, these are the pieces of the best text, all at the end.
+        """
         run = self.run([prompt], Options(**options))  # type: ignore[arg-type]
-        return (step.text for step in run if step.text)
+        return (step.text for step in run if step.text and not step.hypothesis)
 
     @checks_arguments(Options)
     def generate(self, prompts: Sequence[str], **options: Unpack[OptionFields]) -> list[Completion]:

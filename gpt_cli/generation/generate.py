@@ -111,10 +111,10 @@ def _fit_memory(loaded: LoadedModel, requests: Sequence[Request]) -> tuple[bool,
         loaded.release()
         free = model.ops.free_memory()
     check_room(
-        f"a batch of {len(requests)} needs about",
+        f"a batch of {sum(request.rows for request in requests)} needs about",
         needed,
         free,
-        "generate fewer at a time, or shorter texts",
+        "generate fewer at a time, with fewer beams, or shorter texts",
     )
     if free is None:
         return True, True

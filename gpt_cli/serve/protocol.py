@@ -260,6 +260,8 @@ def _fields(kind: type[F], values: Json, names: Sequence[str]) -> F:
 
 def _completion_fields(values: Json, names: Sequence[str]) -> Fields:
     fields = _fields(Fields, values, names)
+    if fields.use_beam_search and fields.n == 1 and fields.best_of is None:
+        raise RequestError("best_of is missing: it is the number of beams", "best_of")
     if fields.candidates < fields.n:
         raise RequestError(f"best_of must be at least n, which is {fields.n}", "best_of")
     if fields.stream and fields.choices > fields.n:

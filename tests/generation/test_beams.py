@@ -315,6 +315,11 @@ def test_all_hypotheses_match_a_constraint(tiny, pattern):
     assert scores == sorted(scores, reverse=True)
 
 
+def test_a_stream_is_the_best_text(tiny):
+    (best,) = tiny.generate(["Once upon a time"], beams=3, max_tokens=9)
+    assert "".join(tiny.stream("Once upon a time", beams=3, max_tokens=9)) == best.text
+
+
 @pytest.mark.parametrize("include", [False, True])
 def test_a_stop_string_ends_a_hypothesis(tiny, include):
     options = {"beams": 5, "max_tokens": 30, "stop": [" and", "."], "include_stop": include}

@@ -251,6 +251,7 @@ def test_a_bad_value_is_refused_with_its_field(field, value, server):
         ({"user": 5}, "user must be a string, not 5"),
         ({"suffix": "the end"}, "'suffix': this server does not have this field: leave it out"),
         ({"stream": True, "best_of": 2}, "best_of: the best of several texts cannot be streamed"),
+        ({"use_beam_search": True}, "best_of is missing: it is the number of beams"),
         ({"prompt": [5] * 512}, "prompt: it has 512 tokens; shorten it to at most 511"),
         ({"max_tokens": True}, "max_tokens must be a whole number, not true"),
         ({"temperature": True}, "temperature must be a number, not true"),
