@@ -37,7 +37,8 @@ def _inside(folder: Path, path: Path) -> Path | None:
     """Return a regular file in a folder, or None."""
     try:
         inside = (folder / path).resolve()
-        is_inside = not path.is_absolute() and folder.resolve() in inside.parents
+        leads_out = path.is_absolute() or ".." in path.parts
+        is_inside = not leads_out and folder.resolve() in inside.parents
         return inside if is_inside and inside.is_file() else None
     except (OSError, ValueError, RuntimeError):  # a name that no file has; a circle of links
         return None

@@ -128,6 +128,7 @@ def test_an_edit_that_makes_values_overflow_ends_its_text_alone(service, echo):
     "name",
     ["../v.npy", "../allowed2/v.npy", "/etc/passwd.npy", "link.npy", "up/v.npy", "circle.npy",
      "sub/../../v.npy", "gone.npy", "../gone.npy", "sub.npy/..", "s3://bucket/v.npy",
+     "../allowed/v.npy",
      "http://127.0.0.1/v.npy", "file:///etc/v.npy", "a\0.npy", "\ud800.npy", "x" * 5000 + ".npy",
      "~/v.npy", "%2e%2e/v.npy", "..\\v.npy", "/v.npy", "//v.npy", "./../v.npy"],
 )  # fmt: skip
