@@ -33,6 +33,7 @@ def tree(tmp_path, monkeypatch):
     shutil.copytree(ROOT / NATIVE, tree / NATIVE, ignore=shutil.ignore_patterns("libkernels.*"))
     for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "gpt_cli/__init__.py"):
         shutil.copy(ROOT / name, tree / name)
+    shutil.copytree(ROOT / "docs", tree / "docs")
     (tree / "weights" / "tiny").mkdir(parents=True)
     monkeypatch.chdir(tree)
     return tree
@@ -160,6 +161,17 @@ def test_a_platform_without_kernels_gets_a_pure_wheel_without_a_compilation(
     assert build_wheel(tree).name.endswith("-py3-none-any.whl")
     assert system in capfd.readouterr().err
     assert not (tree / "called").exists()
+
+
+def test_a_wheel_has_the_pages_of_the_guide_and_the_man_pages(tree, compiler):
+    compiler("exit 1")
+    with zipfile.ZipFile(build_wheel(tree)) as wheel:
+        pages = {Path(entry.filename): entry for entry in wheel.infolist()}
+    guide = {path for path in pages if path.parent == Path("gpt_cli", "docs")}
+    man = {path for path in pages if path.parts[1:-1] == ("data", "share", "man", "man1")}
+    assert {path.name for path in guide} == {path.name for path in ROOT.glob("docs/*.md")}
+    assert {path.name for path in man} == {path.name for path in ROOT.glob("docs/man/*")}
+    assert sum(pages[path].file_size for path in guide | man) < 1_000_000
 
 
 def test_a_library_of_an_earlier_build_is_not_used_after_a_failure(tree, compiler):
