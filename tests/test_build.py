@@ -196,12 +196,12 @@ def test_cflags_do_not_change_what_is_computed(tree, compiler, monkeypatch):
         assert "native " not in line.replace(str(NATIVE), "")
 
 
-def test_a_source_distribution_has_the_sources_of_the_library(tree):
+def test_a_source_distribution_has_the_sources_of_the_library_and_the_man_pages(tree):
     (tree / NATIVE / "libkernels.so").write_bytes(b"of this machine")
     with tarfile.open(tree / build.build_sdist(str(tree))) as file:
         packed = {Path(*Path(name).parts[1:]) for name in file.getnames()}
     assert {NATIVE / path.name for path in (tree / NATIVE).glob("*.[ch]")} <= packed
-    assert {Path("hatch_build.py"), Path("pyproject.toml")} <= packed
+    assert {Path("hatch_build.py"), Path("pyproject.toml"), Path("docs/man/gpt-cli.1")} <= packed
     assert NATIVE / "libkernels.so" not in packed
 
 
