@@ -43,7 +43,6 @@ COVERED = {
     ],
     "cli/test_batch.py": ["cli/progress"],
     "cli/test_bench.py": ["cli/bench_format", "cli/files"],
-    "cli/test_guide.py": ["cli/markdown"],
     "cli/test_score.py": ["cli/score_format"],
     "cli/test_show.py": [
         f"cli/show/{x}" for x in ("colours", "commands", "picture", "terminal", "views")

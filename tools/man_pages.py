@@ -7,7 +7,8 @@ release in CHANGELOG.md, so the same source gives the same bytes.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -37,67 +38,70 @@ def man_pages() -> dict[str, str]:
 def _with_subcommands(context: Any) -> Iterator[Any]:
     """Yield the context of a command, and those of all commands below it."""
     yield context
-    for subcommand in _subcommands(context):
-        yield from _with_subcommands(subcommand)
-
-
-def _subcommands(context: Any) -> list[Any]:
-    commands = getattr(context.command, "commands", {})
-    return [type(context)(commands[name], parent=context, info_name=name) for name in commands]
-
-
-def _page(context: Any, date: str) -> str:
-    """Return the man page of a command."""
-    command, path = context.command, context.command_path
-    usage = " ".join(command.collect_usage_pieces(context))
-    examples = dedent(command.epilog.removeprefix(EXAMPLES).removeprefix("Begin with: "))
-    topic = path.removeprefix("gpt-cli ")
-    guide = f"gpt-cli help {topic}" if find_page(topic) else "gpt-cli help"
-    return "\n".join(
-        [
-            f'.TH {_name(context).upper()} 1 "{date}" "gpt-cli {__version__}" "gpt-cli manual"',
-            f".SH NAME\n{_roff(_name(context))} \\- {_roff(_summary(context).removesuffix('.'))}",
-            f".SH SYNOPSIS\n\\fB{_roff(path)}\\fR {_roff(usage)}",
-            ".SH DESCRIPTION\n" + _roff(command.help).replace("\n\n", "\n.PP\n"),
-            *(_section(title, rows) for title, rows in _sections(context).items()),
-            f".SH EXAMPLES\n.EX\n{_roff(examples)}\n.EE",
-            ".SH SEE ALSO",
-            *(f"\\fB{_roff(_name(above))}\\fR(1)," for above in [context.parent] if above),
-            f"\\fB{_roff(guide)}\\fR\n",
-        ]
-    )
+    for name, command in getattr(context.command, "commands", {}).items():
+        yield from _with_subcommands(type(context)(command, parent=context, info_name=name))
 
 
 def _name(context: Any) -> str:
     return context.command_path.replace(" ", "-")
 
 
-def _summary(context: Any) -> str:
-    return context.command.help.partition("\n")[0]
-
-
-def _sections(context: Any) -> dict[str, list[tuple[str, str]]]:
-    """Return names with their descriptions, by the titles of their sections."""
-    command = context.command
-    if hasattr(command, "sections"):
-        return command.sections(context)
-    records = [param.get_help_record(context) for param in command.get_params(context)]
-    pages = [(f"{_name(below)}(1)", _summary(below)) for below in _subcommands(context)]
-    return {"Options": [*filter(None, records)], "Commands": pages}
-
-
-def _section(title: str, rows: list[tuple[str, str]]) -> str:
-    """Return a section; flags and the names of pages are bold."""
-    bold = [
-        re.sub(r"(?<!\S)(\\-|gpt\\-)[^\s,(]+", r"\\fB\g<0>\\fR", _roff(name)) for name, _ in rows
+def _page(context: Any, date: str) -> str:
+    """Return the man page of a command."""
+    command, path, name = context.command, context.command_path, _name(context)
+    summary = command.help.partition("\n")[0].removesuffix(".")
+    usage = " ".join(command.collect_usage_pieces(context))
+    options = _Formatter(name)
+    command.format_options(context, options)
+    examples = dedent(command.epilog.removeprefix(EXAMPLES).removeprefix("Begin with: "))
+    topic = path.removeprefix("gpt-cli ")
+    parts = [
+        f'.TH {name.upper()} 1 "{date}" "gpt-cli {__version__}" "gpt-cli manual"',
+        f".SH NAME\n{_roff(name)} \\- {_roff(summary)}",
+        f".SH SYNOPSIS\n{_bold(path)} {_roff(usage)}",
+        ".SH DESCRIPTION\n" + _roff(command.help).replace("\n\n", "\n.PP\n"),
+        *options.lines,
+        f".SH EXAMPLES\n.EX\n{_roff(examples)}\n.EE",
+        ".SH SEE ALSO",
+        *(f"{_bold(_name(above))}(1)," for above in [context.parent] if above),
+        _bold(f"gpt-cli help {topic}" if find_page(topic) else "gpt-cli help"),
     ]
-    texts = [_roff(text) for _, text in rows]
-    entries = zip(bold, texts, strict=True)
-    return f".SH {title.upper()}\n" + "\n".join(f".TP\n{name}\n{text}" for name, text in entries)
+    return "\n".join(parts) + "\n"
+
+
+class _Formatter:
+    """The sections of a man page; the help writes its options and commands to it."""
+
+    width = 1000  # so that no description is cut
+    names_width = 0
+
+    def __init__(self, page: str):
+        self.page = page
+        self.lines: list[str] = []
+
+    @contextmanager
+    def section(self, title: str) -> Iterator[None]:
+        """Begin a section."""
+        self.lines.append(f".SH {title.upper()}")
+        yield
+
+    def write_dl(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Add names with their descriptions; flags are bold, and a command is named by its page."""
+        are_commands = self.lines[-1] == ".SH COMMANDS"
+        for name, text in rows:
+            words = [_bold(word) if word[0] == "-" else _roff(word) for word in name.split()]
+            shown = (
+                f"{_bold(f'{self.page}-{name.strip()}')}(1)" if are_commands else " ".join(words)
+            )
+            self.lines.append(f".TP\n{shown}\n{_roff(text)}")
+
+
+def _bold(text: str) -> str:
+    return f"\\fB{_roff(text)}\\fR"
 
 
 def _roff(text: str) -> str:
-    """Escape a text, so that it shows what it is."""
+    """Escape a text, so that the page shows its characters."""
     escaped = "".join(_ESCAPES.get(character, character) for character in text)
     return re.sub(r"(?m)^\.", r"\&.", escaped)
 

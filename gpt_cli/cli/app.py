@@ -15,7 +15,6 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from gpt_cli import __version__
-from gpt_cli.cli import guide
 from gpt_cli.cli.commands import (
     activations,
     checks,
@@ -42,28 +41,25 @@ _LESS = "use fewer or shorter texts at a time, or a smaller model"
 # Parts of messages of the dynamic linker and of the threading module when memory is missing.
 _NO_ROOM = ("failed to map segment", "annot allocate memory", "can't start new thread")
 
-_TOPIC = typer.Argument(
-    None,
-    metavar="[TOPIC]",
-    help="A page, such as models, or a command; without it, list the pages.",
-    autocompletion=lambda: [*guide.read_pages(), *_names()],
-)
+_TOPIC = typer.Argument(None, metavar="[TOPIC]", help="A page, such as models, or a command.")
 
 
 def _help(topic: str | None = _TOPIC) -> None:
     """Show a page of the guide, or the --help of a command that has no page.
 
-    In a pipe, a page is Markdown. On a terminal, PAGER shows it if it is long.
+    Without TOPIC, list the pages. In a pipe, a page is Markdown.
 
     Examples:
         gpt-cli help
         gpt-cli help generate
         gpt-cli help show tree
     """
+    from gpt_cli.cli import guide
+
     if topic is None:
         guide.list_topics()
     else:
-        guide.show_page(topic, _names())
+        guide.show_page(topic, _NAMES)
 
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -89,11 +85,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "doctor": checks.doctor,
     "help": _help,
 }
-
-
-def _names() -> list[str]:
-    """Return the names of all commands and of the group of commands."""
-    return [*COMMANDS, "show"]
+_NAMES = [*COMMANDS, "show"]
 
 
 def _print_version(context: typer.Context, value: bool) -> None:
@@ -157,10 +149,12 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
 def _without_help(arguments: list[str]) -> list[str]:
     """Return the arguments with --help in place of `help`, for a command without a page."""
     match arguments:
-        case ["help", "show", _]:
-            return [*arguments[1:], "--help"]
-        case ["help", name] if name in _names() and not guide.find_page(name):
-            return [name, "--help"]
+        case ["help", "show", name]:
+            return ["show", name, "--help"]
+        case ["help", name] if name in _NAMES:
+            from gpt_cli.cli.guide import find_page
+
+            return arguments if find_page(name) else [name, "--help"]
     return arguments
 
 

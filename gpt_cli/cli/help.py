@@ -48,26 +48,20 @@ def add_command(app: typer.Typer, name: str, function: Callable[..., None]) -> N
 class Command(TyperCommand):
     """A command whose help has its options in groups."""
 
-    def sections(self, ctx: Any) -> dict[str, list[tuple[str, str]]]:
-        """Return the arguments, and the options of each group, with their descriptions."""
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, and the options of each group."""
         entries: dict[str, tuple[str, str]] = {}
         for param in self.get_params(ctx):
             if entry := param.get_help_record(ctx):  # not hidden
                 entries[param.opts[0]] = entry
-        names = {"Arguments": [name for name in entries if not name.startswith("-")]}
-        names |= {title: [f"--{n}" for n in group.split()] for title, group in GROUPS.items()}
-        names["Other"] = [*entries]
-        rows = {title: [entries.pop(n) for n in names[title] if n in entries] for title in names}
-        return {title: rows[title] for title in rows if rows[title]}
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the sections."""
-        sections = self.sections(ctx)
-        longest = max(len(name) for rows in sections.values() for name, _ in rows)
-        width = min(formatter.names_width, longest)
-        for title, rows in sections.items():
-            with formatter.section(title):
-                formatter.write_dl([(name.ljust(width), text) for name, text in rows])
+        width = min(formatter.names_width, max(len(name) for name, _ in entries.values()))
+        sections = {"Arguments": [name for name in entries if not name.startswith("-")]}
+        sections |= {title: [f"--{n}" for n in names.split()] for title, names in GROUPS.items()}
+        for title, names in {**sections, "Other": [*entries]}.items():
+            rows = [entries.pop(name) for name in names if name in entries]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl([(name.ljust(width), text) for name, text in rows])
 
 
 class HelpFormatter(typer.Context.formatter_class):  # type: ignore[valid-type,misc]

@@ -139,7 +139,6 @@ def test_commands_types_and_devices_are_the_implemented_ones(answers):
     devices, dtypes, _ = zip(*_IMPLEMENTATIONS.values(), strict=True)
     assert set(answers("gpt-cli score --device ")) == {"auto", *devices}
     assert set(answers("gpt-cli score --dtype ")) == {"auto", *sum(dtypes, ())}
-    assert answers("gpt-cli help tok") == ["tokens", "tokenize"]
     assert sorted(answers("gpt-cli ")) == sorted(get_command(app.application()).commands)
 
 

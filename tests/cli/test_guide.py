@@ -65,7 +65,6 @@ def test_links_name_topics_and_pictures_are_described():
     page = squeezed(shown("how-gpt2-works"))
     assert squeezed("(Picture: A tree of continuations with their probabilities)") in page
     assert "thelastproduct(" not in page  # a link within the page
-    assert "gpt_cli/gpt2/model.py(gpt_cli/gpt2/model.py)" in page
 
 
 def test_colours_are_only_for_a_terminal_that_wants_them():
