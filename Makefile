@@ -13,7 +13,7 @@ NATIVE := hatch_build.py $(wildcard gpt_cli/ops/native/*.[ch])
 COMPUTED_BY = @$(BIN)/python -c 'from gpt_cli.ops import get_ops; ops = get_ops("cpu", "float32"); \
   print("computed by", "native " + ops.level if ops.name == "native" else "NumPy: see `gpt-cli doctor`")' >&2
 
-.PHONY: demo test faults soak soak-serve round-trips fuzz mutants test-gpu test-browser test-ray test-s3 test-eval test-serve sanitize test-arm check format bench pictures wheel clean help
+.PHONY: demo test faults soak soak-serve round-trips fuzz mutants test-gpu test-browser test-ray test-s3 test-eval test-serve sanitize test-arm check format bench pictures man wheel clean help
 
 demo: $(VENV)/.demo  ## stream a story from the bundled model
 	$(COMPUTED_BY)
@@ -90,6 +90,9 @@ pictures: $(VENV)/.dev  ## the pictures in docs/
 	$(SHOW) tree -m tiny -k 24 --force --png docs/pictures/tree.png "$(LOOKS)"
 	$(SHOW) surprise -m tiny --force --png docs/pictures/surprise.png "$(LOOKS) moon. Emma looked up at the tractor."
 	$(BIN)/python tools/record.py
+
+man: $(VENV)/.dev  ## the man pages in docs/man, from --help
+	$(BIN)/python -m tools.man_pages
 
 SECONDS ?= 60
 fuzz: export PYTHONPATH = tests

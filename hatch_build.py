@@ -1,6 +1,7 @@
-"""Compile gpt_cli/ops/native for a wheel or an editable install.
+"""Add the pages of docs/ to a wheel, and compile gpt_cli/ops/native for it.
 
-If that fails, the wheel has no library, and NumPy is the fallback.
+If the compilation fails, the wheel has no library, and NumPy is the fallback. An editable install
+reads the pages in docs/, and has its library in the source tree.
 """
 
 import ctypes
@@ -47,12 +48,15 @@ class BuildHook(BuildHookInterface[Any]):
     """The hook that hatchling calls before it builds a wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Add the library to the wheel, or to the source tree for an editable install."""
+        """Add pages and library to the wheel, or, if editable, the library to the source tree."""
         sources = Path(self.root, FOLDER)
         editable = version == "editable"
         if editable:
             for old in sources.glob("libkernels.*"):
                 old.unlink()
+        else:
+            for page in sorted(Path(self.root, "docs").glob("*.md")):  # not the pictures
+                build_data["force_include"][str(page)] = f"gpt_cli/docs/{page.name}"
         platform = self.build_config.builder.get_best_matching_tag().rpartition("-")[2]
         self._folder = TemporaryDirectory()
         try:

@@ -33,6 +33,7 @@ def tree(tmp_path, monkeypatch):
     shutil.copytree(ROOT / NATIVE, tree / NATIVE, ignore=shutil.ignore_patterns("libkernels.*"))
     for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "gpt_cli/__init__.py"):
         shutil.copy(ROOT / name, tree / name)
+    shutil.copytree(ROOT / "docs", tree / "docs")
     (tree / "weights" / "tiny").mkdir(parents=True)
     monkeypatch.chdir(tree)
     return tree
@@ -162,6 +163,17 @@ def test_a_platform_without_kernels_gets_a_pure_wheel_without_a_compilation(
     assert not (tree / "called").exists()
 
 
+def test_a_wheel_has_the_pages_of_the_guide_and_the_man_pages(tree, compiler):
+    compiler("exit 1")
+    with zipfile.ZipFile(build_wheel(tree)) as wheel:
+        pages = {Path(entry.filename): entry for entry in wheel.infolist()}
+    guide = {path for path in pages if path.parent == Path("gpt_cli", "docs")}
+    man = {path for path in pages if path.parts[1:-1] == ("data", "share", "man", "man1")}
+    assert {path.name for path in guide} == {path.name for path in ROOT.glob("docs/*.md")}
+    assert {path.name for path in man} == {path.name for path in ROOT.glob("docs/man/*")}
+    assert sum(pages[path].file_size for path in guide | man) < 1_000_000
+
+
 def test_a_library_of_an_earlier_build_is_not_used_after_a_failure(tree, compiler):
     compiler("exit 1")
     before = tree / NATIVE / "libkernels.so"
@@ -184,12 +196,12 @@ def test_cflags_do_not_change_what_is_computed(tree, compiler, monkeypatch):
         assert "native " not in line.replace(str(NATIVE), "")
 
 
-def test_a_source_distribution_has_the_sources_of_the_library(tree):
+def test_a_source_distribution_has_the_sources_of_the_library_and_the_man_pages(tree):
     (tree / NATIVE / "libkernels.so").write_bytes(b"of this machine")
     with tarfile.open(tree / build.build_sdist(str(tree))) as file:
         packed = {Path(*Path(name).parts[1:]) for name in file.getnames()}
     assert {NATIVE / path.name for path in (tree / NATIVE).glob("*.[ch]")} <= packed
-    assert {Path("hatch_build.py"), Path("pyproject.toml")} <= packed
+    assert {Path("hatch_build.py"), Path("pyproject.toml"), Path("docs/man/gpt-cli.1")} <= packed
     assert NATIVE / "libkernels.so" not in packed
 
 

@@ -32,7 +32,7 @@ from gpt_cli.cli.output import note, silence, verbose
 from gpt_cli.cli.parameters import command as with_flags
 from gpt_cli.cli.show.commands import show
 from gpt_cli.cli.usage import usage_error
-from gpt_cli.errors import GPTCLIError, InputError, ResourceError
+from gpt_cli.errors import GPTCLIError, ResourceError
 from gpt_cli.options.declare import option
 from gpt_cli.system.signals import ENDING
 
@@ -41,16 +41,25 @@ _LESS = "use fewer or shorter texts at a time, or a smaller model"
 # Parts of messages of the dynamic linker and of the threading module when memory is missing.
 _NO_ROOM = ("failed to map segment", "annot allocate memory", "can't start new thread")
 
-_NAMES = typer.Argument(None, metavar="[COMMAND]", help="Such as score, or show tree.")
+_TOPIC = typer.Argument(None, metavar="[TOPIC]", help="A page, such as models, or a command.")
 
 
-def _help(names: list[str] | None = _NAMES) -> None:
-    """Show the help of a command, as its --help does.
+def _help(topic: str | None = _TOPIC) -> None:
+    """Show a page of the guide, or the --help of a command that has no page.
+
+    Without TOPIC, list the pages. In a pipe, a page is Markdown.
 
     Examples:
-        gpt-cli help score
+        gpt-cli help
+        gpt-cli help generate
         gpt-cli help show tree
     """
+    from gpt_cli.cli import guide
+
+    if topic is None:
+        guide.list_topics()
+    else:
+        guide.show_page(topic, _NAMES)
 
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -74,8 +83,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "info": models.info,
     "verify": checks.verify,
     "doctor": checks.doctor,
-    "help": _help,  # `run` replaces it by --help
+    "help": _help,
 }
+_NAMES = [*COMMANDS, "show"]
 
 
 def _print_version(context: typer.Context, value: bool) -> None:
@@ -137,13 +147,15 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _without_help(arguments: list[str]) -> list[str]:
-    """Return the arguments with the flag --help for the command `help`."""
-    if arguments[:1] != ["help"] or arguments[1:2] in (["-h"], ["--help"]):
-        return arguments
-    names = arguments[1:]
-    if extra := names[2 if names[:1] == ["show"] else 1 :]:
-        raise InputError(f"unexpected argument {extra[0]}; see `gpt-cli help --help`")
-    return [*names, "--help"]
+    """Return the arguments with --help in place of `help`, for a command without a page."""
+    match arguments:
+        case ["help", "show", name]:
+            return ["show", name, "--help"]
+        case ["help", name] if name in _NAMES:
+            from gpt_cli.cli.guide import find_page
+
+            return arguments if find_page(name) else [name, "--help"]
+    return arguments
 
 
 def run(arguments: list[str]) -> int:

@@ -21,7 +21,6 @@ SEE = "; see `gpt-cli generate --help`"
         ([*GENERATE, "-n"], f"-n needs a value{SEE}"),
         ([*GENERATE, "--stats=3"], f"--stats takes no value{SEE}"),
         (["info", "tiny", "y"], "unexpected argument y; see `gpt-cli info --help`"),
-        (["help", "info", "y"], "unexpected argument y; see `gpt-cli help --help`"),
         (["show", "tree", "-k"], "-k needs a value; see `gpt-cli show tree --help`"),
         (
             ["show", "tre"],
@@ -108,12 +107,6 @@ def test_one_model_may_be_named_twice_or_differ_from_that_of_the_environment():
 )
 def test_a_variable_is_blamed_only_for_its_own_value(arguments, value, message):
     assert refusal(*GENERATE, *arguments, GPT_CLI_THREADS=value).endswith(f"error: {message}\n")
-
-
-def test_help_as_a_command_is_help_as_a_flag():
-    for names in ([], ["generate"], ["show"], ["show", "tree"], ["help"]):
-        assert run_here("help", *names) == run_here(*names, "--help")
-    assert "there is no command nope; to" in refusal("help", "nope")
 
 
 FEW = ["bench", "-m", "tiny", "-p", "4", "-n", "3", "-r", "1", "--no-cache", "--json"]

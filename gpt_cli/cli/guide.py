@@ -1,0 +1,98 @@
+"""The pages of the guide, `docs/*.md`, on a terminal and in a pipe. This module imports rich."""
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rich.console import Console
+from rich.markdown import Markdown, TableDataElement
+from rich.theme import Theme
+
+from gpt_cli.cli.output import hanging, on_terminal, remark, write
+from gpt_cli.errors import InputError, ResourceError, did_you_mean
+
+_PACKAGE = Path(__file__).parent.parent
+_FOLDERS = (_PACKAGE / "docs", _PACKAGE.parent / "docs")  # of a wheel, of a checkout
+# The colours of rich are for dark terminals.
+_THEME = Theme({"markdown.code": "cyan", "markdown.link_url": "underline"})
+# A terminal shows the descriptions of pictures, and links to pages as topics.
+_IN_TERMINAL = {
+    r"!\[([^]]*)\]\([^)]*\)": r"(Picture: \1)",
+    r"\[([^][]*)\]\(#[^)]*\)": r"\1",
+    r"\]\(([\w-]+)\.md(#[^)]*)?\)": r"](\1)",
+}
+
+
+def find_page(name: str) -> str | None:
+    """Return the page with the topic `name`, or with the command `name` in its title, if any."""
+    pages = _pages()
+    titled = (page for page in pages.values() if f"`gpt-cli {name}`" in page.partition("\n")[0])
+    return pages.get(name) or next(titled, None)
+
+
+def list_topics() -> None:
+    """Write the topics with the titles of their pages."""
+    titles = {topic: page.partition("\n")[0].strip("# ") for topic, page in _pages().items()}
+    width = max(map(len, titles)) + 2
+    lines = (hanging(f"{topic:{width}}", titles[topic].replace("`", "")) for topic in titles)
+    _show("".join(lines))
+    remark("`gpt-cli help TOPIC` shows a page; `gpt-cli --help` lists the commands")
+
+
+def show_page(name: str, commands: Iterable[str]) -> None:
+    """Write a page, in a pipe as Markdown; InputError with the nearest topic if there is none."""
+    page = find_page(name)
+    if page is None:
+        near = did_you_mean(name, [*_pages(), *commands])
+        raise InputError(f"there is no topic {name:.80}{near}; see `gpt-cli help`")
+    _show(_formatted(page) if on_terminal(sys.stdout) else page)
+
+
+def _pages() -> dict[str, str]:
+    """Return the Markdown of each page, by its topic, such as how-gpt2-works."""
+    if folder := next(filter(Path.is_dir, _FOLDERS), None):
+        return {file.stem: file.read_text("utf-8") for file in sorted(folder.glob("*.md"))}
+    raise ResourceError("the pages of the guide are missing: reinstall gpt2-cli")
+
+
+def _formatted(page: str) -> str:
+    for pattern, replacement in _IN_TERMINAL.items():
+        page = re.sub(pattern, replacement, page)
+    console = Console(file=sys.stdout, theme=_THEME)
+    with console.capture() as captured:
+        markdown = _Page(page, code_theme="ansi_light", hyperlinks=False)
+        console.print(markdown, width=min(console.width, 100))
+    return captured.get()
+
+
+class _Cell(TableDataElement):
+    def __init__(self, justify: Any):
+        super().__init__(justify)
+        self.content.overflow = "fold"  # break long words; rich would cut them
+
+
+class _Page(Markdown):
+    elements: ClassVar[dict[str, Any]] = {**Markdown.elements, "th_open": _Cell, "td_open": _Cell}
+
+
+def _show(text: str) -> None:
+    """Write a text; if the terminal is shorter, show it in the pager, PAGER or less."""
+    if on_terminal(sys.stdout) and text.count("\n") >= shutil.get_terminal_size().lines:
+        less = {"LESS": os.environ.get("LESS", "-FX") + " -R", "LESSCHARSET": "utf-8"}
+        handler = signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is for the pager
+        try:
+            with suppress(OSError, ValueError, IndexError):  # not installed, bad quotes, empty
+                command = shlex.split(os.environ.get("PAGER", "less"))
+                subprocess.run(command, input=text.encode(), env=os.environ | less)  # noqa: S603
+                return
+        finally:
+            signal.signal(signal.SIGINT, handler)
+    write(text, escapes=True)

@@ -1,0 +1,51 @@
+"""The man pages of docs/man: current, complete, and without a warning of man or mandoc."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpt_cli.cli.app import COMMANDS
+from support.in_process import run_here
+
+ROOT = Path(__file__).parents[1]
+PAGES = {path.name: path.read_text("utf-8") for path in sorted(ROOT.glob("docs/man/*"))}
+
+
+def test_the_pages_are_those_of_the_commands(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    import man_pages
+
+    assert {f"gpt-cli-{name}.1" for name in COMMANDS} < PAGES.keys()
+    assert man_pages.man_pages() == PAGES, "run `make man`"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_has_the_groups_the_flags_and_the_examples_of_the_help(name):
+    command = name.removesuffix(".1").split("-", 3 if "-show-" in name else 2)[2:]
+    text = run_here(*command, "--help")[0].decode()
+    page = re.sub(r"\\f[BR]|\\(?=-)", "", PAGES[name]).replace(r"\(aq", "'").replace(r"\e", "\\")
+    options, _, examples = text.partition("\n  Examples:\n")
+    _, *sections = re.split(r"(?m)^(\w[\w ]+):$", options)
+    assert all(f"\n.SH {title.upper()}\n" in page for title in sections[::2])
+    flags = re.findall(r"(?m)^  (-.*?)(?:  |$)", "".join(sections))
+    assert flags
+    assert set(flags) <= set(page.splitlines())
+    assert all(f"\n{line.strip()}\n" in page for line in examples.splitlines() if "\\" not in line)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["mandoc -T lint -W warning", "groff -ww -man -T utf8 -z"],
+    ids=lambda c: c.split()[0],
+)
+def test_the_pages_give_no_warning(command):
+    if not shutil.which(command.split()[0]):
+        pytest.skip("not installed")
+    files = [ROOT / "docs" / "man" / name for name in PAGES]
+    finished = subprocess.run([*command.split(), *files], capture_output=True, text=True)
+    warnings = (finished.stdout + finished.stderr).splitlines()
+    # CHANGELOG.md has no date before the first release.
+    assert [line for line in warnings if not line.endswith('missing date, using "": TH')] == []
