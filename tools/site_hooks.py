@@ -1,8 +1,8 @@
 """What mkdocs adds to docs/ for the site: `make site` calls the functions that begin with `on_`.
 
-README.md is the home page, and Markdown and pictures outside of docs/ that a page links to are on the
-site, too. Code that a page links to becomes a page. The API page comes from docstrings, formulas
-become MathML, and the page that a line of docs/show.md writes stands below that line.
+README.md is the home page. Other Markdown, pictures and code that pages link to are on the site,
+too; code becomes a page. The API reference comes from docstrings, and formulas become MathML. The
+web page that a line of docs/show.md writes stands below that line.
 """
 
 import os
@@ -21,10 +21,12 @@ ENTRIES = ["README.md", "CHANGELOG.md"]  # with docs/, where links to other file
 LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[)#])")  # to a file of the repository
 LIVE_GUIDE = "docs/show.md"
 LIVE = re.compile(r"^\$ (gpt-cli show .*--html (\S+) .*)\n(?:.*\n)*?```$", re.MULTILINE)
-LOADS = re.compile(r"""<(?:img|script|iframe|link(?! rel="?canonical))\b[^>]*(?:src|href)="?(?:https?:)?//.*?>""")
+LOADS = re.compile(  # from another host
+    r'<(?:img|script|iframe|link(?! rel="canonical"))\b[^>]* (?:src|href)="?(?:https?:)?//.*?>'
+)
 API = """# API reference
 
-What a type checker and `help()` know. [Use it from Python](api.md) shows examples.
+Every public name, from its docstring. [Use it from Python](api.md) shows examples.
 
 ::: gpt_cli
 ::: gpt_cli.jobs
@@ -33,9 +35,9 @@ What a type checker and `help()` know. [Use it from Python](api.md) shows exampl
 """
 
 
-def linked(path: str) -> Iterator[tuple[str, str]]:
+def linked(markdown: str, path: str) -> Iterator[tuple[str, str]]:
     """Yield the links of a page to files, and the paths of these files in the repository."""
-    for link in LINK.findall((ROOT / path).read_text("utf-8")):
+    for link in LINK.findall(markdown):
         target = posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
         if (ROOT / target).is_file():
             yield link, target
@@ -43,12 +45,12 @@ def linked(path: str) -> Iterator[tuple[str, str]]:
 
 def published() -> set[str]:
     """Return the files on the site: docs/, and what can be reached from it by links."""
-    todo = [*ENTRIES, *(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md"))]
+    todo = [*ENTRIES, *(page.relative_to(ROOT).as_posix() for page in ROOT.glob("docs/**/*.md"))]
     paths = set()
     while todo:
         path = todo.pop()
         if path not in paths and path.endswith(".md"):
-            todo += [target for _, target in linked(path)]
+            todo += [target for _, target in linked((ROOT / path).read_text("utf-8"), path)]
         paths.add(path)
     return paths
 
@@ -62,13 +64,15 @@ def place(path: str) -> str:
 def with_links_of_the_site(markdown: str, path: str) -> str:
     """Return a page of the repository with links to the places of the files on the site."""
     folder = posixpath.dirname(place(path)) or "."
-    places = {link: posixpath.relpath(place(target), folder) for link, target in linked(path)}
+    places = {
+        link: posixpath.relpath(place(target), folder) for link, target in linked(markdown, path)
+    }
     return LINK.sub(lambda link: places.get(link[1], link[1]), markdown)
 
 
 def code_page(path: str) -> str:
     """Return a page that shows a file of code."""
-    language = {".py": "python", ".c": "c"}[Path(path).suffix]
+    language = Path(path).suffix[1:] or "text"
     code = (ROOT / path).read_text("utf-8")
     return f"# {path}\n\n~~~~{language}\n{code}~~~~\n"
 
@@ -110,7 +114,7 @@ def on_files(files: Any, config: Any) -> None:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Return a page with the links of the site, and with live pages below the lines that write them."""
+    """Return a page with the links of the site, and with live pages below their lines."""
     uri = page.file.src_uri
     paths = [path for path in (f"docs/{uri}", uri) if (ROOT / path).is_file()]
     if not paths:  # the page was generated
@@ -118,7 +122,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
     def with_frame(block: re.Match[str]) -> str:
         source = files.get_file_from_path(block[2]).url_relative_to(page.file)
-        return f'{block[0]}\n\n<iframe class="live" src="{source}" title="{block[2]}"></iframe>'
+        frame = f'<iframe class="live" src="{source}" title="The page {block[2]}"></iframe>'
+        return f"{block[0]}\n\n{frame}"
 
     if paths[0] == LIVE_GUIDE:
         markdown = LIVE.sub(with_frame, markdown)
@@ -126,7 +131,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    """Return the HTML of a page with a name for the search dialog, which the theme leaves nameless."""
+    """Return the HTML of a page, where the dialog of the search has a name for screen readers."""
     return output.replace('role="dialog"', 'role="dialog" aria-label="Search"', 1)
 
 
