@@ -74,7 +74,7 @@ def code_page(path: str) -> str:
     """Return a page that shows a file of code."""
     language = Path(path).suffix[1:] or "text"
     code = (ROOT / path).read_text("utf-8")
-    return f"# {path}\n\n~~~~{language}\n{code}~~~~\n"
+    return f"---\nhide: [toc]\n---\n# {path}\n\n~~~~{language}\n{code}~~~~\n"
 
 
 def formula(latex: str, *_: Any, **__: Any) -> str:
