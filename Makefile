@@ -13,7 +13,7 @@ NATIVE := hatch_build.py $(wildcard gpt_cli/ops/native/*.[ch])
 COMPUTED_BY = @$(BIN)/python -c 'from gpt_cli.ops import get_ops; ops = get_ops("cpu", "float32"); \
   print("computed by", "native " + ops.level if ops.name == "native" else "NumPy: see `gpt-cli doctor`")' >&2
 
-.PHONY: demo test faults soak soak-serve round-trips fuzz mutants test-gpu test-browser test-ray test-s3 test-eval test-serve sanitize test-arm check format bench pictures man wheel clean help
+.PHONY: demo test faults soak soak-serve round-trips fuzz mutants test-gpu test-browser test-ray test-s3 test-eval test-serve sanitize test-arm check format bench pictures man site wheel clean help
 
 demo: $(VENV)/.demo  ## stream a story from the bundled model
 	$(COMPUTED_BY)
@@ -94,6 +94,10 @@ pictures: $(VENV)/.dev  ## the pictures in docs/
 man: $(VENV)/.dev  ## the man pages in docs/man, from --help
 	$(BIN)/python -m tools.man_pages
 
+site: export NO_MKDOCS_2_WARNING = 1
+site: $(VENV)/.site  ## the site, in build/site; every link, anchor and reference is checked
+	$(BIN)/python -m mkdocs build --strict
+
 SECONDS ?= 60
 fuzz: export PYTHONPATH = tests
 fuzz: $(VENV)/.fuzz  ## SECONDS of damaged files and odd texts, two processes at a time; exit code 1 after a finding
@@ -133,6 +137,10 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/.demo
 
 $(VENV)/.browser: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --editable ".[browser]"
+	touch $@
+
+$(VENV)/.site: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --editable ".[site]"
 	touch $@
 
 $(VENV)/.fuzz: $(VENV)/.dev
