@@ -54,7 +54,7 @@ def _write_files(commands: dict[str, Any]) -> None:
         run_here(*shlex.split(command))
     shutil.rmtree("float32")
     _write_outputs(commands["interrupted"])
-    for name, command in commands["records"].items():
+    for name, command in (commands["records"] | commands["figures"]).items():
         Path("records", f"{name}.jsonl").write_bytes(run_here(*shlex.split(command))[0])
     Path("new.safetensors").unlink()
     printed = {

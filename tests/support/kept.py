@@ -36,7 +36,12 @@ def digests() -> dict[str, str]:
 
 
 def answer(server: "Server", path: str, body: Any) -> list[Any]:
-    """Return the status and the JSON of an answer; that of a stream in one piece, then its end."""
+    """Return the status and the JSON of an answer, or the names of metrics.
+
+    The text of a stream is in one piece, since its pieces depend on the time.
+    """
+    if path == "/metrics":
+        return [dict.fromkeys(sorted(name.partition("{")[0] for name in server.metrics()))]
     answered = server.ask(path, body)
     if isinstance(body, dict) and body.get("stream"):
         *events, end = answered.events()
