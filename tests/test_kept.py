@@ -73,16 +73,17 @@ def run(command, *arguments, code=0):
     return run_here(*shlex.split(command), *arguments, code=code)[0]
 
 
-@pytest.mark.parametrize("part", LISTING)
-def test_no_name_disappears_and_no_default_changes(part, now):
-    assert [*changes(LISTING[part], now[part], equal)] == []
-
-
 @pytest.fixture(scope="module")
 def now():
+    """Return the names that the program has."""
     for package in ("pyarrow", "uvicorn"):
         pytest.importorskip(package, reason="gpt_cli.ray or gpt_cli.serve needs it")
     return listing()
+
+
+@pytest.mark.parametrize("part", LISTING)
+def test_no_name_disappears_and_no_default_changes(part, now):
+    assert [*changes(LISTING[part], now[part], equal)] == []
 
 
 def test_a_change_is_noticed_and_an_addition_is_fine():
