@@ -1,6 +1,7 @@
 """Wheels and editable installs by hatch_build.py, without a network and without pip."""
 
 import ctypes
+import filecmp
 import os
 import platform
 import re
@@ -153,7 +154,7 @@ def test_a_later_build_elsewhere_from_the_source_distribution_gives_the_same_byt
         os.utime(path)
     assert build_everything(second, 0o077) == files
     for file in files:
-        assert (first / "dist" / file).read_bytes() == (second / "dist" / file).read_bytes(), file
+        assert filecmp.cmp(first / "dist" / file, second / "dist" / file, shallow=False), file
 
 
 # Compilers that make no library, and what the warning says.
