@@ -13,7 +13,7 @@ NATIVE := hatch_build.py $(wildcard gpt_cli/ops/native/*.[ch])
 COMPUTED_BY = @$(BIN)/python -c 'from gpt_cli.ops import get_ops; ops = get_ops("cpu", "float32"); \
   print("computed by", "native " + ops.level if ops.name == "native" else "NumPy: see `gpt-cli doctor`")' >&2
 
-.PHONY: demo test faults soak soak-serve round-trips fuzz mutants test-gpu test-browser test-ray test-s3 test-eval test-serve sanitize test-arm check format bench pictures man site wheel clean help
+.PHONY: demo test faults soak soak-serve round-trips fuzz mutants test-gpu test-browser test-ray test-s3 test-eval test-serve sanitize test-arm check format bench pictures man site check-release wheel clean help
 
 demo: $(VENV)/.demo  ## stream a story from the bundled model
 	$(COMPUTED_BY)
@@ -118,6 +118,25 @@ wheel: $(VENV)/.demo  ## the wheel for this platform, in dist/
 	cd / && PATH= GPT_CLI_OPS=native "$(CURDIR)/$(CLEAN_BIN)/gpt-cli" generate --model tiny -n 20 "Once upon a time" && echo
 	ls -l dist/*.whl
 
+# pyroma would like an address and a home page, which the project does not have yet. The SBOM is about what `make wheel`
+# has installed, without the installer.
+check-release: wheel $(VENV)/.release  ## the files of a release, in dist/: what is in them, equal bytes from two builds, the workflows
+	rm -f dist/*.tar.gz
+	$(BIN)/python -m build --sdist .
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
+	$(BIN)/pyroma --min 10 --skip-tests AuthorEmail,Url dist/*.tar.gz
+	$(CLEAN_BIN)/python -m pip uninstall --quiet --yes setuptools pip
+	sed "s/^dynamic = .*/version = \"$$($(BIN)/hatchling version)\"/" pyproject.toml > build/pyproject.toml
+	$(BIN)/cyclonedx-py environment --pyproject build/pyproject.toml --output-reproducible --output-file build/sbom.cdx.json $(CLEAN)
+	$(BIN)/python tools/release_notes.py > build/notes.md
+	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
+	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/zizmor --offline .github
+	$(BIN)/hadolint Dockerfile
+	$(BIN)/python -m pytest tests/test_build.py -m slow
+
 clean:  ## remove the environments and the compiled library
 	rm -rf $(VENV) $(CLEAN) gpt_cli/ops/native/libkernels.*
 
@@ -149,6 +168,10 @@ $(VENV)/.fuzz: $(VENV)/.dev
 
 $(VENV)/.mutants: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --editable ".[mutants]"
+	touch $@
+
+$(VENV)/.release: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --editable ".[release]"
 	touch $@
 
 $(VENV)/.s3: $(VENV)/.dev
