@@ -209,7 +209,9 @@ def _client(explain: Callable[[Exception], str], bars: bool = False) -> Iterator
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     with warnings.catch_warnings(action="ignore"):
         try:
-            from huggingface_hub import get_session
+            from urllib.parse import urlsplit
+
+            from huggingface_hub.utils import get_session  # the package itself would print errors
             from huggingface_hub.utils import logging as client_log
             from huggingface_hub.utils.tqdm import (
                 are_progress_bars_disabled,
@@ -217,6 +219,7 @@ def _client(explain: Callable[[Exception], str], bars: bool = False) -> Iterator
                 enable_progress_bars,
             )
 
+            _ = urlsplit(_endpoint()).port  # ValueError; older clients accept any port
             hooks = get_session().event_hooks
         except (ImportError, OSError, ValueError) as error:
             raise InputError(
