@@ -22,6 +22,17 @@ def test_the_navigation_has_every_page_of_the_guide():
     assert pages <= set(re.findall(r": (\S+\.md)$", navigation, re.MULTILINE))
 
 
+def test_pages_outside_of_the_guide_are_known(hooks):
+    known = (ROOT / "mkdocs.yml").read_text("utf-8").partition("not_in_nav: |")[2]
+    folders = re.findall(r"^  /(\S+)", known, re.MULTILINE)
+    pages = map(hooks.place, hooks.published())
+    outside = {
+        page for page in pages if page.endswith(".md") and not (ROOT / "docs" / page).exists()
+    }
+    outside -= {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}  # in the navigation
+    assert all(page.startswith(tuple(folders)) for page in outside)
+
+
 def test_what_pages_link_to_is_published(hooks):
     paths = hooks.published()
     assert all((ROOT / path).is_file() for path in paths)
@@ -51,6 +62,11 @@ def test_links_lead_to_pages_of_the_site(page, link, on_the_site, hooks):
 def test_a_link_to_another_host_or_to_no_file_stays(hooks):
     text = "[a](https://example.org/docs/install.md), [b](#install), [c](docs/nothing.md)"
     assert hooks.with_links_of_the_site(text, "README.md") == text
+
+
+def test_code_in_a_table_may_have_pipes(hooks):
+    page = "| `cat a \\| wc <b` | `c` |\n\n`x \\| y`"
+    assert hooks.with_pipes(page) == "| <code>cat a &#124; wc &lt;b</code> | `c` |\n\n`x \\| y`"
 
 
 def test_code_becomes_a_page(hooks):

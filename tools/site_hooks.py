@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 ENTRIES = ["README.md", "CHANGELOG.md"]  # with docs/, where links to other files begin
 LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[)#])")  # to a file of the repository
+PIPED = re.compile(r"`([^`]*\\\|[^`]*)`")  # code in a table
 LIVE_GUIDE = "docs/show.md"
 LIVE = re.compile(r"^\$ (gpt-cli show .*--html (\S+) .*)\n(?:.*\n)*?```$", re.MULTILINE)
 LOADS = re.compile(  # from another host
@@ -70,9 +72,19 @@ def with_links_of_the_site(markdown: str, path: str) -> str:
     return LINK.sub(lambda link: places.get(link[1], link[1]), markdown)
 
 
+def with_pipes(markdown: str) -> str:
+    """Return a page with code with pipes in tables as HTML; Markdown would keep backslashes."""
+
+    def code(match: re.Match[str]) -> str:
+        return f"<code>{escape(match[1], quote=False)}</code>".replace("\\|", "&#124;")
+
+    lines = markdown.split("\n")
+    return "\n".join(PIPED.sub(code, line) if line.startswith("|") else line for line in lines)
+
+
 def code_page(path: str) -> str:
     """Return a page that shows a file of code."""
-    language = Path(path).suffix[1:] or "text"
+    language = {"": "text", ".cff": "yaml"}.get(Path(path).suffix, Path(path).suffix[1:])
     code = (ROOT / path).read_text("utf-8")
     return f"---\nhide: [toc]\n---\n# {path}\n\n~~~~{language}\n{code}~~~~\n"
 
@@ -127,7 +139,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
     if paths[0] == LIVE_GUIDE:
         markdown = LIVE.sub(with_frame, markdown)
-    return with_links_of_the_site(markdown, paths[0])
+    return with_links_of_the_site(with_pipes(markdown), paths[0])
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
