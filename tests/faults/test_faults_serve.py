@@ -751,9 +751,10 @@ def test_what_runs_is_finished(number, stream, serve):
 def test_what_waits_is_finished(serve):
     with serve("--batch-size", 1) as server:
         expected = server.complete(**SHORT)["choices"]
-        running = server.begin(**LONG | {"n": 4})
+        running = server.begin(**LONG | {"n": 4, "max_tokens": 400})
+        count = server.wait_for(is_running)["gpt_cli_texts_waiting"]
         waiting = server.begin(**SHORT)
-        server.wait_for(lambda values: is_running(values) and values["gpt_cli_texts_waiting"] > 3)
+        server.wait_for(lambda values: values["gpt_cli_texts_waiting"] != count)
         server.process.send_signal(signal.SIGTERM)
         assert answer_on(running).status == 200
         assert answer_on(waiting).json()["choices"] == expected
