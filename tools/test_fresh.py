@@ -112,10 +112,9 @@ class System:
 
     def make(self, target: str) -> bool:
         """Make a target in the clone; the kernels in C must compute if there is a compiler."""
-        computed_by = (
-            "" if target == "wheel" else f"computed by {'native' if self.compiles else 'NumPy'}"
-        )
-        return self.run(f"make {target}", f"make -C gpt-cli {target}", computed_by)
+        computed_by = f"computed by {'native' if self.compiles else 'NumPy'}"
+        expected = "" if target == "wheel" else computed_by
+        return self.run(f"make {target}", f"make -C gpt-cli {target}", expected)
 
     def install_wheel_of(self, builder: "System") -> list[bool]:
         """Install the wheel that another system made, and generate text."""
@@ -143,10 +142,8 @@ def _step(name: str, command: list[str], expected: str = "") -> bool:
         done = subprocess.run([*ISOLATED, *command], env=_environment(), **output)
     text = log.read_text(errors="replace")
     passed = done.returncode == 0 and expected in text
-    print(
-        f"{'passed' if passed else 'FAILED'} {time.monotonic() - started:4.0f} s  {name}",
-        flush=True,
-    )
+    seconds = time.monotonic() - started
+    print(f"{'passed' if passed else 'FAILED'} {seconds:4.0f} s  {name}", flush=True)
     if not passed:
         print(*text.splitlines()[-LAST_LINES:], f"(all lines: {log})", sep="\n", flush=True)
     return passed
@@ -165,12 +162,11 @@ def _environment() -> dict[str, str]:
 def _mirror() -> str:
     """Return the address of Debian's archive in the apt sources of this machine."""
     command = ["apt-get", "indextargets", "--format", "$(REPO_URI)"]
-    targets = subprocess.run(
-        [*command, "Created-By: Packages", "Label: Debian"], capture_output=True, text=True
-    )
-    if not targets.stdout:
+    command += ["Created-By: Packages", "Label: Debian"]
+    addresses = subprocess.run(command, capture_output=True, text=True).stdout.split()
+    if not addresses:
         sys.exit("test-fresh: no archive of Debian in the apt sources: run apt-get update")
-    return targets.stdout.splitlines()[0]
+    return addresses[0]
 
 
 if __name__ == "__main__":
