@@ -135,7 +135,8 @@ def _from_json_schema(text: str) -> str:
         # llguidance refuses NaN, which Python accepts.
         return import_llguidance().LLMatcher.grammar_from_json_schema(text, defaults=form)
     except (ValueError, RecursionError) as error:
-        raise OptionError("json_schema", f"must be JSON: {error}") from None
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise OptionError("json_schema", f"must be JSON: {reason}") from None
 
 
 def _depth(value: Any) -> int:

@@ -133,7 +133,7 @@ def test_the_hub_gets_one_request(fault, tmp_path, monkeypatch):
         if fault:
             server.fail(fault)
         if fault == "stall":
-            monkeypatch.setattr(client, "_FIRST_ANSWER", 0.1)
+            monkeypatch.setattr(client, "_FIRST_ANSWER", 0.5)
         found = finding("hub")
         assert found.status == ("note" if fault else "ok")
         assert server.endpoint in found.found

@@ -78,7 +78,7 @@ def test_an_int8_model_is_made_with_the_adapter_and_takes_no_other(
     assert f"--adapter {folder} cannot change int8 weights: quantize the model with" in message
 
 
-def test_verify_checks_the_merged_model(model, folder, monkeypatch):
+def test_verify_checks_the_merged_model(model, folder, monkeypatch, library):
     monkeypatch.setattr(verify, "_facts", None)  # are those of a model without an adapter
     (result,) = records_here("verify", "--json", "-m", model, "--adapter", folder)
     assert (result["adapter"], result["passed"]) == (str(folder), True)

@@ -337,7 +337,7 @@ def test_an_invalid_number_of_threads_in_the_environment_is_refused(value):
     assert "GPT_CLI_THREADS" in refusal(*GENERATE, "x", GPT_CLI_THREADS=value)
 
 
-def test_the_library_and_numpy_give_the_same_text():
+def test_the_library_and_numpy_give_the_same_text(library):
     arguments = ["-s", "5", "-n", "60", "--samples", "3", "Once upon"]
     by_numpy, by_library = (text_of(*arguments, GPT_CLI_OPS=name) for name in ("numpy", "native"))
     assert by_numpy == by_library

@@ -108,7 +108,9 @@ QUICK = [("generate",), ("batch",), ("score",), ("rank",), ("compress",)]  # for
         for name in NAMES
     ],
 )
-def test_examples_without_a_network_work(name, tmp_path):
+def test_examples_without_a_network_work(name, tmp_path, request):
+    if name == ("compress",):
+        request.getfixturevalue("library")
     # The others need a published model or files, or do not end.
     lines = [line for line in examples(read_help(*name)) if "gpt2" not in line]
     assert lines or name in (("download",), ("serve",), ("vector",))

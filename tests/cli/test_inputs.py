@@ -105,8 +105,11 @@ GIVEN = [
 
 @pytest.mark.parametrize(("command", "arguments"), GIVEN)
 def test_a_pipe_that_is_not_needed_is_not_waited_for_and_noted_if_it_has_data(
-    command, arguments, pipe
+    command, arguments, pipe, request
 ):
+    if command == "compress":
+        request.getfixturevalue("library")
+
     def errors_of(*more):
         done = finished(*command.split(), *arguments, *more, stdin=pipe)
         assert done.returncode == 0, done.stderr

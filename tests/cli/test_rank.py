@@ -7,6 +7,7 @@ import pytest
 
 from gpt_cli.records import json_line
 from support.in_process import records_here, refusal, run_here, terminal_here
+from support.scores import same
 
 RANK = ["rank", "--model", "tiny"]
 
@@ -215,7 +216,7 @@ def test_line_ends_of_a_template_are_those_of_unix(here):
     assert unix == dos
 
 
-def test_records_of_rows_have_all_choices_as_those_of_one_prompt(here):
+def test_records_of_rows_have_all_choices_as_those_of_one_prompt(here, tiny):
     rows = [
         {"id": "a", "prompt": "The sky was", "choices": ["blue", "red"]},
         {"prompt": "The sky was"},
@@ -227,11 +228,12 @@ def test_records_of_rows_have_all_choices_as_those_of_one_prompt(here):
         run(row["prompt"], "--choices", ",".join(row.get("choices") or ["up", "down"]))
         for row in rows
     ]
-    assert records == [
+    expected = [
         {"index": 0, "id": "a", "prompt": "The sky was", "choices": alone[0]},
         {"index": 1, "prompt": "The sky was", "choices": alone[1]},
         {"index": 2, "id": [1], "prompt": "The sun was ", "choices": alone[2]},
     ]
+    assert records == same(tiny.model, expected)
     run_here(*RANK, "in.jsonl", "--choices", "up,down", "-o", "out.jsonl")
     assert (here / "out.jsonl").read_bytes() == b"".join(json_line(r).encode() for r in records)
 

@@ -136,7 +136,7 @@ TOO_LARGE = [
     row(83, "a schema of 3 MB", SCHEMA, lambda: properties(20_000), "at most 2,000,000",
         "characters"),
     row(83, "a schema 200 deep", SCHEMA, deep(200), "recursion limit"),
-    row(83, "a schema 100,000 deep", SCHEMA, deep(100_000), "recursion"),
+    row(83, "a schema 100,000 deep", SCHEMA, deep(100_000), "nested too deeply"),
     row(83, "an error in a schema 120 deep", SCHEMA, deep(120, '{"type": 3}'), "type must be"),
     row(83, "a chain of 4,000 references", SCHEMA, lambda: references(4000, 1), "fewer references"),
     row(83, "a chain of hidden references", SCHEMA,

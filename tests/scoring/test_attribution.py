@@ -5,6 +5,7 @@ import pytest
 
 from gpt_cli.errors import InputError
 from gpt_cli.scoring.activations import activations
+from support.scores import same
 
 FRIENDS = "There was a boy named Leo. His best friend was a girl named Emma."
 CLEAN, CORRUPT = (f'{FRIENDS} {name} was hungry. "I am," said' for name in ("Emma", "Leo"))
@@ -12,10 +13,10 @@ NAMES = " Emma", " Leo"
 
 
 def measure(engine, prompt, answers=NAMES):
-    """Return the logit of the first answer, minus that of the second if there is one."""
+    """Return the logit of the first answer, minus that of the second, to compare with."""
     logits = engine.logits([engine.encode(prompt)])[0, -1].astype(float)
     first, *others = (logits[engine.encode(answer)[0]] for answer in answers)
-    return first - sum(others)
+    return same(engine.model, first - sum(others))
 
 
 @pytest.mark.parametrize("answers", [NAMES, NAMES[:1]])
@@ -64,11 +65,11 @@ def test_shares_are_0_for_the_corrupt_text_and_1_for_the_clean_one(tiny):
     ids = zip(tiny.encode(CLEAN), tiny.encode(CORRUPT), strict=True)
     (name,) = (position for position, (a, b) in enumerate(ids) if a != b)
     shares = tiny.patch(CLEAN, CORRUPT, *NAMES).recovered
-    assert shares[0, name] == 1
-    assert (shares[:, :name] == 0).all()
-    assert (np.delete(shares[0], name) == 0).all()
+    assert shares[0, name] == same(tiny.model, 1.0)
+    others = [*shares[:, :name].flat, *np.delete(shares[0], name)]
+    assert others == same(tiny.model, [0.0] * len(others))
     whole = tiny.with_edits(["blocks.0.hook_mlp_out=0"]).patch(CLEAN, CORRUPT, *NAMES)
-    assert whole.recovered[0, name] == 1  # edits apply to both texts
+    assert whole.recovered[0, name] == same(tiny.model, 1.0)  # edits apply to both texts
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from gpt_cli.serve.protocol import read
 from gpt_cli.serve.refusals import RequestError
 from gpt_cli.serve.scheduler import Scheduler
 from support.in_process import refusal
+from support.scores import same
 
 STORY = "Once upon a time, there was a little girl named Emma. She loved the moon. "
 HOOK = "blocks.2.hook_resid_pre"
@@ -86,18 +87,19 @@ def test_texts_with_edits_are_the_engines_beside_texts_without(tiny, service, fo
         for seed, edits in enumerate(EDITS)
     ]  # fmt: skip
     answers = answer(service, bodies)
-    assert answers == answer(service, bodies)  # prompts without edits are known now
-    assert answers[::-1] == answer(service, bodies[::-1])
+    expected = same(tiny.model, answers)
+    assert answer(service, bodies) == expected  # prompts without edits are known now
+    assert answer(service, bodies[::-1]) == expected[::-1]
     for body, (text, logprobs) in zip(bodies, answers, strict=True):
         edits = [edit.replace("+=v", f"+={folder}/v").replace("*sub", f"*{folder}/sub")
                  for edit in body["edits"]]  # fmt: skip
         (done,) = tiny.generate([body["prompt"]], edits=edits, max_tokens=12, seed=body["seed"],
                                 **draws)  # fmt: skip
         assert text == ("echo" in more) * body["prompt"] + done.text
-        same = tiny.model.ops.batch_invariant
-        assert logprobs[-12:] == (done.logprobs if same else pytest.approx(done.logprobs, abs=1e-4))
+        assert logprobs[-12:] == same(tiny.model, done.logprobs)
     same_edits = EDITS.count([]) if "beams" in draws else 1  # no draw tells these apart
-    assert len({*map(str, answers)}) == len(EDITS) + 1 - same_edits
+    if tiny.model.ops.batch_invariant:
+        assert len({*map(str, answers)}) == len(EDITS) + 1 - same_edits
 
 
 def test_prompts_are_scored_with_edits_and_with_those_of_the_server(tiny, service):
