@@ -1,6 +1,11 @@
 # A fresh clone needs only python3 (3.11 or later) and make: each target makes the .venv that it needs.
+# Another Python, such as PYTHON=python3.13, has an environment of its own, such as .venv-3.13.
 PYTHON ?= python3
-VENV := .venv
+ifeq ($(PYTHON),python3)
+  VENV := .venv
+else
+  VENV := .venv-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+endif
 ifeq ($(OS),Windows_NT)
   BIN := $(VENV)/Scripts
 else
@@ -13,7 +18,7 @@ NATIVE := hatch_build.py $(wildcard gpt_cli/ops/native/*.[ch])
 COMPUTED_BY = @$(BIN)/python -c 'from gpt_cli.ops import get_ops; ops = get_ops("cpu", "float32"); \
   print("computed by", "native " + ops.level if ops.name == "native" else "NumPy: see `gpt-cli doctor`")' >&2
 
-.PHONY: demo test faults soak soak-serve round-trips fuzz mutants test-gpu test-browser test-ray test-s3 test-eval test-serve sanitize test-arm test-fresh check format bench pictures man site wheel clean help
+.PHONY: demo test faults soak soak-serve round-trips fuzz mutants test-gpu test-browser test-ray test-s3 test-eval test-serve sanitize test-arm test-fresh check format bench pictures man site check-release test-oldest wheel clean help
 
 demo: $(VENV)/.demo  ## stream a story from the bundled model
 	$(COMPUTED_BY)
@@ -26,6 +31,16 @@ test: export OPENBLAS_NUM_THREADS = 1
 test: $(VENV)/.dev  ## run the tests: no network, no GPU, no PyTorch
 	$(COMPUTED_BY)
 	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal --disable-plugin-autoload -p xdist -p hypothesispytest
+
+# pip takes the constraints from the variable. NumPy 2.0 has no wheels for Python 3.13.
+test-oldest: export PIP_CONSTRAINT = $(CURDIR)/build/oldest.txt
+test-oldest: build/oldest.txt  ## the tests with the oldest base dependencies that pyproject.toml allows (Python 3.11 or 3.12)
+	$(MAKE) test VENV=.venv-oldest
+
+build/oldest.txt: pyproject.toml
+	mkdir -p build
+	$(PYTHON) -c 'import re, sys, tomllib; project = tomllib.load(sys.stdin.buffer)["project"]; \
+	  print(*(re.sub(">=([^,]*).*", r"==\1", each) for each in project["dependencies"]), sep="\n")' < $< > $@
 
 faults: $(VENV)/.dev  ## every fault, with a table of the results, and all other slow tests
 	$(BIN)/python -m pytest tests/faults tests -m "(fault or slow) and not gpu" --hypothesis-profile thorough --numprocesses 2 --table tests/faults/RESULTS.md
@@ -121,8 +136,27 @@ wheel: $(VENV)/.demo  ## the wheel for this platform, in dist/
 	cd / && PATH= GPT_CLI_OPS=native "$(CURDIR)/$(CLEAN_BIN)/gpt-cli" generate --model tiny -n 20 "Once upon a time" && echo
 	ls -l dist/*.whl
 
+# pyroma would like an address and a home page, which the project does not have yet. The SBOM is about what `make wheel`
+# has installed, without the installer.
+check-release: wheel $(VENV)/.release  ## the files of a release, in dist/: what is in them, equal bytes from two builds, the workflows
+	rm -f dist/*.tar.gz
+	$(BIN)/python -m build --sdist .
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
+	$(BIN)/pyroma --min 10 --skip-tests AuthorEmail,Url dist/*.tar.gz
+	$(CLEAN_BIN)/python -m pip uninstall --quiet --yes setuptools pip
+	sed "s/^dynamic = .*/version = \"$$($(BIN)/hatchling version)\"/" pyproject.toml > build/pyproject.toml
+	$(BIN)/cyclonedx-py environment --pyproject build/pyproject.toml --output-reproducible --output-file build/sbom.cdx.json $(CLEAN)
+	$(BIN)/python tools/release_notes.py > build/notes.md
+	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
+	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/zizmor --offline .github
+	$(BIN)/hadolint Dockerfile
+	$(BIN)/python -m pytest tests/test_build.py -m slow
+
 clean:  ## remove the environments and the compiled library
-	rm -rf $(VENV) $(CLEAN) gpt_cli/ops/native/libkernels.*
+	rm -rf .venv .venv-3.* .venv-oldest $(CLEAN) gpt_cli/ops/native/libkernels.*
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## /\1: /p' Makefile
@@ -152,6 +186,10 @@ $(VENV)/.fuzz: $(VENV)/.dev
 
 $(VENV)/.mutants: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --editable ".[mutants]"
+	touch $@
+
+$(VENV)/.release: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --editable ".[release]"
 	touch $@
 
 $(VENV)/.s3: $(VENV)/.dev

@@ -102,6 +102,8 @@ def compile_library(sources: Path, platform: str, folder: Path) -> Path:
         commands = [[*compiler, *flags, "-c", *parts[name], "-o", objects[name]] for name in parts]
         problem = next(filter(None, pool.map(_problem, commands)), None)
     link = [*compiler, "-shared", *objects.values(), "-o", str(library), "-pthread", "-lm"]
+    if sys.platform == "darwin":  # otherwise the path in `folder`, a new one in each build
+        link.append(f"-Wl,-install_name,{LIBRARY}")
     if problem := problem or _problem(link):
         raise NotCompiledError(problem)
     try:

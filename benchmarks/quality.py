@@ -79,7 +79,8 @@ def all_logits(engine: "Engine", texts: list[Ids]) -> list[Logits]:
 
 def log_softmax(logits: Logits) -> NDArray[np.float64]:
     """Return log-probabilities in float64."""
-    shifted = logits - logits.max(axis=-1, keepdims=True).astype(np.float64)
+    shifted = logits.astype(np.float64)
+    shifted -= shifted.max(axis=-1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return shifted
 

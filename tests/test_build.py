@@ -1,6 +1,8 @@
 """Wheels and editable installs by hatch_build.py, without a network and without pip."""
 
 import ctypes
+import filecmp
+import os
 import platform
 import re
 import shutil
@@ -63,6 +65,16 @@ def build_editable(tree):
     hook.finalize("editable", {}, "")
 
 
+def build_everything(tree, umask):
+    """Return the source distribution and the wheel of a tree."""
+    os.chdir(tree)
+    before = os.umask(umask)
+    try:
+        return Path(build.build_sdist("dist")), Path(build.build_wheel("dist"))
+    finally:
+        os.umask(before)
+
+
 def names(wheel):
     with zipfile.ZipFile(wheel) as file:
         return file.namelist()
@@ -93,6 +105,7 @@ def test_a_wheel_with_the_library_is_for_this_platform_and_every_python(tree, co
     assert wheel.stem.endswith(platform.machine())
     assert [name for name in names(wheel) if "libkernels" in name]
     assert not any(name.endswith((".c", ".h")) for name in names(wheel))
+    assert [name for name in names(wheel) if name.endswith("/licenses/LICENSE")]
     assert libraries(tree) == []
 
 
@@ -121,6 +134,28 @@ def test_the_library_is_small_and_compiles_without_a_warning(tree, compiler):
     (library,) = libraries(tree)
     assert library.stat().st_size <= 400_000
     assert ctypes.CDLL(str(library)).gpt2_linear
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_later_build_elsewhere_from_the_source_distribution_gives_the_same_bytes(
+    tmp_path, monkeypatch
+):
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    monkeypatch.chdir(ROOT)
+    ignored = shutil.ignore_patterns(".git", ".venv*", ".*_cache", "build", "dist", "libkernels.*")
+    first, second = tmp_path / "first", tmp_path / "another" / "folder"
+    shutil.copytree(ROOT, first, ignore=ignored)
+    files = build_everything(first, 0o022)
+    with tarfile.open(first / "dist" / files[0]) as packed:
+        packed.extractall(second, filter="data")
+    (second,) = second.iterdir()
+    for path in second.rglob("*"):
+        path.chmod(path.stat().st_mode & 0o700)
+        os.utime(path)
+    assert build_everything(second, 0o077) == files
+    for file in files:
+        assert filecmp.cmp(first / "dist" / file, second / "dist" / file, shallow=False), file
 
 
 # Compilers that make no library, and what the warning says.

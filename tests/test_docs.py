@@ -30,7 +30,7 @@ LINKING += ROOT.glob("benchmarks/**/*.md")
 
 # Lines that are not run, with the reason.
 SKIPPED = {
-    r"^(make|pip|python3 -m venv) ": "takes minutes, or asks the Python index",
+    r"^(docker|make|pip|python3 -m venv) ": "takes minutes, or asks the Python index",
     r"\bgpt2\b|\"Alan Turing": "needs the weights of gpt2",
     r"--device cuda": "needs a GPU",
     r"goldfish-models/": "needs the Hub",

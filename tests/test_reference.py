@@ -10,15 +10,9 @@ from typing import Any
 from gpt_cli import errors
 from gpt_cli.folder.config import GPT2Config
 from support.in_process import finished, run_here
+from support.reference import exit_codes, names_of, tables_of
 
 ROOT = Path(__file__).parents[1]
-SECTIONS = dict(
-    re.findall(
-        r"^##+ (.+)\n((?:(?!##).*\n)*)",
-        (ROOT / "docs/reference.md").read_text("utf-8"),
-        re.MULTILINE,
-    )
-)
 # Read by Python, huggingface_hub, httpx and Rich, not by code in gpt_cli.
 OF_LIBRARIES = {"HF_TOKEN", "HF_HUB_DISABLE_XET", "HTTPS_PROXY", "NO_COLOR", "COLUMNS"}
 CHOICES, MEASUREMENTS = "Choices: `rank`", "Measurements: `bench --json`"
@@ -26,17 +20,6 @@ VARIABLE = re.compile(
     r"(?:environ(?:\.get|\.setdefault|\[)?|getenv)\(?\s*[\"'](\w+)"
     r"|[\"'](_?(?:GPT_CLI|HF|OMP|OPENBLAS|MKL|VECLIB|RAY)_\w+)[\"']"
 )
-
-
-def tables_of(section: str) -> list[set[str]]:
-    """Return the names in the first column of each table of a section, without the titles."""
-    tables = re.findall(r"^\|-.*\n((?:\|.*\n)*)", SECTIONS[section], re.MULTILINE)
-    firsts = [re.findall(r"^\| (.*?) \|", table, re.MULTILINE) for table in tables]
-    return [set(re.findall(r"`([^`]+)`", " ".join(cells))) for cells in firsts]
-
-
-def names_of(section: str) -> set[str]:
-    return set().union(*tables_of(section))
 
 
 def test_environment_variables():
@@ -47,14 +30,14 @@ def test_environment_variables():
 
 
 def test_exit_codes():
-    rows = re.findall(r"^\| (\d+) \|.*\|(.*)\|$", SECTIONS["Exit codes"], re.MULTILINE)
-    listed = {(name, int(code)) for code, cell in rows for name in re.findall(r"`(\w+)`", cell)}
+    codes = exit_codes()
+    listed = {(name, code) for code, names in codes.items() for name in names}
     kinds = [errors.ContextError, *errors.GPTCLIError.__subclasses__()]
     raised = {
         (kind.__name__, kind.exit_code) for kind in kinds if kind.__module__ == errors.__name__
     }
     assert listed == raised
-    assert {int(code) for code, _ in rows} == {code for _, code in raised} | {0, 129, 130, 141, 143}
+    assert {*codes} == {code for _, code in raised} | {0, 129, 130, 141, 143}
 
 
 def fields_of(value: Any, objects: Sequence[set[str]], path: str = "") -> Iterator[str]:

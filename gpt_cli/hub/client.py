@@ -209,7 +209,9 @@ def _client(explain: Callable[[Exception], str], bars: bool = False) -> Iterator
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     with warnings.catch_warnings(action="ignore"):
         try:
-            from huggingface_hub import get_session
+            from urllib.parse import urlsplit
+
+            import huggingface_hub
             from huggingface_hub.utils import logging as client_log
             from huggingface_hub.utils.tqdm import (
                 are_progress_bars_disabled,
@@ -217,7 +219,8 @@ def _client(explain: Callable[[Exception], str], bars: bool = False) -> Iterator
                 enable_progress_bars,
             )
 
-            hooks = get_session().event_hooks
+            _ = urlsplit(_endpoint()).port  # ValueError; older clients accept any port
+            hooks = huggingface_hub.get_session().event_hooks  # a name in an import prints errors
         except (ImportError, OSError, ValueError) as error:
             raise InputError(
                 f"the Hub's client cannot start ({_reason(error)}): check the environment "

@@ -45,8 +45,11 @@ class Safetensors:
             stream.write(array.tobytes())
 
     def arrays(self, stream: BinaryIO) -> Arrays:
-        """Return the arrays of a file."""
-        return dict(load(stream.read()))
+        """Return the arrays of a file, in its order, which `safetensors` does not keep."""
+        names = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        stream.seek(0)
+        arrays = load(stream.read())
+        return {name: arrays[name] for name in names if name in arrays}
 
     def metadata(self, stream: BinaryIO) -> dict[str, Any]:
         """Return the metadata of a file; raise ValueError if it is damaged."""

@@ -101,6 +101,16 @@ def test_two_packages_of_cupy_are_a_problem(monkeypatch):
     assert found.cure == "pip uninstall cupy-cuda12x"
 
 
+def test_a_gpu_that_can_be_used_is_reported_with_what_is_known(monkeypatch):
+    monkeypatch.setattr(gpu, "problem", lambda: None)
+    monkeypatch.setattr(doctor, "distributions", lambda name: [name] if "13" in name else [])
+    monkeypatch.setattr(doctor, "version", lambda name: "14.2.0")
+    found = finding("gpu")
+    assert found.status == "ok"
+    assert found.found.startswith("CuPy 14.2.0 can use the GPU; kernels.cu compiles for sm_75")
+    assert found.found.endswith("has never run on a GPU")
+
+
 @pytest.mark.parametrize("driver", [None, "one"])
 def test_with_a_driver_the_cure_is_to_install_cupy(driver, monkeypatch):
     monkeypatch.setattr(gpu, "problem", lambda: "CuPy is not installed")

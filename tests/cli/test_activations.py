@@ -271,6 +271,12 @@ def finished_interrupted(*flags):
     return process.stderr.decode()
 
 
+def test_a_file_has_the_same_bytes_each_time():
+    for out in ("a.safetensors", "b.safetensors"):
+        run("-o", out)
+    assert Path("a.safetensors").read_bytes() == Path("b.safetensors").read_bytes()
+
+
 def test_a_full_disk_loses_no_finished_part(monkeypatch):
     monkeypatch.setattr(parts, "BYTES", 1)
     real = LocalFileSystem.open

@@ -84,7 +84,7 @@ WRONG_EDITS = [
     row("a number for a vector", f"{HOOK}+=number.npy", "number.npy cannot be read"),
     *(row(name, f"{HOOK}@0={file}", says) for file, name, says in (
         ("empty.npy", "an empty .npy", "empty.npy cannot be read"),
-        ("cut.npy", "a .npy cut short", "could only read"),
+        ("cut.npy", "a .npy cut short", "cut.npy cannot be read"),
         ("cut.npz", "a .npz cut short", "cut.npz cannot be read"),
         ("cut.safetensors", "a .safetensors cut short", "incomplete metadata"),
         ("damaged.npz", "a damaged .npz", "Bad CRC-32"),
