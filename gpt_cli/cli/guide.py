@@ -52,7 +52,7 @@ def show_page(name: str, commands: Iterable[str]) -> None:
     page = find_page(name)
     if page is None:
         near = did_you_mean(name, [*_pages(), *commands])
-        raise InputError(f"there is no topic {name:.80}{near}; see `gpt-cli help`")
+        raise InputError(f"there is no topic {name!r:.80}{near}; see `gpt-cli help`")
     _show(_formatted(page) if on_terminal(sys.stdout) else page)
 
 

@@ -96,10 +96,10 @@ def test_the_name_of_a_command_is_the_topic_of_its_page_or_its_help():
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["genrate"], "there is no topic genrate (did you mean generate?); see `gpt-cli help`"),
+        (["genrate"], "there is no topic 'genrate' (did you mean generate?); see `gpt-cli help`"),
         (["troubleshoot"], "(did you mean troubleshooting?)"),
         (["inof"], "(did you mean info?)"),
-        (["xyz"], "there is no topic xyz; see `gpt-cli help`"),
+        (["xyz"], "there is no topic 'xyz'; see `gpt-cli help`"),
         (["show", "tre"], "there is no command tre (did you mean tree?)"),
         (["info", "y"], "unexpected argument y; see `gpt-cli help --help`"),
     ],
