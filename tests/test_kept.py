@@ -1,4 +1,4 @@
-"""What 1.x keeps (docs/stability.md): its names, and the files and results of its versions."""
+"""The promises of docs/stability.md: names, and the files and results of earlier versions."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What names the version of a release, and its notes."""
+"""The version of a release in all files that name it, and the notes of the release."""
 
 import re
 from pathlib import Path

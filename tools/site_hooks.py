@@ -1,4 +1,4 @@
-"""What mkdocs adds to docs/ for the site: `make site` calls the functions that begin with `on_`.
+"""Hooks of mkdocs for the site: `make site` calls the functions that begin with `on_`.
 
 README.md is the home page. Other Markdown, pictures and code that pages link to are on the site,
 too; code becomes a page. The API reference comes from docstrings, and formulas become MathML. The

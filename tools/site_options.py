@@ -1,4 +1,4 @@
-"""How `make site` shows options that are declared by `option(default, help, ...)`."""
+"""Show the default and the help of options on the site, which `option(default, help)` declares."""
 
 import ast
 from typing import Any

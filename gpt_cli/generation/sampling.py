@@ -109,8 +109,7 @@ def top_p(ops: Ops, logits: Array, p: float) -> Array:
     """Keep the fewest tokens, the most likely first, whose probabilities add up to p or more."""
     xp = ops.xp
     descending = xp.sort(logits, axis=-1)[:, ::-1]
-    cumulated = cumulated_weights(ops, descending)
-    last = (cumulated[:, :-1] < p * cumulated[:, -1:]).sum(axis=-1, keepdims=True)
+    last = last_needed(cumulated_weights(ops, descending), p)
     return keep_from(xp, logits, xp.take_along_axis(descending, last, axis=-1))
 
 
@@ -132,10 +131,14 @@ def typical_p(ops: Ops, logits: Array, p: float) -> Array:
     # The surprise is the normalizer - shifted, and its mean, the entropy, the normalizer - mean.
     distance = xp.abs(shifted - mean)
     order = xp.argsort(distance, axis=-1, kind="stable")
-    cumulated = xp.cumsum(xp.take_along_axis(weights, order, axis=-1), axis=-1)
-    last = (cumulated[:, :-1] < p * cumulated[:, -1:]).sum(axis=-1, keepdims=True)
+    last = last_needed(xp.cumsum(xp.take_along_axis(weights, order, axis=-1), axis=-1), p)
     bound = xp.take_along_axis(distance, xp.take_along_axis(order, last, axis=-1), axis=-1)
     return xp.where(distance <= bound, logits, -xp.inf)
+
+
+def last_needed(cumulated: Array, p: float) -> Array:
+    """Return where running sums (B, V) reach the share p of the last: indices (B, 1)."""
+    return (cumulated[:, :-1] < p * cumulated[:, -1:]).sum(axis=-1, keepdims=True)
 
 
 def cumulated_weights(ops: Ops, logits: Array) -> Array:

@@ -186,10 +186,8 @@ class CompletionAnswer(Answer):
         changed = choices[event.hypothesis :][:1] if isinstance(event, Step) else choices
         for choice in changed:
             choice.push(event)
-        ended, is_search = (
-            choices[0].finish_reason is not None,
-            self._request.fields.use_beam_search,
-        )
+        ended = choices[0].finish_reason is not None
+        is_search = self._request.fields.use_beam_search
         for choice in choices:  # the texts of a search are sent together
             choice.is_new = choice.finish_reason is not None if ended else not is_search
         return ended

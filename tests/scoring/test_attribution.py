@@ -1,4 +1,4 @@
-"""What parts of a model do to an answer: attribution, patching and ablation."""
+"""The effects of parts of a model on an answer: attribution, patching and ablation."""
 
 import numpy as np
 import pytest

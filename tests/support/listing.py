@@ -1,4 +1,4 @@
-"""What gpt-cli keeps by name, and what has changed in it: see docs/stability.md."""
+"""The names that docs/stability.md promises to keep, and changes of them."""
 
 import importlib
 import inspect
