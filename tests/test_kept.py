@@ -109,6 +109,11 @@ def test_a_record_has_the_same_fields_with_the_same_values(kept, kind, name, her
     assert [*changes(expected, objects(now), close if rounded else same)] == []
 
 
+@each("printed")
+def test_text_in_a_pipe_is_the_same(kept, kind, name, there, library):
+    assert run(COMMANDS[kept][kind][name]) == (kept / "printed" / f"{name}.txt").read_bytes()
+
+
 @each("machine")
 def test_a_record_about_the_machine_has_the_same_fields(kept, kind, name, there, request):
     if name == "verify":

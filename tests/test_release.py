@@ -11,10 +11,12 @@ ROOT = Path(__file__).parents[1]
 CHANGELOG = (ROOT / "CHANGELOG.md").read_text("utf-8")
 
 
-def test_the_changelog_and_the_citation_have_this_version_and_its_date():
+def test_the_changelog_and_the_citations_have_this_version_and_its_date():
     dates = re.findall(rf"^## \[{gpt_cli.__version__}\] - (\S+)$", CHANGELOG, re.MULTILINE)
     citation = (ROOT / "CITATION.cff").read_text("utf-8")
     assert f"\nversion: {gpt_cli.__version__}\n" in citation
+    page = (ROOT / "docs" / "cite.md").read_text("utf-8")
+    assert f"  version = {{{gpt_cli.__version__}}}\n" in page
     assert re.findall(r'^date-released: "(.*)"$', citation, re.MULTILINE) == dates
 
 

@@ -49,6 +49,7 @@ def main() -> None:
 def _write_files(commands: dict[str, Any]) -> None:
     Path("half").mkdir()
     Path("records").mkdir()
+    Path("printed").mkdir()
     CASES["saved"].write(Path("float32"))
     for command in commands["files"]:
         run_here(*shlex.split(command))
@@ -57,6 +58,8 @@ def _write_files(commands: dict[str, Any]) -> None:
     for name, command in (commands["records"] | commands["figures"]).items():
         Path("records", f"{name}.jsonl").write_bytes(run_here(*shlex.split(command))[0])
     Path("new.safetensors").unlink()
+    for name, command in commands["printed"].items():
+        Path("printed", f"{name}.txt").write_bytes(run_here(*shlex.split(command))[0])
     printed = {
         name: run_here(*shlex.split(command))[0] for name, command in commands["machine"].items()
     }
