@@ -36,6 +36,22 @@ def test_a_page_has_the_groups_the_flags_and_the_examples_of_the_help(name):
     assert all(f"\n{line.strip()}\n" in page for line in examples.splitlines() if "\\" not in line)
 
 
+def test_the_first_page_has_the_exit_codes_and_the_variables_of_the_reference():
+    page = re.sub(r"\\f[BR]|\\(?=-)", "", PAGES["gpt-cli.1"])
+    _, codes, variables = re.split(
+        r"\.SH (?:EXIT STATUS|ENVIRONMENT)\n", page.split(".SH FILES")[0]
+    )
+    reference = (ROOT / "docs" / "reference.md").read_text("utf-8").partition("\n## JSON")[0]
+    for section, pattern in ((codes, r"(?m)^\| (\d+) \|"), (variables, r"(?m)^\| (`.*?`) \|")):
+        names = [name.replace("`", "") for name in re.findall(pattern, reference)]
+        assert len(names) > 10
+        assert re.findall(r"(?m)^\.TP\n(.*)$", section) == names
+
+
+def test_no_line_ends_at_a_space_in_quotes():
+    assert r"such as \(aq\ [0\-9]{4}\(aq" in PAGES["gpt-cli-batch.1"]
+
+
 @pytest.mark.parametrize(
     "command",
     ["mandoc -T lint -W warning", "groff -ww -man -T utf8 -z"],

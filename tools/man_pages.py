@@ -1,4 +1,4 @@
-"""Write docs/man: a man page for each command, from what its --help shows.
+"""Write docs/man: a man page for each command, from what its --help shows and docs/reference.md.
 
     make man
 
@@ -54,19 +54,34 @@ def _page(context: Any, date: str) -> str:
     options = _Formatter(name)
     command.format_options(context, options)
     examples = dedent(command.epilog.removeprefix(EXAMPLES).removeprefix("Begin with: "))
-    topic = path.removeprefix("gpt-cli ")
+    topic = path.removeprefix("gpt-cli ") if context.parent else "reference"
     parts = [
         f'.TH {name.upper()} 1 "{date}" "gpt-cli {__version__}" "gpt-cli manual"',
         f".SH NAME\n{_roff(name)} \\- {_roff(summary)}",
         f".SH SYNOPSIS\n{_bold(path)} {_roff(usage)}",
         ".SH DESCRIPTION\n" + _roff(command.help).replace("\n\n", "\n.PP\n"),
         *options.lines,
+        *([] if context.parent else _reference()),
         f".SH EXAMPLES\n.EX\n{_roff(examples)}\n.EE",
         ".SH SEE ALSO",
-        *(f"{_bold(_name(above))}(1)," for above in [context.parent] if above),
+        f"{_bold(_name(context.parent))}(1)," if context.parent else f"{_bold('gpt-cli help')},",
         _bold(f"gpt-cli help {topic}" if find_page(topic) else "gpt-cli help"),
     ]
     return "\n".join(parts) + "\n"
+
+
+def _reference() -> Iterator[str]:
+    """Yield the sections about all commands: the tables of docs/reference.md, and the cache."""
+    page = (ROOT / "docs" / "reference.md").read_text("utf-8")
+    plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", page).replace("`", "")  # without links
+    sections = {"EXIT STATUS": "Exit codes", "ENVIRONMENT": "Environment variables"}
+    for title, heading in sections.items():
+        table = plain.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+        yield f".SH {title}"
+        for name, text in re.findall(r"(?m)^\| ([A-Z_\d].*?) \| (.*?) \|", table):
+            yield f".TP\n{_bold(name)}\n{_roff(text)}"
+    yield ".SH FILES\n.TP\n" + _bold("~/.cache/huggingface/hub")
+    yield "models from the Hub, unless a variable above names another folder"
 
 
 class _Formatter:
@@ -93,7 +108,9 @@ class _Formatter:
             shown = (
                 f"{_bold(f'{self.page}-{name.strip()}')}(1)" if are_commands else " ".join(words)
             )
-            self.lines.append(f".TP\n{shown}\n{_roff(text)}")
+            # No line is broken at a space in quotes.
+            unbroken = re.sub(r"(?<!\w)'[^']*'", lambda quote: quote[0].replace(" ", "\xa0"), text)
+            self.lines.append(f".TP\n{shown}\n{_roff(unbroken)}")
 
 
 def _bold(text: str) -> str:
@@ -103,7 +120,7 @@ def _bold(text: str) -> str:
 def _roff(text: str) -> str:
     """Escape a text, so that the page shows its characters."""
     escaped = "".join(_ESCAPES.get(character, character) for character in text)
-    return re.sub(r"(?m)^\.", r"\&.", escaped)
+    return re.sub(r"(?m)^\.", r"\&.", escaped).replace("\xa0", r"\ ")
 
 
 if __name__ == "__main__":

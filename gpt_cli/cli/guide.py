@@ -7,13 +7,15 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 from rich.console import Console
-from rich.markdown import Markdown, TableDataElement
+from rich.markdown import CodeBlock, Markdown, TableDataElement
+from rich.syntax import Syntax
 from rich.theme import Theme
 
 from gpt_cli.cli.output import hanging, on_terminal, remark, write
@@ -23,17 +25,19 @@ _PACKAGE = Path(__file__).parent.parent
 _FOLDERS = (_PACKAGE / "docs", _PACKAGE.parent / "docs")  # of a wheel, of a checkout
 # The colours of rich are for dark terminals.
 _THEME = Theme({"markdown.code": "cyan", "markdown.link_url": "underline"})
-# A terminal shows the descriptions of pictures, and links to pages as topics.
+_FORMULAS = "The formulas of this page are LaTeX; its web page draws them."
+# A terminal shows the descriptions of pictures, pages as topics, and no paths of other files.
 _IN_TERMINAL = {
     r"!\[([^]]*)\]\([^)]*\)": r"(Picture: \1)",
-    r"\[([^][]*)\]\(#[^)]*\)": r"\1",
-    r"\]\(([\w-]+)\.md(#[^)]*)?\)": r"](\1)",
+    r"\[([^][]*)\]\(([\w-]+)\.md(#[^)]*)?\)": r"\1 (`gpt-cli help \2`)",
+    r"\[(`[^`]*`|[^][]*)\]\((#|\.\./)[^)]*\)": r"\1",
+    r"(?s)\A(.*?\n)(?=.*\n```math\n)": rf"\1\n{_FORMULAS}\n",
 }
 
 
 def find_page(name: str) -> str | None:
     """Return the page with the topic `name`, or with the command `name` in its title, if any."""
-    pages = _pages()
+    pages, name = _pages(), name.lower().removesuffix(".md")
     titled = (page for page in pages.values() if f"`gpt-cli {name}`" in page.partition("\n")[0])
     return pages.get(name) or next(titled, None)
 
@@ -48,12 +52,22 @@ def list_topics() -> None:
 
 
 def show_page(name: str, commands: Iterable[str]) -> None:
-    """Write a page, in a pipe as Markdown; InputError with the nearest topic if there is none."""
+    """Write a page, in a pipe as Markdown; InputError with the nearest topics if there is none."""
     page = find_page(name)
     if page is None:
-        near = did_you_mean(name, [*_pages(), *commands])
+        near = _nearest(name, commands)
         raise InputError(f"there is no topic {name!r:.80}{near}; see `gpt-cli help`")
     _show(_formatted(page) if on_terminal(sys.stdout) else page)
+
+
+def _nearest(words: str, commands: Iterable[str]) -> str:
+    """Name the pages with most of the words in headings, or else in their text; or the spelling."""
+    for start in (r"^##* .*\b", r"\b") if words.strip() else ():
+        pattern = re.compile(start + re.escape(words.strip()), re.IGNORECASE | re.MULTILINE)
+        counts = Counter({topic: len(pattern.findall(page)) for topic, page in _pages().items()})
+        if topics := [topic for topic, count in counts.most_common(3) if count]:
+            return f"; pages about it: {', '.join(topics)}"
+    return did_you_mean(words, [*_pages(), *commands])
 
 
 def _pages() -> dict[str, str]:
@@ -69,7 +83,7 @@ def _formatted(page: str) -> str:
     console = Console(file=sys.stdout, theme=_THEME)
     with console.capture() as captured:
         markdown = _Page(page, code_theme="ansi_light", hyperlinks=False)
-        console.print(markdown, width=min(console.width, 100))
+        console.print(markdown, width=min(console.width, 100), crop=False)
     return captured.get()
 
 
@@ -79,8 +93,21 @@ class _Cell(TableDataElement):
         self.content.overflow = "fold"  # break long words; rich would cut them
 
 
+class _Code(CodeBlock):
+    def __rich_console__(self, console: Any, options: Any) -> Any:
+        code = Syntax("", self.lexer_name, theme=self.theme, tab_size=8).highlight(str(self.text))
+        code.rstrip()
+        code.no_wrap, code.overflow = True, "ignore"  # so that long commands can be copied
+        yield code
+
+
 class _Page(Markdown):
-    elements: ClassVar[dict[str, Any]] = {**Markdown.elements, "th_open": _Cell, "td_open": _Cell}
+    elements: ClassVar[dict[str, Any]] = {
+        **Markdown.elements,
+        "fence": _Code,
+        "th_open": _Cell,
+        "td_open": _Cell,
+    }
 
 
 def _show(text: str) -> None:

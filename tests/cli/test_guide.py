@@ -46,13 +46,14 @@ def test_a_pipe_gets_a_page_as_it_is():
 )
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_terminal_shows_a_page_without_markup_and_all_of_its_code(page, columns):
-    output = ESCAPES.sub("", shown(page.stem, columns))
-    assert max(map(len, output.splitlines())) <= min(columns, 100)
-    text, prose = squeezed(output), page.read_text("utf-8")
+    text, prose = ESCAPES.sub("", shown(page.stem, columns)), page.read_text("utf-8")
     for block, code in re.findall(r"(?ms)(^```\w*\n(.*?)^```$)", prose):
-        assert squeezed(code) in text
-        text = text.replace(squeezed(code), "", 1)
+        lines = code.expandtabs(8).rstrip()  # whole, so that a command can be copied
+        assert f"\n{lines}\n" in text
+        text = text.replace(f"\n{lines}\n", "\n", 1)
         prose = prose.replace(block, "")
+    assert max(map(len, text.splitlines())) <= min(columns, 100)
+    text = squeezed(text)
     literal = re.findall(r"(?s)`(.*?)`| ([*]+) ", prose)  # code, and asterisks between spaces
     literals = squeezed("~".join(map("".join, literal)))
     for mark in ("**", "|-", "##", "](", "![", "`"):
@@ -60,9 +61,12 @@ def test_a_terminal_shows_a_page_without_markup_and_all_of_its_code(page, column
     assert text.count("…") == prose.count("…")  # nothing is cut
 
 
-def test_links_name_topics_and_pictures_are_described():
-    assert "an exit code (reference)" in ESCAPES.sub("", shown("generate", 200))
+def test_links_name_topics_and_no_files_and_pictures_are_described():
+    assert "an exit code (gpt-cli help reference)" in ESCAPES.sub("", shown("generate", 100))
     page = squeezed(shown("how-gpt2-works"))
+    assert squeezed("Allofitisingpt_cli/gpt2/model.py, which") in page
+    assert squeezed("of this page are LaTeX") in page
+    assert squeezed("of this page are LaTeX") not in squeezed(shown("generate"))
     assert squeezed("(Picture: A tree of continuations with their probabilities)") in page
     assert "thelastproduct(" not in page  # a link within the page
 
@@ -87,7 +91,8 @@ def test_a_pager_gets_what_is_longer_than_the_terminal_and_ctrl_c(tmp_path):
 
 
 def test_the_name_of_a_command_is_the_topic_of_its_page_or_its_help():
-    for name, page in {"serve": "serve", "next": "rank", "decompress": "compress"}.items():
+    topics = {"Serve.MD": "serve", "next": "rank", "decompress": "compress"}
+    for name, page in topics.items():
         assert run_here("help", name)[0] == (DOCS / f"{page}.md").read_bytes()
     for names in (["info"], ["help"], ["show", "tree"]):
         assert run_here("help", *names) == run_here(*names, "--help")
@@ -97,7 +102,13 @@ def test_the_name_of_a_command_is_the_topic_of_its_page_or_its_help():
     ("names", "message"),
     [
         (["genrate"], "there is no topic 'genrate' (did you mean generate?); see `gpt-cli help`"),
-        (["troubleshoot"], "(did you mean troubleshooting?)"),
+        (["stabilty"], "(did you mean stability?)"),
+        (["troubleshoot"], "'troubleshoot'; pages about it: troubleshooting; see `gpt-cli help`"),
+        (["Exit codes"], "; pages about it: reference;"),
+        (["pipelines"], "; pages about it: recipes;"),
+        (["python"], "; pages about it: api, serve, compress;"),  # those with most headings
+        (["docker"], "; pages about it: install;"),  # only in its text
+        ([" "], "there is no topic ' '; see `gpt-cli help`"),
         (["inof"], "(did you mean info?)"),
         (["xyz"], "there is no topic 'xyz'; see `gpt-cli help`"),
         (["show", "tre"], "there is no command tre (did you mean tree?)"),
