@@ -7,7 +7,6 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from types import FrameType
 from typing import NoReturn
 
 import typer
@@ -34,7 +33,7 @@ from gpt_cli.cli.show.commands import show
 from gpt_cli.cli.usage import usage_error
 from gpt_cli.errors import GPTCLIError, ResourceError
 from gpt_cli.options.declare import option
-from gpt_cli.system.signals import ENDING
+from gpt_cli.system.signals import ENDING, interrupt, received
 
 _LONGEST = 1000  # characters of a message
 _LESS = "use fewer or shorter texts at a time, or a smaller model"
@@ -122,28 +121,18 @@ def main() -> NoReturn:
     if "_GPT_CLI_COMPLETE" in os.environ:  # a shell asks for completions
         application()(prog_name="gpt-cli")
     for number in ENDING:
-        # Python itself handles SIGINT, and nohup makes SIGHUP ignored.
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, _terminate)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # by nohup, or a shell for SIGINT
+            signal.signal(number, interrupt)
     code = run(sys.argv[1:] or ["--help"])
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)  # nothing is left to interrupt
-    if code and _terminated:  # not only 130: a terminal that is closed takes no more output
-        code = 128 + _terminated[0]
+    if code and received:  # not only 130: a terminal that is closed takes no more output
+        code = 128 + received[0]
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):  # None, or `run` has reported it
             stream.flush()
     atexit._run_exitfuncs()
     os._exit(code)  # without the slow teardown of modules
-
-
-_terminated: list[int] = []
-
-
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    """Treat a signal as an interrupt with another exit code: partial results are written."""
-    _terminated.append(number)
-    raise KeyboardInterrupt(number)
 
 
 def _without_help(arguments: list[str]) -> list[str]:
@@ -175,12 +164,12 @@ def run(arguments: list[str]) -> int:
         silence(sys.stdout)
         return 141
     except Exception as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11, in the body of a class
-            return 130
         if isinstance(error, typer.TyperException):
             error = usage_error(error, command, arguments)
         explained = _explain(error)
         if explained is None:
+            if received:  # imports and bodies of classes turn interrupts into other errors
+                return 130
             raise
         if verbose():
             note(traceback.format_exc().rstrip())

@@ -25,6 +25,7 @@ from gpt_cli.ops import bindings
 from gpt_cli.options.declare import OptionError, OptionResourceError, option
 from gpt_cli.options.request import Options
 from gpt_cli.records import COMPLETION
+from gpt_cli.system import signals
 from gpt_cli.system.startup import THREAD_VARIABLES
 from support.commands import ENDLESS, GENERATE, LONG, PIPES, TINY, generated, text_of
 from support.in_process import finished, records_here, refusal, run_here, terminal_here
@@ -718,6 +719,7 @@ INTERRUPTED = """
 import os, signal, sys, time, weakref
 from gpt_cli import __main__
 from gpt_cli.cli import app
+from gpt_cli.system import signals
 
 class Target:
     pass
@@ -725,7 +727,7 @@ class Target:
 number = signal.Signals[sys.argv[1]]
 if number is not signal.SIGINT:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(number, app._terminate)
+    signal.signal(number, signals.interrupt)
 
 def run():
     target = Target()
@@ -736,6 +738,11 @@ def run():
 app.main = run
 __main__.main()
 """
+
+
+def test_an_interrupt_that_an_import_swallows_ends_the_command(monkeypatch):
+    monkeypatch.setattr(signals, "received", [signal.SIGTERM])
+    assert run_here("next", "-m", "tiny", "Once", code=130) == (b"", "")
 
 
 @posix

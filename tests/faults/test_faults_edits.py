@@ -191,7 +191,8 @@ def test_texts_that_give_no_vector_are_told(data, says, world, suffer_here):
 )
 def test_an_output_that_finds_no_room_does_not_appear(command, size, world, suffer):
     (world.place / "in").write_bytes(TEXTS)
-    files = ("in", "in") if command[0] == "vector" else ("in",)
+    (world.place / "other").write_bytes(TEXTS.replace(b"foxes", b"hares"))
+    files = ("in", "other") if command[0] == "vector" else ("in",)
     options = {"changes": True, "preexec_fn": limits(FSIZE=size), "code": 5}
     suffer(*command, *files, says="cannot write", do="File too large", **options)
 
