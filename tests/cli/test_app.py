@@ -629,12 +629,14 @@ def test_an_interrupted_search_does_not_say_that_there_are_fewer_texts(monkeypat
 def test_an_interrupt_while_a_module_is_imported_is_quiet(monkeypatch):
     class Interrupted:
         def __set_name__(self, owner, name):
-            raise KeyboardInterrupt
+            signals.interrupt(signal.SIGINT, None)
 
     def load(*arguments, **options):
         type("Encoding", (), {"name": Interrupted()})  # Python 3.11 makes it a RuntimeError
 
     monkeypatch.setattr(gpt_cli, "load", load)
+    monkeypatch.setattr(signals, "received", [])
+    monkeypatch.setattr(app, "received", signals.received)
     assert run_here("generate", "-m", "tiny", "Once", code=130) == (b"", "")
 
 
