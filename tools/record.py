@@ -6,7 +6,7 @@
 The commands are typed slowly and run by bash on a pseudo-terminal. Their output appears at the real
 speed, but long waits are shortened. pyte emulates the terminal. All versions of a row are parts of
 the SVG, and CSS shows them for the time that they were on the screen, first the last ones. This
-needs no script, so it also works in an <img>. Readers who prefer reduced motion see the last screen.
+needs no script, so it also works in an <img>. With reduced motion, the last screen stays.
 """
 
 import os
