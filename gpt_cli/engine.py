@@ -49,8 +49,10 @@ class Engine(Introspection):
     def __init__(
         self, loaded: LoadedModel, name: str, load_seconds: float, adapter: str | None = None
     ):
-        self.loaded, self.name, self.load_seconds = loaded, name, load_seconds
-        self.adapter = adapter  # its name, if one is merged into the weights
+        self.loaded = loaded
+        self.name: str = name  # of the model, in records
+        self.load_seconds: float = load_seconds  # to read and prepare the weights
+        self.adapter: str | None = adapter  # its name, if one is merged into the weights
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
 
     def __repr__(self) -> str:
@@ -145,9 +147,9 @@ class Engine(Introspection):
         """Continue any number of prompts, a batch at a time.
 
         Args:
-            rows: prompts, or mappings with a "prompt" and options of this row alone, those of
-                `Options.row_fields()`. A row with a seed has the text of `generate` with this seed;
-                without one, its index keys the random draws, too.
+            rows: prompts, or mappings with a "prompt" and options of this row alone, the fields of
+                a row for `gpt-cli batch`. A row with a seed has the text of `generate` with this
+                seed; without one, its index keys the random draws, too.
             options: the defaults of the rows.
             batch_size: rows to compute side by side; by default as many as memory and speed allow.
             indices: of the rows; by default 0, 1, 2, ...

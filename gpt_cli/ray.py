@@ -83,8 +83,8 @@ class Generator(_TableActor):
     """Continue the prompts of a table.
 
     A row has a "prompt" and an "index", its number in the whole job, which keys the random draws;
-    it may have the fields of `Options.row_fields()`, whose defaults are `options`. They must have a
-    seed, or every actor would draw another. Added are "text", "finish_reason", "seed",
+    it may have the other fields of a row for `gpt-cli batch`, whose defaults are `options`. They
+    must have a seed, or every actor would draw another. Added are "text", "finish_reason", "seed",
     "prompt_tokens" and "completion_tokens".
     """
 

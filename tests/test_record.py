@@ -45,6 +45,11 @@ def test_the_command_is_typed_letter_by_letter_and_the_last_screen_stays(svg):
     assert len(typed) > len(COMMAND) / 2  # there are 15 frames and 25 letters a second
 
 
+def test_the_animation_begins_with_the_last_screen(svg, recorder):
+    seconds, delay = re.search(r"animation:(\S+)s step-end (\S+)s infinite", svg).groups()
+    assert float(seconds) + float(delay) == pytest.approx(recorder.PAUSE)
+
+
 def test_cells_have_their_places_and_colours(svg, recorder):
     texts = {text.text: text for text in parts(svg, "text", hidden=False)}
 

@@ -1,5 +1,8 @@
 """`tools/site_hooks.py`: what the site has beside docs/, and the links between its pages."""
 
+import importlib
+import inspect
+import json
 import re
 from pathlib import Path
 
@@ -94,3 +97,35 @@ def test_one_line_of_the_guide_writes_the_live_page(hooks):
 )
 def test_what_loads_from_another_host(tag, loads, hooks):
     assert bool(hooks.LOADS.search(f"<p>{tag}</p>")) == loads
+
+
+@pytest.mark.parametrize(
+    ("html", "escaped"),
+    [
+        ("<td><code>cat a \\| wc</code></td>", True),
+        ("<td>a pipe, as in <code>cat a | wc</code></td>", False),
+        ("<td><code>ls</code> \\| </td>", False),
+        ("<pre><code>grep 'a\\|b'</code></pre>", False),
+    ],
+)
+def test_what_shows_how_a_pipe_is_escaped(html, escaped, hooks):
+    assert bool(hooks.ESCAPED.search(html)) == escaped
+
+
+def test_the_link_to_the_repository_loads_nothing_from_its_host(hooks):
+    link = '<a href="https://example.org/" class="md-source"'
+    output = hooks.on_post_page(f'{link} data-md-component="source">', None, None)
+    assert output == f"{link}>"
+
+
+def test_what_is_kept_of_the_python_api_can_be_shown():
+    """`tools/site_api.py` shows members that have a docstring, and needs the others to exist."""
+    for package in ("pyarrow", "uvicorn"):
+        pytest.importorskip(package, reason="gpt_cli.ray or gpt_cli.serve needs it")
+    listing = json.loads((ROOT / "tests/kept/listing.json").read_bytes())
+    for module, names in listing["Python"].items():
+        for name, kept in names.items():
+            shown = getattr(importlib.import_module(module), name)
+            assert inspect.getdoc(shown)
+            for member, described in kept.get("members", {}).items():
+                assert "parameters" not in described or inspect.getdoc(getattr(shown, member))

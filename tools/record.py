@@ -5,8 +5,8 @@
 
 The commands are typed slowly and run by bash on a pseudo-terminal. Their output appears at the real
 speed, but long waits are shortened. pyte emulates the terminal. All versions of a row are parts of
-the SVG, and CSS shows them for the time that they were on the screen. This needs no script, so it
-also works in an <img>. Readers who prefer reduced motion see the last screen.
+the SVG, and CSS shows them for the time that they were on the screen, first the last ones. This
+needs no script, so it also works in an <img>. With reduced motion, the last screen stays.
 """
 
 import os
@@ -47,7 +47,7 @@ COLUMNS, ROWS = 80, 26
 KEY = 0.04  # seconds to type a character
 LONGEST_WAIT = 0.6  # seconds; longer waits are shortened to this
 FRAME = 1 / 15  # seconds; only the last state within a frame is shown
-PAUSE = 4.0  # seconds before the animation restarts
+PAUSE = 4.0  # seconds of the last screen, with which the animation begins
 
 CELL, LINE, MARGIN = 8.4, 19, 16  # pixels
 FONT = "14px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
@@ -201,7 +201,7 @@ width="{width:g}" height="{height:g}" role="img">\
 <title>gpt-cli in a terminal</title><style>
 svg{{font:{FONT};fill:{FOREGROUND}}}
 @media (prefers-reduced-motion:no-preference){{
-g{{animation:{end:.2f}s step-end infinite}}
+g{{animation:{end:.2f}s step-end {PAUSE - end:.2f}s infinite}}
 {css}}}
 </style><rect width="100%" height="100%" rx="8" fill="{BACKGROUND}"/>
 {body}</svg>

@@ -26,9 +26,12 @@ LIVE = re.compile(r"^\$ (gpt-cli show .*--html (\S+) .*)\n(?:.*\n)*?```$", re.MU
 LOADS = re.compile(  # from another host
     r'<(?:img|script|iframe|link(?! rel="canonical"))\b[^>]* (?:src|href)="?(?:https?:)?//.*?>'
 )
+ESCAPED = re.compile(r"<td.*<code>[^<]*\\\|")  # pipes in a table
 API = """# API reference
 
-Every public name, from its docstring. [Use it from Python](api.md) shows examples.
+What [every version 1.x keeps](stability.md) of [`gpt_cli`](#gpt_cli),
+[`gpt_cli.jobs`](#gpt_cli.jobs), [`gpt_cli.serve`](#gpt_cli.serve) and
+[`gpt_cli.ray`](#gpt_cli.ray). [Use it from Python](api.md) shows examples.
 
 ::: gpt_cli
 ::: gpt_cli.jobs
@@ -106,9 +109,12 @@ def live_page(line: str, name: str) -> str:
 
 
 def on_config(config: Any) -> None:
-    """Draw blocks of math as formulas."""
+    """Draw blocks of math as formulas, and show the version below each page."""
+    from gpt_cli import __version__
+
     math = {"name": "math", "class": "math", "format": formula}
     config.mdx_configs["pymdownx.superfences"] = {"custom_fences": [math]}
+    config.copyright = f"gpt-cli {__version__}"
 
 
 def on_files(files: Any, config: Any) -> None:
@@ -143,14 +149,16 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    """Return the HTML of a page, where the dialog of the search has a name for screen readers."""
+    """Return a page where the dialog of the search has a name, and no host is asked for stars."""
+    output = output.replace(' data-md-component="source"', "")
     return output.replace('role="dialog"', 'role="dialog" aria-label="Search"', 1)
 
 
 def on_post_build(config: Any) -> None:
-    """Raise an error if a page of the site loads anything from another host."""
+    """Raise an error if a page loads anything from another host, or shows an escaped pipe."""
     from mkdocs.exceptions import PluginError
 
     for page in Path(config.site_dir).rglob("*.html"):
-        if loads := LOADS.search(page.read_text("utf-8")):
-            raise PluginError(f"{page} loads from another host: {loads[0]}")
+        html = page.read_text("utf-8")
+        if wrong := LOADS.search(html) or ESCAPED.search(html):
+            raise PluginError(f"{page} must not have {wrong[0]}")

@@ -24,15 +24,15 @@ _READ_AHEAD = 4  # batches, whose rows are sorted by length
 class Completion:
     """The continuation of one prompt."""
 
-    prompt_tokens: int
-    seed: int
+    prompt_tokens: int  # their number
+    seed: int  # of its random draws
     text: str = ""  # without the prompt and the end token
     ids: list[int] = field(default_factory=list)  # new tokens, with the end token or stop string
     logprobs: list[float] = field(default_factory=list)  # of these ids
     top_logprobs: list[TopLogprobs] = field(default_factory=list)  # after the same tokens
     seconds: list[float] = field(default_factory=list)  # from the start to the id
-    finish_reason: FinishReason = "interrupted"  # until the row has ended
-    drafted: int = 0  # tokens
+    finish_reason: FinishReason = "interrupted"  # why it ended; this until then
+    drafted: int = 0  # tokens, accepted or not
     accepted: int = 0  # drafted tokens that are in `ids`
     score: float | None = None  # of a beam search
     others: list["Completion"] = field(default_factory=list)  # its next best texts, best first

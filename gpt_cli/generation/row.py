@@ -78,7 +78,7 @@ class Step:
     """One new token of one row."""
 
     row: int  # which request
-    id: int
+    id: int  # of the token
     logprob: float  # natural logarithm of its probability before any sampling option
     top_logprobs: TopLogprobs  # the likeliest ids with theirs, if requested
     text: str  # the characters that are now certain; those of the token may come later

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class Summary:
     """The number of rows of a job, and of those that failed, earlier runs included."""
 
-    rows: int
-    failed: int
+    rows: int  # of the input
+    failed: int  # rows whose record is an error
     reason: str | None = None  # why all rows failed, if it is the same for all
 
 

@@ -226,7 +226,7 @@ class _OfTexts(Task):
 
 @dataclass(frozen=True)
 class Scoring(_OfTexts):
-    """Compute the likelihoods of texts."""
+    """Compute the likelihoods of texts: see `Engine.score_many`."""
 
     stride: int | None = None
     logprobs: bool = False
@@ -280,7 +280,7 @@ class Scoring(_OfTexts):
 
 @dataclass(frozen=True)
 class Activations(_OfTexts):
-    """Compute the values at hook points of texts; they are the arrays of a record."""
+    """Compute `Engine.activations` of texts; they are the arrays of a record."""
 
     hooks: tuple[str, ...]
     pool: "Pool | None" = None
@@ -341,7 +341,7 @@ class Activations(_OfTexts):
 
 @dataclass(frozen=True)
 class Ranking(Task):
-    """Rank continuations of prompts; a row may have other "choices"."""
+    """Rank continuations of prompts: see `Engine.rank`; a row may have other "choices"."""
 
     choices: tuple[str, ...] = ()
     by: "RankBy" = "total"

@@ -28,7 +28,7 @@ _Branch: TypeAlias = tuple[list[int], Sequence[list[int]]]  # ids after a prefix
 class Choice:
     """A continuation of a prompt, and its likelihood."""
 
-    text: str
+    text: str  # without the prompt
     ids: list[int]  # its tokens, with the end of the prompt if that forms one token with a choice
     bytes: int  # of all ids, in UTF-8
     logprob: float  # of all ids, in nats

@@ -50,17 +50,15 @@ class Score:
     All fields from `ranks` on are None unless they were requested.
     """
 
-    ids: list[int]
+    ids: list[int]  # of the text
     token_logprobs: list[float | None]  # of the ids; None if not scored
     bytes_scored: int  # of the text in UTF-8, in the tokens that are scored
     ranks: list[int | None] | None = None  # of the ids by probability; 1 is the likeliest
-    # Mean and standard deviation of log p under p, in the distributions of the tokens.
-    moments: list[list[float] | None] | None = None
+    moments: list[list[float] | None] | None = None  # mean and deviation of log p, under p
     gaps: list[float | None] | None = None  # to the log-probabilities of the likeliest tokens
     initial_logprobs: list[float | None] | None = None  # see `words.among`
-    words: list[Word] | None = None
-    # Log-probabilities of the tokens after 0 to n_layer layers: see `measure_passes`.
-    layers: list[list[float | None]] | None = None
+    words: list[Word] | None = None  # of the text
+    layers: list[list[float | None]] | None = None  # `token_logprobs` after 0 to n_layer layers
     initial_layers: list[list[float | None]] | None = None  # of `initial_logprobs`
 
     @property

@@ -14,8 +14,8 @@ from gpt_cli.gpt2.model import GPT2, hidden_states, unembed
 class Node:
     """A possible next token, and its continuations."""
 
-    id: int
-    logprob: float  # of the token in nats, after all tokens before it
+    id: int  # of the token
+    logprob: float  # in nats, after all tokens before it
     total_logprob: float  # of the continuation that ends with it
     children: list["Node"] = field(default_factory=list)  # possible next tokens, likeliest first
 

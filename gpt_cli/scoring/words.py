@@ -39,9 +39,9 @@ _ROWS = 4  # of logits at a time, which stay in the processor's cache
 class Word:
     """A word of a text, which is split at white space."""
 
-    text: str
+    text: str  # without white space
     start: int  # in bytes of the text in UTF-8
-    end: int
+    end: int  # behind its last byte
     tokens: int  # those of its bytes and of the white space before it
     surprisal: float | None  # in bits; None if one of its tokens is not scored
     layers: list[float | None] | None = None  # surprisal after 0 to n_layer layers, if requested

@@ -18,10 +18,14 @@ MODULES = ["gpt_cli", "gpt_cli.jobs", "gpt_cli.ray", "gpt_cli.serve"]
 # Classes whose objects users make; those of others are results.
 _MADE = {"Activations", "Cluster", "Generation", "Generator", "InputRow", "Options", "Ranker"}
 _MADE |= {"Ranking", "Resumed", "Scorer", "Scoring", "Settings", "Template"}
-# Classes of which only the fields are kept, and members that only the program itself needs.
+# Classes of which only the fields are kept, members that only the program itself needs, and those
+# that Python calls.
 _OPTIONS = {"Activations", "Generation", "Options", "Ranking", "Scoring", "Settings"}
-_INTERNAL = {"activation_rows", "add", "check_constraint", "initial_layers", "initial_logprobs"}
-_INTERNAL |= {"loaded", "model", "recorded", "start", "tokenizer", "with_donors"}
+_INTERNAL = {"Completion.add", "Score.initial_layers", "Score.initial_logprobs", "Trace.model"}
+_INTERNAL |= {f"Engine.{name}" for name in ("activation_rows", "check_constraint", "loaded")}
+_INTERNAL |= {f"Engine.{name}" for name in ("model", "recorded", "start", "tokenizer")}
+_INTERNAL |= {"Engine.with_donors", "Task.donor", "Task.ids", "Task.layout", "Task.records"}
+_CALLED = {"__call__", "__enter__", "__exit__"}
 
 
 def listing() -> dict[str, Any]:
@@ -107,7 +111,8 @@ def _signature(value: Any) -> dict[str, Any]:
     """Return the parameters of a function, or the members of a class."""
     if isinstance(value, type):
         made = {"parameters": _parameters(value)} if value.__name__ in _MADE else {}
-        members = {} if value.__name__ in _OPTIONS else dict(_members(value))
+        only_fields = value.__name__ in _OPTIONS and is_dataclass(value)
+        members = {} if only_fields else dict(_members(value))
         return made | {"members": members}
     return {"parameters": _parameters(value)} if callable(value) else {}
 
@@ -118,8 +123,9 @@ def _members(cls: type) -> Iterator[tuple[str, dict[str, Any]]]:
     names = {name for kind in classes for name in vars(kind)}
     names |= {field.name for field in fields(cls)} if is_dataclass(cls) else set()
     names |= vars(gpt_cli.load("tiny")).keys() if cls is gpt_cli.Engine else set()
-    for name in sorted(names - _INTERNAL):
-        if not name.startswith("_"):
+    for name in sorted(names):
+        public = not name.startswith("_") or name in _CALLED
+        if public and f"{cls.__name__}.{name}" not in _INTERNAL:
             value = getattr(cls, name, None)
             is_code = issubclass(cls, Exception) and isinstance(value, int | str)
             yield name, {"value": value} if is_code else _signature(value)
