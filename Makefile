@@ -137,7 +137,7 @@ wheel: $(VENV)/.demo  ## the wheel for this platform, in dist/
 	ls -l dist/*.whl
 
 # pyroma would like an address and a home page, which the project does not have yet. The SBOM is about what `make wheel`
-# has installed, without the installer.
+# has installed, without the installer. It can be attested only with its serial number, which --output-reproducible omits.
 check-release: wheel $(VENV)/.release  ## the files of a release, in dist/: what is in them, equal bytes from two builds, the workflows
 	rm -f dist/*.tar.gz
 	$(BIN)/python -m build --sdist .
@@ -146,7 +146,8 @@ check-release: wheel $(VENV)/.release  ## the files of a release, in dist/: what
 	$(BIN)/pyroma --min 10 --skip-tests AuthorEmail,Url dist/*.tar.gz
 	$(CLEAN_BIN)/python -m pip uninstall --quiet --yes setuptools pip
 	sed "s/^dynamic = .*/version = \"$$($(BIN)/hatchling version)\"/" pyproject.toml > build/pyproject.toml
-	$(BIN)/cyclonedx-py environment --pyproject build/pyproject.toml --output-reproducible --output-file build/sbom.cdx.json $(CLEAN)
+	$(BIN)/cyclonedx-py environment --pyproject build/pyproject.toml --output-file build/sbom.cdx.json $(CLEAN)
+	grep -q '"serialNumber"' build/sbom.cdx.json
 	$(BIN)/python tools/release_notes.py > build/notes.md
 	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml

@@ -5,10 +5,13 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
+from gpt_cli import Engine
 from gpt_cli.errors import InputError
+from gpt_cli.generation.loaded import LoadedModel
 from support.eval_tasks import PROMPTS, STORY, write_tasks
 
 pytest.importorskip("lm_eval")
@@ -246,8 +249,10 @@ def test_white_space_as_a_context_is_part_of_the_continuation(lm):
     assert one == other
 
 
-def test_a_model_without_a_start_token_scores_what_has_a_context(case_folder):
-    lm = EngineLM(str(case_folder("minimal")))
+def test_a_model_without_a_start_token_scores_what_has_a_context():
+    lm = EngineLM("tiny")
+    model = replace(lm.engine.model, config=replace(lm.engine.model.config, bos_token_id=None))
+    lm.engine = Engine(LoadedModel(model, lm.engine.tokenizer), "tiny", 0)
     assert lm.loglikelihood(requests("loglikelihood", ("a", "b")))[0][0] < 0
     with pytest.raises(InputError, match="no start token"):
         lm.loglikelihood(requests("loglikelihood", ("", "b")))

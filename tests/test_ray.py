@@ -516,7 +516,7 @@ def test_a_machine_downloads_the_weights_once(hub, tmp_path):
         (["--gpus-per-worker", "0.4", "--workers", "2"], 2, "--workers must be at most 1 on"),
         (["--gpus-per-worker", "2"], 5, "threads 1 and gpus_per_worker 2"),
         (["--model", "no/model", "--offline"], 3, "no/model"),
-        (["--dtype", "float7"], 2, "--dtype float7"),
+        (["--dtype", "float7"], 2, "--dtype must be one of auto, float32"),
         (["--address", "127.0.0.1:1"], 5, "127.0.0.1:1"),
         (["--address", "ray://127.0.0.1:1"], 2, "--address ray:// is not supported"),
         (["--engine", "local"], 2, "--engine ray"),

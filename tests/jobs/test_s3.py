@@ -13,7 +13,7 @@ pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
 ROWS = [{"id": index, "text": f"Once upon a time {index}. "} for index in range(600)]
-ROWS[400]["text"] = None
+del ROWS[400]["text"]
 
 
 @pytest.fixture(scope="module")

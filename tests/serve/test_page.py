@@ -630,6 +630,23 @@ def test_a_request_that_waits_for_the_key_goes_on(look, server):
 
 @browser_only
 @once
+def test_a_request_from_before_the_key_goes_on_with_it(look, server):
+    server.key = "secret"
+    tab = look(expected=["401"])
+    wait(status(tab), re.compile("This server is locked"))
+    held = []
+    tab.route("**/v1/completions", lambda route: held.append(route), times=1)
+    with tab.expect_request("**/v1/completions"):
+        tab.locator("#editor").press("Control+Enter")
+    tab.locator("#key").fill("secret")
+    tab.keyboard.press("Enter")
+    wait(tab.locator("#model"), "· tiny")
+    held[0].continue_()
+    wait(status(tab), re.compile("continuations|Done"))
+
+
+@browser_only
+@once
 def test_a_text_beyond_the_context_sends_its_last_tokens(look, server):
     tab = look()
     write_and_continue(tab, "word " * 60, "saw the last 48 tokens", max_tokens=16)
