@@ -28,21 +28,27 @@ if TYPE_CHECKING:
         ResourceError,
         RowsError,
     )
-    from gpt_cli.generation.generate import Completion
+    from gpt_cli.generation.generate import Completion, Run
     from gpt_cli.generation.row import Step
+    from gpt_cli.gpt2.weights import Weights
     from gpt_cli.loading import load
     from gpt_cli.options.request import Options
+    from gpt_cli.scoring.attribution import Ablation, Attribution, Patching
     from gpt_cli.scoring.rank import Choice
     from gpt_cli.scoring.score import Score
     from gpt_cli.scoring.trace import Trace
     from gpt_cli.scoring.tree import Node
+    from gpt_cli.scoring.vectors import Direction
     from gpt_cli.scoring.words import Word
 
 __all__ = [
+    "Ablation",
+    "Attribution",
     "CheckpointError",
     "Choice",
     "Completion",
     "ContextError",
+    "Direction",
     "Engine",
     "GPTCLIError",
     "InputError",
@@ -50,11 +56,14 @@ __all__ = [
     "ModelNotFoundError",
     "Node",
     "Options",
+    "Patching",
     "ResourceError",
     "RowsError",
+    "Run",
     "Score",
     "Step",
     "Trace",
+    "Weights",
     "Word",
     "load",
 ]
@@ -79,4 +88,5 @@ __getattr__, __dir__ = on_first_use(
     __name__,
     *("errors", "options.request", "generation.decode", "generation.generate", "scoring.rank"),
     *("scoring.score", "scoring.words", "scoring.trace", "scoring.tree", "engine", "loading"),
+    *("scoring.attribution", "scoring.vectors", "gpt2.weights"),
 )

@@ -25,6 +25,7 @@ _INTERNAL = {"Completion.add", "Score.initial_layers", "Score.initial_logprobs",
 _INTERNAL |= {f"Engine.{name}" for name in ("activation_rows", "check_constraint", "loaded")}
 _INTERNAL |= {f"Engine.{name}" for name in ("model", "recorded", "start", "tokenizer")}
 _INTERNAL |= {"Engine.with_donors", "Task.donor", "Task.ids", "Task.layout", "Task.records"}
+_INTERNAL |= {"Run.add", "Run.passes"}
 _CALLED = {"__call__", "__enter__", "__exit__"}
 
 
@@ -122,7 +123,9 @@ def _members(cls: type) -> Iterator[tuple[str, dict[str, Any]]]:
     classes = [kind for kind in cls.__mro__ if kind.__module__.startswith("gpt_cli")]
     names = {name for kind in classes for name in vars(kind)}
     names |= {field.name for field in fields(cls)} if is_dataclass(cls) else set()
-    names |= vars(gpt_cli.load("tiny")).keys() if cls is gpt_cli.Engine else set()
+    if cls in (gpt_cli.Engine, gpt_cli.Run):
+        engine = gpt_cli.load("tiny")
+        names |= vars(engine if cls is gpt_cli.Engine else engine.run([], gpt_cli.Options())).keys()
     for name in sorted(names):
         public = not name.startswith("_") or name in _CALLED
         if public and f"{cls.__name__}.{name}" not in _INTERNAL:
