@@ -38,7 +38,7 @@ class Attribution:
     attention: NDArray[np.float64]  # (L,): the sum of the heads, and the bias of c_proj
     mlp: NDArray[np.float64]  # (L,)
     embedding: float  # of the last token
-    position: float
+    position: float  # of its position
     bias: float  # of the final layer norm
     total: float  # the measure
 
@@ -56,8 +56,8 @@ class Attribution:
 class Patching:
     """The measures of a clean and a corrupt text, and of the corrupt one with patches."""
 
-    clean: float
-    corrupt: float
+    clean: float  # after the clean text
+    corrupt: float  # after the corrupt one
     patched: NDArray[np.float64]  # (L, T): by layer and position; or (L, H): by layer and head
 
     @property
@@ -70,7 +70,7 @@ class Patching:
 class Ablation:
     """The measures of a text, by the whole model and without each part."""
 
-    whole: float
+    whole: float  # by the whole model
     heads: NDArray[np.float64]  # (L, H)
     mlp: NDArray[np.float64]  # (L,)
 

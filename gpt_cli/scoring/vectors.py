@@ -16,7 +16,7 @@ _FOLD = 5  # every fifth text of both sets tests the vector
 class Direction:
     """A vector at a hook point, and how well it separates texts."""
 
-    hook: str
+    hook: str  # name of the hook point
     vector: NDArray[np.float32]  # (C,), or (H, D) of heads
     accuracy: float | None  # of the sign of the projection, on texts that its fit had left out
     tested: int  # number of these texts
