@@ -47,8 +47,10 @@ def test_a_pipe_gets_a_page_as_it_is():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_terminal_shows_a_page_without_markup_and_all_of_its_code(page, columns):
     text, prose = ESCAPES.sub("", shown(page.stem, columns)), page.read_text("utf-8")
+    text = re.sub("(?m) +$", "", text)  # as some versions of rich do
     for block, code in re.findall(r"(?ms)(^```\w*\n(.*?)^```$)", prose):
-        lines = code.expandtabs(8).rstrip()  # whole, so that a command can be copied
+        # Whole, so that a command can be copied.
+        lines = "\n".join(line.rstrip() for line in code.expandtabs(8).rstrip().split("\n"))
         assert f"\n{lines}\n" in text
         text = text.replace(f"\n{lines}\n", "\n", 1)
         prose = prose.replace(block, "")
