@@ -16,6 +16,7 @@ from gpt_cli.ops import SHORT, Rows, check_available, get_ops, held_dtype
 from gpt_cli.options.arguments import checks_arguments
 from gpt_cli.options.declare import OptionError
 from gpt_cli.system.machine import check_room
+from gpt_cli.system.signals import raise_swallowed
 
 
 @checks_arguments()
@@ -82,6 +83,7 @@ def load(
         config = with_special_tokens(config, tokenizer, folder, bos_token)
         model = checkpoint.assemble(config, ops, merged)
     seconds = time.perf_counter() - start
+    raise_swallowed()  # such as while CuPy or pyarrow was imported
     speculator = Speculator(model)
     loaded = LoadedModel(model, tokenizer, speculator if speculate and speculator.pays else None)
     request = hub.conversion_of(folder)

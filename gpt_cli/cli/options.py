@@ -22,7 +22,6 @@ from gpt_cli.options import declare
 from gpt_cli.options.declare import Declared, Kind, OptionError, option
 from gpt_cli.options.request import Options
 from gpt_cli.system.machine import MOST_THREADS
-from gpt_cli.system.signals import raise_swallowed
 from gpt_cli.system.startup import prepare
 
 
@@ -169,9 +168,7 @@ class Loading(Adapted):
     def load(self) -> "gpt_cli.Engine":
         """Load the model; NumPy must not have been imported before."""
         prepare(self.threads)
-        engine = gpt_cli.load(self.model, **self.options)
-        raise_swallowed()
-        return engine
+        return gpt_cli.load(self.model, **self.options)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -23,7 +23,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from gpt_cli.errors import ResourceError
 from gpt_cli.options.declare import OptionError, OptionResourceError
 from gpt_cli.serve.settings import Settings, find_addresses
-from gpt_cli.system.signals import ENDING, HANGUP
+from gpt_cli.system.signals import ENDING, HANGUP, raise_swallowed
 
 if TYPE_CHECKING:
     from gpt_cli.engine import Engine
@@ -59,6 +59,7 @@ def run(
 
         app, scheduler = application(loaded, settings)
         try:
+            raise_swallowed()  # while numpy.random was imported
             Server(app, settings.grace, scheduler, ready, waiting, cut_off).serve_on(listening)
         finally:
             scheduler.stop()

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 HANGUP = getattr(signal, "SIGHUP", None)  # a terminal is closed; Windows has no such signal
 ENDING = [number for number in (signal.SIGINT, signal.SIGTERM, HANGUP) if number is not None]
-received: list[int] = []  # by `interrupt`
+received: list[int] = []  # by `interrupt`, which only the command line installs
 
 
 def interrupt(number: int, frame: FrameType | None) -> NoReturn:
@@ -16,9 +16,9 @@ def interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def raise_swallowed() -> None:
-    """Raise the interrupt again if code that it came upon has ignored it.
+    """Raise the interrupt again if an import has ignored it, before something long begins.
 
-    Cython's modules, such as those of numpy.random, ignore all errors in a part of their import.
+    Modules in Cython, such as those of numpy.random, ignore all errors in a part of their import.
     """
     if received:
         raise KeyboardInterrupt(received[-1])

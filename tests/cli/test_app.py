@@ -742,9 +742,10 @@ __main__.main()
 """
 
 
-def test_an_interrupt_that_an_import_swallows_ends_the_command(monkeypatch):
+@pytest.mark.parametrize("command", ["next", "batch"])
+def test_an_interrupt_that_an_import_swallowed_ends_the_command(command, monkeypatch):
     monkeypatch.setattr(signals, "received", [signal.SIGTERM])
-    assert run_here("next", "-m", "tiny", "Once", code=130) == (b"", "")
+    assert run_here(command, "-m", "tiny", input=b"Once", code=130) == (b"", "")
 
 
 @posix

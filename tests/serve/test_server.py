@@ -24,6 +24,7 @@ import pytest
 import gpt_cli
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.serve import Settings
+from gpt_cli.system import signals
 from support.in_process import refusal
 from support.processes import LimitedProcess, posix
 from support.server_process import WAITS, Server, answer_on, bytes_on, request_bytes
@@ -838,6 +839,14 @@ def test_the_scheduler_is_stopped_whatever_happens(monkeypatch):
         mock.call.scheduler.stop(),
         mock.call.scheduler.join(),
     ]
+
+
+def test_an_interrupt_that_an_import_swallowed_ends_the_server(monkeypatch):
+    module = mock.Mock(application=lambda *_: (App(), mock.Mock()))
+    monkeypatch.setitem(sys.modules, "gpt_cli.serve.app", module)
+    monkeypatch.setattr(signals, "received", [signal.SIGTERM])
+    with pytest.raises(KeyboardInterrupt):
+        server.run(mock.Mock(spec=gpt_cli.Engine), Settings(port=0), pytest.fail)
 
 
 # Signals
