@@ -91,7 +91,7 @@ class Engine(Introspection):
 
     @checks_arguments()
     def with_edits(self, edits: Sequence[str]) -> "Engine":
-        """Return an engine that changes values of the forward pass: see `gpt2.edits`.
+        """Return an engine that changes values of the forward pass, as `--edit`.
 
         The edits apply to all texts, after those of this engine. InputError if one does not fit
         the model or names a row, or a file of one cannot be read.
@@ -204,7 +204,7 @@ class Engine(Introspection):
             entropies: also return the entropies of the distributions of tokens, and their
                 `moments`, which `Score.min_k_plus_plus` needs.
             gaps: also return how far tokens are below the likeliest ones, in nats.
-            words: also return the words of texts with their surprisal: see `scoring.words`.
+            words: also return the words of texts with their surprisal, as `gpt-cli score --words`.
             layers: also return the log-probabilities of tokens, and the surprisal of words, if the
                 model ended after 0 (the embedding), 1, ... layers. The last are its own.
         """
@@ -242,7 +242,7 @@ class Engine(Introspection):
 
     @checks_arguments()
     def compress(self, data: Data, *, block: int = SEGMENT_TOKENS) -> bytes:
-        """Return data as a compressed file; for streams, see `compression.codec`.
+        """Return data as a compressed file; `gpt-cli compress` reads streams.
 
         Raise ResourceError if results are not the same to the last bit here, such as on a GPU.
 

@@ -89,7 +89,8 @@ def code_page(path: str) -> str:
     """Return a page that shows a file of code."""
     language = {"": "text", ".cff": "yaml"}.get(Path(path).suffix, Path(path).suffix[1:])
     code = (ROOT / path).read_text("utf-8")
-    return f"---\nhide: [toc]\n---\n# {path}\n\n~~~~{language}\n{code}~~~~\n"
+    settings = "---\nhide: [toc]\nsearch: {exclude: true}\n---\n"
+    return f"{settings}# {path}\n\n~~~~{language}\n{code}~~~~\n"
 
 
 def formula(latex: str, *_: Any, **__: Any) -> str:

@@ -80,7 +80,8 @@ def _pages() -> dict[str, str]:
 def _formatted(page: str) -> str:
     for pattern, replacement in _IN_TERMINAL.items():
         page = re.sub(pattern, replacement, page)
-    console = Console(file=sys.stdout, theme=_THEME)
+    width = shutil.get_terminal_size().columns  # rich takes 80 if TERM=dumb
+    console = Console(file=sys.stdout, theme=_THEME, width=width)
     with console.capture() as captured:
         markdown = _Page(page, code_theme="ansi_light", hyperlinks=False)
         console.print(markdown, width=min(console.width, 100), crop=False)

@@ -48,7 +48,7 @@ def run(
         task: such as `Generation(Options(max_tokens=20))` or `Scoring()`.
         input: a file, a folder, a pattern, or an address of these; "-" is standard input. Or a
             list of these, whose rows are read one after the other.
-        output: a file, a folder or an address; see `open_sink`. Or a sink.
+        output: a file, a folder or an address, as `--output` of `gpt-cli batch`, or a sink.
         model: a name or a folder, as for `gpt_cli.load`.
         format: of the input: "auto", "lines", "jsonl" or "parquet".
         resume: whether to keep the records of an earlier run and add the missing ones.

@@ -111,7 +111,7 @@ class Introspection:
 
         Args:
             texts: any number, or mappings with a "text" and its "edits", a list.
-            hooks: names or globs: see `gpt2.hooks`.
+            hooks: names or globs; `gpt-cli activations --hooks` lists the names.
             pool: the values of the "last" token, the "mean" over the tokens of the text, or the
                 mean over the tokens of each "word": (words, ...), with "word", "start" and "end".
             bos: put the start token before texts; it is no part of a mean.
