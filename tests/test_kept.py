@@ -2,13 +2,11 @@
 
 import json
 import math
-import shlex
 import shutil
 
 import pytest
 
-from support.in_process import run_here
-from support.kept import KEPT, answer, content, digests, objects, settled
+from support.kept import KEPT, answer, content, digests, objects, run, settled
 from support.listing import changes, listing
 from support.processes import posix
 
@@ -17,7 +15,7 @@ COMMANDS = {path: json.loads((path / "commands.json").read_bytes()) for path in 
 LISTING = json.loads((KEPT / "listing.json").read_bytes())
 
 
-def each(*kinds):
+def for_commands(*kinds):
     """Run a test with each command of some kinds, and the folder of its version."""
     cases = [
         pytest.param(path, kind, name, id=f"{path.name}-{name}")
@@ -68,11 +66,6 @@ def there(kept, monkeypatch):
     monkeypatch.chdir(kept)
 
 
-def run(command, *arguments, code=0):
-    """Run a command of a version; return its standard output."""
-    return run_here(*shlex.split(command), *arguments, code=code)[0]
-
-
 @pytest.fixture(scope="module")
 def now():
     """Return the names that the program has."""
@@ -101,7 +94,7 @@ def test_a_change_is_noticed_and_an_addition_is_fine():
     assert [*changes(kept["c"], [1], equal)]
 
 
-@each("records", "figures")
+@for_commands("records", "figures")
 def test_a_record_has_the_same_fields_with_the_same_values(kept, kind, name, here, same):
     now = run(COMMANDS[kept][kind][name])
     expected = objects((kept / "records" / f"{name}.jsonl").read_bytes())
@@ -109,12 +102,12 @@ def test_a_record_has_the_same_fields_with_the_same_values(kept, kind, name, her
     assert [*changes(expected, objects(now), close if rounded else same)] == []
 
 
-@each("printed")
+@for_commands("printed")
 def test_text_in_a_pipe_is_the_same(kept, kind, name, there, library):
     assert run(COMMANDS[kept][kind][name]) == (kept / "printed" / f"{name}.txt").read_bytes()
 
 
-@each("machine")
+@for_commands("machine")
 def test_a_record_about_the_machine_has_the_same_fields(kept, kind, name, there, request):
     if name == "verify":
         request.getfixturevalue("library")  # of int8 weights
@@ -123,7 +116,7 @@ def test_a_record_about_the_machine_has_the_same_fields(kept, kind, name, there,
     assert [*changes(expected, settled(now, fields_only=True), equal)] == []
 
 
-@each("interrupted")
+@for_commands("interrupted")
 def test_an_interrupted_output_is_continued(kept, kind, name, here, same):
     if "parquet" in name:
         pytest.importorskip("pyarrow")
@@ -141,7 +134,7 @@ def test_an_interrupted_output_is_continued(kept, kind, name, here, same):
     assert [*changes(expected, content(half), equal)] == []
 
 
-@each("decompressed")
+@for_commands("decompressed")
 def test_a_compressed_file_is_decompressed(kept, kind, name, there, library):
     command, original = COMMANDS[kept][kind][name]
     assert run(command) == (kept / original).read_bytes()
