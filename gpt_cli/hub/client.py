@@ -211,7 +211,7 @@ def _client(explain: Callable[[Exception], str], bars: bool = False) -> Iterator
         try:
             from urllib.parse import urlsplit
 
-            import huggingface_hub
+            import huggingface_hub  # `from huggingface_hub import get_session` would print errors
             from huggingface_hub.utils import logging as client_log
             from huggingface_hub.utils.tqdm import (
                 are_progress_bars_disabled,
@@ -220,7 +220,7 @@ def _client(explain: Callable[[Exception], str], bars: bool = False) -> Iterator
             )
 
             _ = urlsplit(_endpoint()).port  # ValueError; older clients accept any port
-            hooks = huggingface_hub.get_session().event_hooks  # a name in an import prints errors
+            hooks = huggingface_hub.get_session().event_hooks
         except (ImportError, OSError, ValueError) as error:
             raise InputError(
                 f"the Hub's client cannot start ({_reason(error)}): check the environment "
