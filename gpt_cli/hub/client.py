@@ -211,7 +211,8 @@ def _client(explain: Callable[[Exception], str], bars: bool = False) -> Iterator
         try:
             from urllib.parse import urlsplit
 
-            import huggingface_hub  # `from huggingface_hub import get_session` would print errors
+            # Its own names print the errors of their imports, so modules are imported first.
+            import huggingface_hub
             from huggingface_hub.utils import logging as client_log
             from huggingface_hub.utils.tqdm import (
                 are_progress_bars_disabled,
