@@ -40,7 +40,7 @@ test-oldest: build/oldest.txt  ## the tests with the oldest base dependencies th
 build/oldest.txt: pyproject.toml
 	mkdir -p build
 	$(PYTHON) -c 'import re, sys, tomllib; project = tomllib.load(sys.stdin.buffer)["project"]; \
-	  print(*(re.sub(">=([^,]*).*", r"==\1", each) for each in project["dependencies"]), sep="\n")' < $< > $@
+	  print(*(re.sub(">=([^,]*).*", r"==\1", bound) for bound in project["dependencies"]), sep="\n")' < $< > $@
 
 faults: $(VENV)/.dev  ## every fault, with a table of the results, and all other slow tests
 	$(BIN)/python -m pytest tests/faults tests -m "(fault or slow) and not gpu" --hypothesis-profile thorough --numprocesses 2 --table tests/faults/RESULTS.md

@@ -86,7 +86,7 @@ def on_first_use(
 
 __getattr__, __dir__ = on_first_use(
     __name__,
-    *("errors", "options.request", "generation.decode", "generation.generate", "scoring.rank"),
+    *("errors", "options.request", "generation.row", "generation.generate", "scoring.rank"),
     *("scoring.score", "scoring.words", "scoring.trace", "scoring.tree", "engine", "loading"),
     *("scoring.attribution", "scoring.vectors", "gpt2.weights"),
 )

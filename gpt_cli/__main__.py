@@ -16,8 +16,8 @@ def main() -> NoReturn:
         from gpt_cli.cli import app
 
         app.main()
-    except KeyboardInterrupt:
-        os._exit(130)
+    except KeyboardInterrupt as interrupt:  # also before and after a command, or in its error
+        os._exit(128 + _signal_of(interrupt))
     except RuntimeError as error:  # Python 3.11, while a class is created
         if isinstance(error.__cause__, KeyboardInterrupt):
             os._exit(130)
@@ -30,11 +30,16 @@ def main() -> NoReturn:
 def _raise_again(unraisable: Any) -> None:
     """Send an interrupt again if Python could not raise it, such as in a weakref callback."""
     if unraisable.exc_type is KeyboardInterrupt:
-        (number,) = unraisable.exc_value.args or [signal.SIGINT]  # the latter by Python
+        number = _signal_of(unraisable.exc_value)
         # Later, even on a busy machine, than this hook returns: within it, it would be lost again.
         Timer(0.2, os.kill, (os.getpid(), number)).start()
     else:
         sys.__unraisablehook__(unraisable)
+
+
+def _signal_of(interrupt: BaseException) -> int:
+    """Return the signal of an interrupt; only our handler names it, and Python's is of SIGINT."""
+    return interrupt.args[0] if interrupt.args else signal.SIGINT
 
 
 if __name__ == "__main__":

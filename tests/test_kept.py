@@ -2,13 +2,11 @@
 
 import json
 import math
-import shlex
 import shutil
 
 import pytest
 
-from support.in_process import run_here
-from support.kept import KEPT, answer, content, digests, objects, settled
+from support.kept import KEPT, answer, content, digests, objects, run, settled
 from support.listing import changes, listing
 from support.processes import posix
 
@@ -17,7 +15,7 @@ COMMANDS = {path: json.loads((path / "commands.json").read_bytes()) for path in 
 LISTING = json.loads((KEPT / "listing.json").read_bytes())
 
 
-def each(*kinds):
+def for_commands(*kinds):
     """Run a test with each command of some kinds, and the folder of its version."""
     cases = [
         pytest.param(path, kind, name, id=f"{path.name}-{name}")
@@ -48,7 +46,7 @@ def copies(request, tmp_path_factory):
 
 
 @pytest.fixture
-def here(copies, kept, monkeypatch):
+def copy(copies, kept, monkeypatch):
     """Change to the copy of a version, and compute there."""
     ops, folder = copies
     monkeypatch.setenv("GPT_CLI_OPS", ops)
@@ -63,14 +61,9 @@ def same(copies):
 
 
 @pytest.fixture
-def there(kept, monkeypatch):
+def original(kept, monkeypatch):
     """Change to the files of a version, which must not be written."""
     monkeypatch.chdir(kept)
-
-
-def run(command, *arguments, code=0):
-    """Run a command of a version; return its standard output."""
-    return run_here(*shlex.split(command), *arguments, code=code)[0]
 
 
 @pytest.fixture(scope="module")
@@ -101,21 +94,21 @@ def test_a_change_is_noticed_and_an_addition_is_fine():
     assert [*changes(kept["c"], [1], equal)]
 
 
-@each("records", "figures")
-def test_a_record_has_the_same_fields_with_the_same_values(kept, kind, name, here, same):
+@for_commands("records", "figures")
+def test_a_record_has_the_same_fields_with_the_same_values(kept, kind, name, copy, same):
     now = run(COMMANDS[kept][kind][name])
     expected = objects((kept / "records" / f"{name}.jsonl").read_bytes())
     rounded = kind == "figures"  # of sums by NumPy
     assert [*changes(expected, objects(now), close if rounded else same)] == []
 
 
-@each("printed")
-def test_text_in_a_pipe_is_the_same(kept, kind, name, there, library):
+@for_commands("printed")
+def test_text_in_a_pipe_is_the_same(kept, kind, name, original, library):
     assert run(COMMANDS[kept][kind][name]) == (kept / "printed" / f"{name}.txt").read_bytes()
 
 
-@each("machine")
-def test_a_record_about_the_machine_has_the_same_fields(kept, kind, name, there, request):
+@for_commands("machine")
+def test_a_record_about_the_machine_has_the_same_fields(kept, kind, name, original, request):
     if name == "verify":
         request.getfixturevalue("library")  # of int8 weights
     now = json.loads(run(COMMANDS[kept][kind][name]).splitlines()[0])
@@ -123,15 +116,15 @@ def test_a_record_about_the_machine_has_the_same_fields(kept, kind, name, there,
     assert [*changes(expected, settled(now, fields_only=True), equal)] == []
 
 
-@each("interrupted")
-def test_an_interrupted_output_is_continued(kept, kind, name, here, same):
+@for_commands("interrupted")
+def test_an_interrupted_output_is_continued(kept, kind, name, copy, same):
     if "parquet" in name:
         pytest.importorskip("pyarrow")
     command = COMMANDS[kept][kind][name]
     output = name.partition("/*")[0]
     resume = "-q", "-o", f"half/{name}", "--resume"
     run(command, *resume, code=6)
-    whole, half = here / "whole" / output, here / "half" / output
+    whole, half = copy / "whole" / output, copy / "half" / output
     expected = content(kept / "whole" / output)
     assert [*changes(expected, content(half), same)] == []
     # A complete output is left as it is.
@@ -141,17 +134,17 @@ def test_an_interrupted_output_is_continued(kept, kind, name, here, same):
     assert [*changes(expected, content(half), equal)] == []
 
 
-@each("decompressed")
-def test_a_compressed_file_is_decompressed(kept, kind, name, there, library):
-    command, original = COMMANDS[kept][kind][name]
-    assert run(command) == (kept / original).read_bytes()
+@for_commands("decompressed")
+def test_a_compressed_file_is_decompressed(kept, kind, name, original, library):
+    command, file = COMMANDS[kept][kind][name]
+    assert run(command) == (kept / file).read_bytes()
 
 
 @pytest.mark.parametrize("kept", VERSIONS, ids=lambda path: path.name)
-def test_a_vector_is_the_same(kept, here):
+def test_a_vector_is_the_same(kept, copy):
     (command,) = (line for line in COMMANDS[kept]["files"] if line.startswith("vector"))
     run(command)
-    expected, now = (content(folder / "vector.safetensors") for folder in (kept, here))
+    expected, now = (content(folder / "vector.safetensors") for folder in (kept, copy))
     assert [*changes(expected, now, close)] == []
 
 

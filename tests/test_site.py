@@ -28,7 +28,7 @@ def test_the_navigation_has_every_page_of_the_guide():
 def test_pages_outside_of_the_guide_are_known(hooks):
     known = (ROOT / "mkdocs.yml").read_text("utf-8").partition("not_in_nav: |")[2]
     folders = re.findall(r"^  /(\S+)", known, re.MULTILINE)
-    pages = map(hooks.place, hooks.published())
+    pages = map(hooks.site_path, hooks.published())
     outside = {
         page for page in pages if page.endswith(".md") and not (ROOT / "docs" / page).exists()
     }

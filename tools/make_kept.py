@@ -11,7 +11,6 @@ need the compiled library, and the extras of `dev`.
 import json
 import os
 import re
-import shlex
 import shutil
 import sys
 from contextlib import chdir
@@ -26,8 +25,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from gpt_cli.cli.progress import Progress  # noqa: E402 (of this clone)
 from support.checkpoints import CASES  # noqa: E402 (it is not installed)
-from support.in_process import run_here  # noqa: E402
-from support.kept import KEPT, answer, digests, settled  # noqa: E402
+from support.kept import KEPT, answer, digests, run, settled  # noqa: E402
 from support.listing import changes, listing  # noqa: E402
 from support.server_process import serving  # noqa: E402
 
@@ -52,18 +50,16 @@ def _write_files(commands: dict[str, Any]) -> None:
     Path("printed").mkdir()
     CASES["saved"].write(Path("float32"))
     for command in commands["files"]:
-        run_here(*shlex.split(command))
+        run(command)
     shutil.rmtree("float32")
     _write_outputs(commands["interrupted"])
     for name, command in (commands["records"] | commands["figures"]).items():
-        Path("records", f"{name}.jsonl").write_bytes(run_here(*shlex.split(command))[0])
+        Path("records", f"{name}.jsonl").write_bytes(run(command))
     Path("new.safetensors").unlink()
     for name, command in commands["printed"].items():
-        Path("printed", f"{name}.txt").write_bytes(run_here(*shlex.split(command))[0])
-    printed = {
-        name: run_here(*shlex.split(command))[0] for name, command in commands["machine"].items()
-    }
-    fields = {name: json.loads(lines.splitlines()[0]) for name, lines in printed.items()}
+        Path("printed", f"{name}.txt").write_bytes(run(command))
+    machine = commands["machine"].items()
+    fields = {name: json.loads(run(command).splitlines()[0]) for name, command in machine}
     _write("fields.json", settled(fields, fields_only=True))
     _write("digests.json", digests())
     with serving("--allow-edits", ".") as server:
@@ -73,10 +69,7 @@ def _write_files(commands: dict[str, Any]) -> None:
 
 def _write_outputs(commands: dict[str, str]) -> None:
     """Interrupt commands with outputs in the folder half, and resume them in the folder whole."""
-    lines = {
-        name: [*shlex.split(line), "-q", "-o", f"half/{name}"] for name, line in commands.items()
-    }
-    for line in lines.values():
+    for name, command in commands.items():
         rows = count(1)
 
         def advance(self: Progress, tokens: int, failed: bool) -> None:
@@ -84,10 +77,10 @@ def _write_outputs(commands: dict[str, str]) -> None:
                 raise KeyboardInterrupt
 
         with mock.patch.object(Progress, "advance", advance):
-            run_here(*line, code=130)
+            run(command, "-q", "-o", f"half/{name}", code=130)
     shutil.copytree("half", "copy")
-    for line in lines.values():
-        run_here(*line, "--resume", code=6)  # one row is wrong
+    for name, command in commands.items():
+        run(command, "-q", "-o", f"half/{name}", "--resume", code=6)  # one row is wrong
     Path("half").rename("whole")
     Path("copy").rename("half")
 

@@ -30,8 +30,8 @@ def man_pages() -> dict[str, str]:
     """Return the pages by the names of their files, such as gpt-cli-show-tree.1."""
     program = get_command(application())
     context = program.make_context("gpt-cli", ["--help"], resilient_parsing=True)
-    releases = re.findall(r"(?m)^## \[[\d.]+\] - (\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"))
-    date = releases[0] if releases else ""
+    changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    date = re.findall(r"(?m)^## \[[\d.]+\] - (\S+)", changelog)[0]
     return {f"{_name(command)}.1": _page(command, date) for command in _with_subcommands(context)}
 
 
@@ -104,13 +104,13 @@ class _Formatter:
         """Add names with their descriptions; flags are bold, and a command is named by its page."""
         are_commands = self.lines[-1] == ".SH COMMANDS"
         for name, text in rows:
-            words = [_bold(word) if word[0] == "-" else _roff(word) for word in name.split()]
-            shown = (
-                f"{_bold(f'{self.page}-{name.strip()}')}(1)" if are_commands else " ".join(words)
-            )
+            if are_commands:
+                term = f"{_bold(f'{self.page}-{name.strip()}')}(1)"
+            else:
+                term = " ".join(_bold(w) if w[0] == "-" else _roff(w) for w in name.split())
             # No line is broken at a space in quotes.
             unbroken = re.sub(r"(?<!\w)'[^']*'", lambda quote: quote[0].replace(" ", "\xa0"), text)
-            self.lines.append(f".TP\n{shown}\n{_roff(unbroken)}")
+            self.lines.append(f".TP\n{term}\n{_roff(unbroken)}")
 
 
 def _bold(text: str) -> str:

@@ -40,7 +40,7 @@ What [every version 1.x keeps](stability.md) of [`gpt_cli`](#gpt_cli),
 """
 
 
-def linked(markdown: str, path: str) -> Iterator[tuple[str, str]]:
+def linked_files(markdown: str, path: str) -> Iterator[tuple[str, str]]:
     """Yield the links of a page to files, and the paths of these files in the repository."""
     for link in LINK.findall(markdown):
         target = posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
@@ -55,24 +55,25 @@ def published() -> set[str]:
     while todo:
         path = todo.pop()
         if path not in paths and path.endswith(".md"):
-            todo += [target for _, target in linked((ROOT / path).read_text("utf-8"), path)]
+            todo += [target for _, target in linked_files((ROOT / path).read_text("utf-8"), path)]
         paths.add(path)
     return paths
 
 
-def place(path: str) -> str:
-    """Return the place of a file on the site, where docs/ is the root and code has pages."""
+def site_path(path: str) -> str:
+    """Return the path of a file on the site, where docs/ is the root and code has pages."""
     path = path.removeprefix("docs/")
     return path if path.endswith((".md", ".png", ".svg")) else f"{path}.md"
 
 
 def with_links_of_the_site(markdown: str, path: str) -> str:
-    """Return a page of the repository with links to the places of the files on the site."""
-    folder = posixpath.dirname(place(path)) or "."
-    places = {
-        link: posixpath.relpath(place(target), folder) for link, target in linked(markdown, path)
+    """Return a page of the repository with links to the paths of the files on the site."""
+    folder = posixpath.dirname(site_path(path)) or "."
+    links = {
+        link: posixpath.relpath(site_path(target), folder)
+        for link, target in linked_files(markdown, path)
     }
-    return LINK.sub(lambda link: places.get(link[1], link[1]), markdown)
+    return LINK.sub(lambda match: links.get(match[1], match[1]), markdown)
 
 
 def with_pipes(markdown: str) -> str:
@@ -123,10 +124,10 @@ def on_files(files: Any, config: Any) -> None:
     from mkdocs.structure.files import File
 
     for path in sorted(published()):
-        if place(path) == f"{path}.md":
-            files.append(File.generated(config, place(path), content=code_page(path)))
+        if site_path(path) == f"{path}.md":
+            files.append(File.generated(config, site_path(path), content=code_page(path)))
         elif not path.startswith("docs/"):
-            files.append(File.generated(config, place(path), abs_src_path=str(ROOT / path)))
+            files.append(File.generated(config, site_path(path), abs_src_path=str(ROOT / path)))
     files.append(File.generated(config, "api-reference.md", content=API))
     for line, name in LIVE.findall((ROOT / LIVE_GUIDE).read_text("utf-8")):
         files.append(File.generated(config, name, content=live_page(line, name)))

@@ -151,12 +151,12 @@ def _step(name: str, command: list[str], expected: str = "") -> bool:
 
 def _environment() -> dict[str, str]:
     """Return the environment of a fresh machine, and this machine's package index and proxy."""
-    given = {name: os.environ[name] for name in NETWORK_VARIABLES if name in os.environ}
+    network = {name: os.environ[name] for name in NETWORK_VARIABLES if name in os.environ}
     command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
     index = subprocess.run(command, capture_output=True, text=True).stdout.strip()
     if index := os.environ.get("PIP_INDEX_URL", index):
-        given |= {"PIP_INDEX_URL": index, "UV_DEFAULT_INDEX": index}
-    return given | {"HOME": f"/{HOME}", "PATH": PATH, "SSL_CERT_FILE": f"/{CERTIFICATES}"}
+        network |= {"PIP_INDEX_URL": index, "UV_DEFAULT_INDEX": index}
+    return network | {"HOME": f"/{HOME}", "PATH": PATH, "SSL_CERT_FILE": f"/{CERTIFICATES}"}
 
 
 def _mirror() -> str:

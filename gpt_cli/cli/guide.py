@@ -44,10 +44,10 @@ def find_page(name: str) -> str | None:
 
 def list_topics() -> None:
     """Write the topics with the titles of their pages."""
-    titles = {topic: page.partition("\n")[0].strip("# ") for topic, page in _pages().items()}
+    first_lines = {topic: page.partition("\n")[0] for topic, page in _pages().items()}
+    titles = {topic: line.strip("# ").replace("`", "") for topic, line in first_lines.items()}
     width = max(map(len, titles)) + 2
-    lines = (hanging(f"{topic:{width}}", titles[topic].replace("`", "")) for topic in titles)
-    _show("".join(lines))
+    _show("".join(hanging(f"{topic:{width}}", title) for topic, title in titles.items()))
     remark("`gpt-cli help TOPIC` shows a page; `gpt-cli --help` lists the commands")
 
 
@@ -62,7 +62,7 @@ def show_page(name: str, commands: Iterable[str]) -> None:
 
 def _nearest(words: str, commands: Iterable[str]) -> str:
     """Name the pages with most of the words in headings, or else in their text; or the spelling."""
-    for start in (r"^##* .*\b", r"\b") if words.strip() else ():
+    for start in (r"^#+ .*\b", r"\b") if words.strip() else ():
         pattern = re.compile(start + re.escape(words.strip()), re.IGNORECASE | re.MULTILINE)
         counts = Counter({topic: len(pattern.findall(page)) for topic, page in _pages().items()})
         if topics := [topic for topic, count in counts.most_common(3) if count]:

@@ -64,8 +64,7 @@ class Run(Iterator[Step]):
     """
 
     def __init__(self, loaded: LoadedModel, requests: Sequence[Request]):
-        # The results so far.
-        self.completions = [Completion(len(row.prompt), row.seed) for row in requests]
+        self.completions = [Completion(len(row.prompt), row.seed) for row in requests]  # so far
         share, speculate = _fit_memory(loaded, requests)
         # The steps of each pass, which are none while all rows are searches.
         self.passes = _passes(loaded, requests, share, speculate)

@@ -211,6 +211,7 @@ def _client(explain: Callable[[Exception], str], bars: bool = False) -> Iterator
         try:
             from urllib.parse import urlsplit
 
+            # Its own names print the errors of their imports, so modules are imported first.
             import huggingface_hub
             from huggingface_hub.utils import logging as client_log
             from huggingface_hub.utils.tqdm import (
@@ -220,7 +221,7 @@ def _client(explain: Callable[[Exception], str], bars: bool = False) -> Iterator
             )
 
             _ = urlsplit(_endpoint()).port  # ValueError; older clients accept any port
-            hooks = huggingface_hub.get_session().event_hooks  # a name in an import prints errors
+            hooks = huggingface_hub.get_session().event_hooks
         except (ImportError, OSError, ValueError) as error:
             raise InputError(
                 f"the Hub's client cannot start ({_reason(error)}): check the environment "

@@ -753,7 +753,8 @@ def test_an_interrupt_that_an_import_swallowed_ends_the_command(command, monkeyp
 def test_an_interrupt_in_a_callback_is_not_lost_and_quiet(number):
     command = [sys.executable, "-c", INTERRUPTED, number]
     finished = subprocess.run(command, capture_output=True, timeout=30)
-    assert (finished.returncode, finished.stderr) == (130, b"")
+    code = 128 + signal.Signals[number]
+    assert (finished.returncode, finished.stderr) == (code, b"")
 
 
 CLOSED = """

@@ -1,18 +1,25 @@
 """The files that version 1.x keeps reading: see tests/kept/README.md."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gpt_cli
 from gpt_cli.gpt2.digests import logits_digest
 from gpt_cli.jobs.arrays import Npz, Safetensors
+from support.in_process import run_here
 
 if TYPE_CHECKING:
     from support.server_process import Server
 
 KEPT = Path(__file__).parents[1] / "kept"
 _FREE = {"timing", "created", "message", "notes"}  # fields whose values need not stay
+
+
+def run(command: str, *arguments: str, code: int = 0) -> bytes:
+    """Run a command of a version; return its standard output."""
+    return run_here(*shlex.split(command), *arguments, code=code)[0]
 
 
 def objects(lines: bytes) -> list[Any]:
@@ -32,7 +39,7 @@ def settled(value: Any, *, fields_only: bool = False) -> Any:
 def digests() -> dict[str, str]:
     """Return the digests of the logits of `tiny`, as `verify` prints them, by dtype."""
     engines = {dtype: gpt_cli.load("tiny", dtype=dtype) for dtype in ("float32", "int8")}
-    return {name: logits_digest(one.model, one.tokenizer) for name, one in engines.items()}
+    return {dtype: logits_digest(e.model, e.tokenizer) for dtype, e in engines.items()}
 
 
 def answer(server: "Server", path: str, body: Any) -> list[Any]:
@@ -42,18 +49,18 @@ def answer(server: "Server", path: str, body: Any) -> list[Any]:
     """
     if path == "/metrics":
         return [dict.fromkeys(sorted(name.partition("{")[0] for name in server.metrics()))]
-    answered = server.ask(path, body)
+    response = server.ask(path, body)
     if isinstance(body, dict) and body.get("stream"):
-        *events, end = answered.events()
+        *events, end = response.events()
         text = "".join(event["choices"][0]["text"] for event in events)
         events[-1]["choices"][0]["text"] = text
         values = [events[-1], end]
     else:
-        values = [answered.json()]
+        values = [response.json()]
     for value in values:
         if str(value.get("id")).startswith("cmpl-"):
             value["id"] = "cmpl-"  # the rest is drawn
-    return [answered.status, *map(settled, values)]
+    return [response.status, *map(settled, values)]
 
 
 def content(path: Path) -> Any:

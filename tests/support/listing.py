@@ -15,18 +15,18 @@ from gpt_cli.gpt2.hooks import hook_shapes
 from support.reference import SECTIONS, exit_codes, names_of
 
 MODULES = ["gpt_cli", "gpt_cli.jobs", "gpt_cli.ray", "gpt_cli.serve"]
-# Classes whose objects users make; those of others are results.
-_MADE = {"Activations", "Cluster", "Generation", "Generator", "InputRow", "Options", "Ranker"}
-_MADE |= {"Ranking", "Resumed", "Scorer", "Scoring", "Settings", "Template"}
-# Classes of which only the fields are kept, members that only the program itself needs, and those
-# that Python calls.
+# Classes that users call; objects of others are results.
+_CONSTRUCTORS = {"Activations", "Cluster", "Generation", "Generator", "InputRow", "Options"}
+_CONSTRUCTORS |= {"Ranker", "Ranking", "Resumed", "Scorer", "Scoring", "Settings", "Template"}
+# Dataclasses whose parameters are kept, and no members. (gpt_cli.ray.Activations is none.)
 _OPTIONS = {"Activations", "Generation", "Options", "Ranking", "Scoring", "Settings"}
+# Members that only the program itself needs.
 _INTERNAL = {"Completion.add", "Score.initial_layers", "Score.initial_logprobs", "Trace.model"}
 _INTERNAL |= {f"Engine.{name}" for name in ("activation_rows", "check_constraint", "loaded")}
 _INTERNAL |= {f"Engine.{name}" for name in ("model", "recorded", "start", "tokenizer")}
 _INTERNAL |= {"Engine.with_donors", "Task.donor", "Task.ids", "Task.layout", "Task.records"}
 _INTERNAL |= {"Run.add", "Run.passes"}
-_CALLED = {"__call__", "__enter__", "__exit__"}
+_SPECIAL = {"__call__", "__enter__", "__exit__"}
 
 
 def listing() -> dict[str, Any]:
@@ -46,8 +46,8 @@ def listing() -> dict[str, Any]:
 
 def python_names(module: str) -> dict[str, Any]:
     """Return the names in `__all__` of a module, with their members and parameters."""
-    names = importlib.import_module(module)
-    return {name: _signature(getattr(names, name)) for name in names.__all__}
+    package = importlib.import_module(module)
+    return {name: _signature(getattr(package, name)) for name in package.__all__}
 
 
 def changes(kept: Any, now: Any, same: Callable[[Any, Any], bool], path: str = "") -> Iterator[str]:
@@ -111,10 +111,10 @@ def _needed(required: bool) -> dict[str, bool]:
 def _signature(value: Any) -> dict[str, Any]:
     """Return the parameters of a function, or the members of a class."""
     if isinstance(value, type):
-        made = {"parameters": _parameters(value)} if value.__name__ in _MADE else {}
-        only_fields = value.__name__ in _OPTIONS and is_dataclass(value)
-        members = {} if only_fields else dict(_members(value))
-        return made | {"members": members}
+        is_called = value.__name__ in _CONSTRUCTORS
+        only_parameters = value.__name__ in _OPTIONS and is_dataclass(value)
+        called = {"parameters": _parameters(value)} if is_called else {}
+        return called | {"members": {} if only_parameters else dict(_members(value))}
     return {"parameters": _parameters(value)} if callable(value) else {}
 
 
@@ -127,7 +127,7 @@ def _members(cls: type) -> Iterator[tuple[str, dict[str, Any]]]:
         engine = gpt_cli.load("tiny")
         names |= vars(engine if cls is gpt_cli.Engine else engine.run([], gpt_cli.Options())).keys()
     for name in sorted(names):
-        public = not name.startswith("_") or name in _CALLED
+        public = not name.startswith("_") or name in _SPECIAL
         if public and f"{cls.__name__}.{name}" not in _INTERNAL:
             value = getattr(cls, name, None)
             is_code = issubclass(cls, Exception) and isinstance(value, int | str)
