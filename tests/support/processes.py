@@ -79,3 +79,11 @@ def on_terminal(
         pass
     os.close(ours)
     return process.wait(), shown.decode()
+
+
+def is_quiet(errors: bytes) -> bool:
+    """Return whether no traceback comes from the program.
+
+    On a busy machine, a signal may come before its first line runs: then Python prints one.
+    """
+    return b"Traceback" not in errors or b"__main__.py" not in errors
