@@ -251,6 +251,10 @@ def test_unknown_options_and_one_prompt_without_a_list_are_refused(engine):
         (lambda engine: engine.generate(["a"], max_tokens=True), "a whole number, not True"),
         (lambda engine: engine.generate(["a"], max_tokens="x"), "max_tokens must be a whole"),
         (lambda engine: engine.generate(["a"], logit_bias="7=1"), "logit_bias must be a number"),
+        (
+            lambda engine: engine.generate(["a"], choices="yes,no"),
+            "choices must be a list or None, not",
+        ),
         (lambda engine: engine.generate(["a"], temprature=0), r"\(did you mean temperature\?\)$"),
         (lambda engine: engine.stream(["a"]), "prompt must be a string, not"),
         (lambda engine: engine.batch(["a"], {"seed": 1}), "options must be Options or None, not"),

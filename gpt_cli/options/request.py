@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal, Self, TypeAlias, TypedDict, get_args
 
+from gpt_cli.options.arguments import check_type
 from gpt_cli.options.constraint import Constraint, ConstraintKind
 from gpt_cli.options.declare import (
     AT_LEAST_0,
@@ -182,6 +183,7 @@ class Options(SamplingParams):
     top_logprobs: int = option(0, range=AT_LEAST_0, row=False)
 
     def __post_init__(self) -> None:
+        check_type("choices", self.choices, Sequence[Any] | None)  # a request may have a string
         super().__post_init__()
         constraints = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         if len(constraints) > 1:
@@ -260,7 +262,7 @@ class OptionFields(TypedDict, total=False):
     regex: str | None
     json_schema: str | Mapping[str, Any] | None
     grammar: str | None
-    choices: str | Sequence[str] | None
+    choices: Sequence[str] | None
     edits: str | Sequence[str]
     use_cache: bool
     ignore_eos: bool

@@ -230,7 +230,9 @@ def written(records, schema):
     return read_table(BytesIO(stream.getvalue()))
 
 
-@pytest.mark.parametrize("task", [Generation(Options(), None, True), Generation(Options()), Scoring()])
+@pytest.mark.parametrize(
+    "task", [Generation(Options(), None, True), Generation(Options()), Scoring()]
+)
 def test_all_parts_have_the_same_columns(pa, task):
     columns = IDENTITY | task.schema | task.layout.origin | ERROR
     empty = written([], columns)

@@ -148,7 +148,7 @@ def test_a_template_is_continued_in_place_of_a_prompt(engine):
 
 
 def test_options_and_choices_of_a_wrong_type_are_refused():
-    with pytest.raises(OptionTypeError, match="options must be Options, not {'max_tokens': 3}"):
+    with pytest.raises(OptionTypeError, match="options must be Options, not"):
         Generation({"max_tokens": 3})
     with pytest.raises(OptionTypeError, match="choices must be a list, not 'a,b'"):
         Ranking("a,b")
