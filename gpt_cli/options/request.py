@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal, Self, TypeAlias, TypedDict, get_args
 
-from gpt_cli.options.arguments import check_type
 from gpt_cli.options.constraint import Constraint, ConstraintKind
 from gpt_cli.options.declare import (
     AT_LEAST_0,
@@ -17,6 +16,7 @@ from gpt_cli.options.declare import (
     SCHEMA,
     Declared,
     OptionError,
+    OptionTypeError,
     Range,
     between,
     option,
@@ -183,7 +183,8 @@ class Options(SamplingParams):
     top_logprobs: int = option(0, range=AT_LEAST_0, row=False)
 
     def __post_init__(self) -> None:
-        check_type("choices", self.choices, Sequence[Any] | None)  # a request may have a string
+        if isinstance(self.choices, str):  # a request may have one
+            raise OptionTypeError("choices", f"must be a list or None, not {self.choices!r:.40}")
         super().__post_init__()
         constraints = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         if len(constraints) > 1:
