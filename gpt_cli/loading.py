@@ -21,7 +21,7 @@ from gpt_cli.system.signals import raise_swallowed
 
 @checks_arguments()
 def load(
-    name: str | Path = "gpt2",
+    model: str | Path = "gpt2",
     *,
     device: str = "auto",
     dtype: str = "auto",
@@ -37,7 +37,7 @@ def load(
     """Load a model; a GPTCLIError says what to do.
 
     Args:
-        name: "tiny" (bundled), a short name such as "gpt2", a Hub id "owner/name", or a folder.
+        model: "tiny" (bundled), a short name such as "gpt2", a Hub id "owner/name", or a folder.
         device: "cpu", "cuda" for an NVIDIA GPU, or "auto" for a GPU if one can be used.
         dtype: of the weights: "float32"; "float16" on a GPU; "int8" on a CPU, a quarter of the
             bytes with a small error; or "auto": as stored. Stored 16-bit weights on a CPU give the
@@ -53,7 +53,7 @@ def load(
         bos_token: the start token, a name or an id, of a model that has none or a wrong one.
         edits: changes of values in the forward pass: see `Engine.with_edits`.
     """
-    name = str(name)
+    name = str(model)
     check_available(device, dtype)  # before any download
     folder, *adapters = hub.resolve_all(
         name, adapter, revision=revision, offline=offline, quiet=quiet
@@ -81,11 +81,11 @@ def load(
         start = time.perf_counter()
         tokenizer = read_tokenizer(folder)  # not beside the weights: both would take longer
         config = with_special_tokens(config, tokenizer, folder, bos_token)
-        model = checkpoint.assemble(config, ops, merged)
+        network = checkpoint.assemble(config, ops, merged)
     seconds = time.perf_counter() - start
     raise_swallowed()  # such as while CuPy or pyarrow was imported
-    speculator = Speculator(model)
-    loaded = LoadedModel(model, tokenizer, speculator if speculate and speculator.pays else None)
+    speculator = Speculator(network)
+    loaded = LoadedModel(network, tokenizer, speculator if speculate and speculator.pays else None)
     request = hub.conversion_of(folder)
     engine = Engine(loaded, f"{name}@{request}" if request else name, seconds, adapter)
     return engine.with_edits(edits) if edits else engine

@@ -41,7 +41,7 @@ def test_the_public_names_are_the_promised_ones():
 
 def test_load_has_defaults():
     parameters = inspect.signature(gpt_cli.load).parameters
-    defaults = {"name": "gpt2", "device": "auto", "dtype": "auto", "threads": None}
+    defaults = {"model": "gpt2", "device": "auto", "dtype": "auto", "threads": None}
     assert {name: parameters[name].default for name in defaults} == defaults
 
 
@@ -89,7 +89,8 @@ def test_a_number_of_threads_that_cannot_be_is_refused(case_folder, threads):
         gpt_cli.load(str(case_folder("saved")), threads=threads)
 
 
-def test_a_folder_can_be_loaded(engine, case_folder):
+def test_a_folder_can_be_loaded(case_folder):
+    engine = gpt_cli.load(model=case_folder("saved"))
     assert engine.name == str(case_folder("saved"))
     assert engine.model.config.n_layer == 3
     assert engine.load_seconds > 0
@@ -250,6 +251,10 @@ def test_unknown_options_and_one_prompt_without_a_list_are_refused(engine):
         (lambda engine: engine.generate(["a"], max_tokens=True), "a whole number, not True"),
         (lambda engine: engine.generate(["a"], max_tokens="x"), "max_tokens must be a whole"),
         (lambda engine: engine.generate(["a"], logit_bias="7=1"), "logit_bias must be a number"),
+        (
+            lambda engine: engine.generate(["a"], choices="yes,no"),
+            "choices must be a list or None, not",
+        ),
         (lambda engine: engine.generate(["a"], temprature=0), r"\(did you mean temperature\?\)$"),
         (lambda engine: engine.stream(["a"]), "prompt must be a string, not"),
         (lambda engine: engine.batch(["a"], {"seed": 1}), "options must be Options or None, not"),

@@ -76,17 +76,20 @@ def check_files(words: Sequence[str] | None, cure: str) -> None:
             raise storage.missing(word, cure)
 
 
-def are_files(words: Sequence[str], *, quiet: bool) -> bool:
+def are_files(words: Sequence[str], *, quiet: bool, cure: str | None = None) -> bool:
     """Return whether all words name files; raise InputError if they look so and one is missing.
 
     A folder has a slash at its end. A single word with spaces is a text. A note says that a word
-    of a text names a file or a folder.
+    of a text names a file or a folder; with a cure, a file beside other words is an InputError.
     """
     if len(words) == 1 and any(map(str.isspace, words[0])):
         return False
     missing = [word for word in words if not _names_file(word)]
     if not all(word.endswith(_ENDINGS) for word in missing):
         present = [word for word in words if word != "-" and os.path.exists(word)]  # noqa: PTH110
+        files = [word for word in present if word not in missing]
+        if files and cure:
+            raise InputError(f"{files[0]} is a file, and {missing[0]} is not: {cure}")
         if present and not quiet:
             _note_name(present[0])
         return False

@@ -14,6 +14,7 @@ from gpt_cli.jobs.sinks import Observer, Resumed, Sink
 from gpt_cli.jobs.storage import Format
 from gpt_cli.jobs.tasks import Task
 from gpt_cli.loading import load
+from gpt_cli.options.arguments import checks_arguments
 from gpt_cli.options.declare import OptionError
 from gpt_cli.records import Record
 
@@ -30,6 +31,7 @@ class Summary:
     reason: str | None = None  # why all rows failed, if it is the same for all
 
 
+@checks_arguments()
 def run(
     task: Task,
     input: str | PathLike[str] | Sequence[str | PathLike[str]],

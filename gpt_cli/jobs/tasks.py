@@ -1,10 +1,10 @@
 """Tasks: the results and the records of rows."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from gpt_cli import records
 from gpt_cli.errors import InputError, compute_valid
@@ -29,7 +29,7 @@ _ROWS_TOGETHER = 256
 _WHOLE_TOGETHER = 64  # of rows whose values are not pooled; a worker of Ray returns them at once
 
 
-class Task(Protocol):
+class Task(ABC):
     """Computes the results of rows; to run on another machine, a task is pickled."""
 
     template: Template | None = None  # a text with fields of a row, instead of the row's text
@@ -154,6 +154,9 @@ class Generation(Task):
     template: Template | None = None
 
     fields = ("prompt", *Options.row_fields())
+
+    def __post_init__(self) -> None:
+        check_type("options", self.options, Options)
 
     @property
     def schema(self) -> Schema:
@@ -350,6 +353,9 @@ class Ranking(Task):
 
     fields = ("prompt", "choices", "edits")
     schema: ClassVar[Schema] = {"choices": [records.CHOICE]}
+
+    def __post_init__(self) -> None:
+        check_type("choices", self.choices, Sequence[str])
 
     def check_lines(self) -> None:
         super().check_lines()

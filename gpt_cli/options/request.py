@@ -16,6 +16,7 @@ from gpt_cli.options.declare import (
     SCHEMA,
     Declared,
     OptionError,
+    OptionTypeError,
     Range,
     between,
     option,
@@ -182,6 +183,8 @@ class Options(SamplingParams):
     top_logprobs: int = option(0, range=AT_LEAST_0, row=False)
 
     def __post_init__(self) -> None:
+        if isinstance(self.choices, str):  # a request may have one
+            raise OptionTypeError("choices", f"must be a list or None, not {self.choices!r:.40}")
         super().__post_init__()
         constraints = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         if len(constraints) > 1:
@@ -260,7 +263,7 @@ class OptionFields(TypedDict, total=False):
     regex: str | None
     json_schema: str | Mapping[str, Any] | None
     grammar: str | None
-    choices: str | Sequence[str] | None
+    choices: Sequence[str] | None
     edits: str | Sequence[str]
     use_cache: bool
     ignore_eos: bool

@@ -133,9 +133,18 @@ def test_a_text_that_is_the_name_of_a_file_is_noted(command):
     )
 
 
+@pytest.mark.parametrize(("file", "other"), [("a.txt", "sad"), ("b c", "m"), ("b c", "no")])
+def test_choices_with_spaces_after_a_file_are_refused(file, other):
+    said = refusal("rank", file, "--choices", "happy", other)
+    says = f"gpt-cli: error: {file} is a file, and {other} is not: --choices takes commas, as in "
+    assert said == f"{says}happy,sad; put quotes around a prompt\n"
+
+
 @pytest.mark.parametrize("command", ["rank", "tokenize"])
 def test_a_word_of_a_text_that_is_the_name_of_a_file_or_folder_is_noted(command):
-    for words, noted in (["a.txt", "was"], "a.txt"), (["The", "m"], "m"), (["The", "-"], ""):
+    texts = [(["The", "m"], "m"), (["The", "-"], "")]
+    texts += [(["a.txt", "was"], "a.txt")] if command == "tokenize" else []
+    for words, noted in texts:
         cure = "m/ is the folder" if noted == "m" else f"--file {noted} reads the file"
         note = f"gpt-cli: note: {noted} is read as a text; {cure}\n"
         shown = run_here(command, *TEXTS[command], "-v", *words)[1]
@@ -181,9 +190,6 @@ def test_a_text_in_place_of_a_file_is_told_what_to_do(arguments, cure):
         (["*.txt", "b c"], ["Once upon a time", "The sky was", "The sun was"]),
         (["m"], None),
         (["b c"], None),
-        (["m", "b c"], None),
-        (["a.txt", "and"], None),
-        (["no", "b c"], None),
     ],
 )
 def test_arguments_of_rank_are_rows_if_all_name_files(words, prompts):

@@ -15,6 +15,7 @@ from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.jobs import Generation, Scoring, parquet
 from gpt_cli.jobs.layout import Layout
 from gpt_cli.jobs.rows import Source
+from gpt_cli.options.request import Options
 from gpt_cli.records import ERROR, IDENTITY
 
 LAYOUT = Layout(("prompt", "max_tokens", "temperature", "seed", "stop"))
@@ -229,7 +230,9 @@ def written(records, schema):
     return read_table(BytesIO(stream.getvalue()))
 
 
-@pytest.mark.parametrize("task", [Generation(None, None, True), Generation(None), Scoring()])
+@pytest.mark.parametrize(
+    "task", [Generation(Options(), None, True), Generation(Options()), Scoring()]
+)
 def test_all_parts_have_the_same_columns(pa, task):
     columns = IDENTITY | task.schema | task.layout.origin | ERROR
     empty = written([], columns)
@@ -250,7 +253,7 @@ def test_ids_of_any_type_are_texts(pa, id, text):
     ("schema", "name", "value", "expected"),
     [
         (IDENTITY | {"id": "int64"}, "id", -(2**63), -(2**63)),
-        (IDENTITY | Generation(None).schema, "seed", 2**64 - 1, 2**64 - 1),
+        (IDENTITY | Generation(Options()).schema, "seed", 2**64 - 1, 2**64 - 1),
         (IDENTITY | Scoring().schema, "model", "m\udcff", "m\ufffd"),  # a path that is not Unicode
     ],
 )

@@ -271,6 +271,12 @@ def test_a_bug_of_a_task_ends_the_job_and_reaches_the_sink(here):
     assert uppers("out") == uppers("folder/") == ["ONE"]
 
 
+@pytest.mark.parametrize("task", [jobs.Generation, "generation"])
+def test_a_task_of_a_wrong_type_is_refused(task):
+    with pytest.raises(TypeError, match="task must be Task, not "):
+        jobs.run(task, "in", "out")
+
+
 def test_a_cluster_computes_the_missing_rows(here, loaded, monkeypatch):
     passed = []
 

@@ -147,6 +147,13 @@ def test_a_template_is_continued_in_place_of_a_prompt(engine):
     assert (record["a"], record["text"]) == ("said", expected.text)
 
 
+def test_options_and_choices_of_a_wrong_type_are_refused():
+    with pytest.raises(OptionTypeError, match="options must be Options, not"):
+        Generation({"max_tokens": 3})
+    with pytest.raises(OptionTypeError, match="choices must be a list, not 'a,b'"):
+        Ranking("a,b")
+
+
 def test_hooks_are_a_list_with_at_least_one(engine):
     with pytest.raises(OptionTypeError, match="hooks must be a list, not 'hook_embed'"):
         Activations("hook_embed")

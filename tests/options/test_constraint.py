@@ -209,7 +209,7 @@ def test_what_cannot_be_a_constraint_is_refused(option, value, says):
 def test_a_text_has_one_constraint():
     for first, last in itertools.combinations(["regex", "json_schema", "grammar", "choices"], 2):
         with pytest.raises(OptionError, match=f"^{last} must be the only constraint of a text$"):
-            Options(**{last: "a", first: "b"})
+            Options(**{last: ["a"] if last == "choices" else "a", first: "b"})
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_a_special_token_that_the_tokenizer_does_not_have_is_refused(tiny):
 def test_a_constraint_is_known_by_its_option():
     assert Options().constraint is None
     assert Options(regex="a").constraint == Constraint("regex", "a")
-    assert Options(choices="é").constraint == Constraint("choices", '["é"]')
+    assert Options(choices=["é"]).constraint == Constraint("choices", '["é"]')
     schema = {"enum": ["é"]}
     assert json.loads(Options(json_schema=schema).constraint.text) == schema
 

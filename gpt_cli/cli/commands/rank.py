@@ -78,7 +78,8 @@ def rank(
     choices = question.read(words or from_files or ["-"])
     filled = inputs.read_template(template)
     many = from_files is not None or filled or rows.used or where.engine != "local"
-    if many or inputs.are_files(words or ["-"], quiet=loading.quiet):
+    cure = "--choices takes commas, as in happy,sad; put quotes around a prompt"
+    if many or inputs.are_files(words or ["-"], quiet=loading.quiet, cure=cure):
         missing = "no prompt: give a PROMPT, a FILE of rows"
         files = inputs.files_or_pipe(words, from_files, missing, quiet=loading.quiet)
         flag_names = "--output, --format, --template or --engine"
