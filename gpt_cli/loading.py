@@ -47,8 +47,8 @@ def load(
         quiet: show no progress of a download.
         threads: to compute with; by default GPT_CLI_THREADS, or the number of cores that this
             process may use. NumPy reads another number, OMP_NUM_THREADS.
-        speculate: generate faster where that saves time, with equal results: see
-            `generation.speculate`. It may take a quarter of the memory of float32 weights.
+        speculate: generate faster where that saves time, with equal results. It may take a quarter
+            of the memory of float32 weights.
         adapter: a folder or a Hub id with a LoRA adapter of PEFT, to be merged into the weights.
         bos_token: the start token, a name or an id, of a model that has none or a wrong one.
         edits: changes of values in the forward pass: see `Engine.with_edits`.

@@ -183,7 +183,7 @@ class Options(SamplingParams):
     top_logprobs: int = option(0, range=AT_LEAST_0, row=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.choices, str):  # a request may have one
+        if isinstance(self.choices, str):  # which is also a sequence of strings
             raise OptionTypeError("choices", f"must be a list or None, not {self.choices!r:.40}")
         super().__post_init__()
         constraints = [name for name in CONSTRAINTS if getattr(self, name) is not None]
