@@ -121,7 +121,7 @@ def main() -> NoReturn:
     if "_GPT_CLI_COMPLETE" in os.environ:  # a shell asks for completions
         application()(prog_name="gpt-cli")
     for number in ENDING:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # by nohup, or a shell for SIGINT
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it for SIGHUP
             signal.signal(number, interrupt)
     code = run(sys.argv[1:] or ["--help"])
     for number in ENDING:
