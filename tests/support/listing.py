@@ -12,6 +12,7 @@ import gpt_cli
 from gpt_cli import jobs
 from gpt_cli.cli import app
 from gpt_cli.gpt2.hooks import hook_shapes
+from gpt_cli.hub.local import SHORT_NAMES
 from support.reference import SECTIONS, exit_codes, names_of
 
 MODULES = ["gpt_cli", "gpt_cli.jobs", "gpt_cli.ray", "gpt_cli.serve"]
@@ -39,6 +40,7 @@ def listing() -> dict[str, Any]:
         "exit codes": {str(code): _set(names) for code, names in exit_codes().items()},
         "docs/reference.md": {name: _set(names_of(name)) for name in sections},
         "fields of rows": {name: _set(task.fields) for name, task in tasks.items()},
+        "names of models": SHORT_NAMES,
         "hook points": _set(hook_shapes(gpt_cli.load("tiny").model.config)),
         "Python": {name: python_names(name) for name in MODULES},
     }
