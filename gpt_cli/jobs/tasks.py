@@ -198,12 +198,8 @@ class Generation(Task):
         return request.prompt, request.edits
 
     def results(self, engine: "Engine", rows: Rows) -> "Iterable[Completion | InputError]":
-        return engine.batch(
-            [row.fields for row in rows],
-            self.options,
-            batch_size=self.batch_size,
-            indices=[row.index for row in rows],
-        )
+        fields, indices = [row.fields for row in rows], [row.index for row in rows]
+        return engine.batch(fields, self.options, batch_size=self.batch_size, indices=indices)
 
     def record(self, engine: "Engine", row: InputRow, result: "Completion") -> Record:
         return records.of_completion(engine, result, logprobs=self.logprobs)
