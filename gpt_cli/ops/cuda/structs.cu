@@ -1,0 +1,172 @@
+// Layouts, and the structs of the operations. cuda/structs.py has the same structs.
+//
+// Shapes: B batch, T new tokens, S = past + T, H heads, D head size, C width. Strides count elements.
+//
+// A matrix (n_in, n_out) is stored as panels of PANEL columns, padded to whole panels. In a panel, 16
+// bytes of a column are adjacent, as a thread reads them: 4 rows in float32, 8 in 16 bits, 16 in int8.
+//
+//     panel 0: columns 0 to 7           rows of FLOAT32
+//     | column 0: r0 r1 r2 r3 | column 1: r0 r1 r2 r3 | ... | column 7: r0 r1 r2 r3 |   128 bytes
+//     | column 0: r4 r5 r6 r7 | column 1: r4 r5 r6 r7 | ... | column 7: r4 r5 r6 r7 |
+//     ...
+//
+// Rows are padded to a multiple of ROW_UNIT. The padding of x is 0 and that of weights is -0: their
+// product, -0, changes no sum. An INT8 panel is a sequence of groups of GROUP rows, padded with zeros.
+
+#ifndef FORMAT
+#define FORMAT 0
+#endif
+
+enum {
+    PANEL = 8, // columns of a panel
+#if FORMAT == 0
+    ROWS_PER_LOAD = 4, // rows of a column in 16 bytes
+    ROW_UNIT = 32,
+    UNIT_BYTES = 4 * PANEL * ROW_UNIT,
+#elif FORMAT == 3
+    ROWS_PER_LOAD = 16,
+    ROW_UNIT = GROUP,
+    UNIT_BYTES = PANEL * (GROUP + 2), // of a `struct int8_group`
+#else
+    ROWS_PER_LOAD = 8,
+    ROW_UNIT = 32,
+    UNIT_BYTES = 2 * PANEL * ROW_UNIT,
+#endif
+    SLOTS = 32, // of a panel of the cache
+};
+
+// GROUP rows of an INT8 panel.
+struct int8_group {
+    int8_t weights[GROUP / 16][PANEL][16];
+    uint16_t scales[PANEL]; // bfloat16
+};
+
+// A matrix (n_in, n_out).
+struct matrix {
+    const char *panels;
+    int64_t n_in, n_out;
+    int64_t units; // of ROW_UNIT rows in a panel
+};
+
+DEVICE const char *panel_of(const matrix &w, int64_t panel)
+{
+    return w.panels + panel * w.units * UNIT_BYTES;
+}
+
+// Keys and values of a cache: float, or float16 beside INT8 weights.
+#if FORMAT == 3
+typedef uint16_t cached;
+DEVICE float widen(cached x) { return widen_float16(x); }
+DEVICE cached narrow(float x) { return narrow_float16(x); }
+#else
+typedef float cached;
+DEVICE float widen(cached x) { return x; }
+DEVICE cached narrow(float x) { return x; }
+#endif
+
+// Stored rows of a matrix, to be packed: (count, n_out) from row `first` on, or, if it is transposed,
+// (count, n_in) from column `first` on.
+struct pack {
+    char *panels;
+    const void *rows;    // float, 16 bits or int8, as FORMAT says
+    const float *scales; // INT8: of the groups of these rows; `first` is a multiple of GROUP
+    int64_t n_in, n_out, units, first, count;
+    int32_t transposed;
+};
+
+struct norm {
+    const float *weight, *bias; // (C,)
+    float epsilon;
+};
+
+// x (tokens, C) = columns `ids` of wte + rows `positions` of wpe.
+struct embed {
+    matrix wte;       // (C, V)
+    const float *wpe; // (n_positions, C)
+    const int64_t *ids, *positions;
+    float *x;
+    int64_t tokens, n_positions;
+};
+
+struct layer_norm {
+    norm ln;
+    const float *x; // (rows, C)
+    float *y;
+    int64_t rows, C;
+};
+
+// y = residual + activation(bias + x @ w).
+struct linear {
+    matrix w;
+    const float *bias;     // (n_out,), or NULL
+    const float *x;        // (rows, n_in)
+    const float *residual; // (rows, n_out), or NULL
+    float *y;              // (rows, n_out)
+    char *digits;          // INT8: of x, by the kernel `round_rows`: rows * units * sizeof(digits)
+    float *steps;          // INT8: (rows,)
+    int64_t rows;
+    int32_t activation;
+};
+
+// GROUP elements of x, rounded to integers 256 * high + low.
+struct digits {
+    int8_t high[GROUP], low[GROUP];
+};
+
+struct store {
+    const float *k, *v; // (B, H, T, D) with these strides; the last axis is contiguous
+    cached *keys;       // (B, H, cache_panels, D, SLOTS)
+    cached *values;     // (B, H, cache_panels, SLOTS, D)
+    const int64_t *past, *lengths; // (B,) cached tokens, and new tokens of this row: at most T
+    int64_t b_stride, h_stride, t_stride;
+    int64_t B, H, T, D, cache_panels;
+};
+
+struct attend {
+    const float *q; // (B, H, T, D) with these strides
+    const cached *keys, *values; // as in `struct store`
+    const int64_t *visible;      // (B, T) numbers of keys that the queries see, from key 0
+    float *y;                    // (B, T, H * D)
+    float *scores, *pattern;     // (B, H, T, S) for hooks, or NULL: before and after the softmax
+    int64_t b_stride, h_stride, t_stride;
+    int64_t B, H, T, D, cache_panels, S;
+    int64_t queries; // of a block
+    float scale;
+    int32_t edited; // NOTHING, SCORES, PATTERN: the step that is an argument
+};
+
+enum edited { NOTHING, EDITED_SCORES, EDITED_PATTERN };
+
+struct elementwise {
+    const float *x;
+    float *y;
+    int64_t n;
+    int32_t activation;
+};
+
+// y = log(sum(exp(x))) of the rows, in float64.
+struct log_sum_exp {
+    const float *x; // (rows, n)
+    double *y;
+    int64_t rows, n;
+};
+
+// Running sums of the counts of rows of finite logits.
+struct cumulate {
+    const float *logits; // (rows, n)
+    int64_t *sums;
+    int64_t rows, n;
+};
+
+// The choice of tokens among the top_k likeliest: see `choose` in native/sampling.h.
+struct choose {
+    const float *logits;    // (rows, n), finite or -INFINITY
+    const double *uniforms; // (rows,) in [0, 1)
+    int64_t *ids;           // (rows,)
+    float *scratch;         // (rows, CHOICE_ARRAYS * n)
+    int64_t rows, n, top_k; // 1 <= top_k <= n
+    double top_p;
+    float temperature, log_min_p; // -INFINITY if there is no min_p
+};
+
+enum { CHOICE_ARRAYS = 6 };
