@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import distributions, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,14 +15,14 @@ from rich.console import Console
 
 import gpt_cli
 from gpt_cli import hub
-from gpt_cli.errors import GPTCLIError, counted
+from gpt_cli.errors import GPTCLIError, ResourceError, counted
 from gpt_cli.hub.local import cache_folder, list_models
+from gpt_cli.ops import get_ops
 from gpt_cli.ops.bindings import choose_level, levels
 from gpt_cli.system import gpu, machine
 from gpt_cli.system.machine import MOST_THREADS, format_size, native_library
 
 _COLOURS = {"256": "256 colours", "truecolor": "all colours"}  # with fewer, `show` uses characters
-_KERNELS = "kernels.cu compiles for sm_75 to sm_120 without spills, but has never run on a GPU"
 _LITTLE = 1 << 30  # bytes of memory: just enough for gpt2 and a prompt
 
 
@@ -100,17 +100,18 @@ def _memory() -> Finding:
 
 
 def _gpu() -> Finding:
-    problem = gpu.problem()
-    names = ("cupy", "cupy-cuda12x", "cupy-cuda13x")
-    packages = [name for name in names if any(distributions(name=name))]
-    if len(packages) > 1:
-        cure = f"pip uninstall {' '.join(packages[:-1])}"
-        return Finding("gpu", "problem", f"more than one CuPy: {', '.join(packages)}", cure)
-    if problem is None:
-        text = " ".join(["CuPy", *map(version, packages), "can use the GPU"])
-        return Finding("gpu", "ok", f"{text}; {_KERNELS}")
-    missing = gpu.install_hint() if gpu.load_driver() else None
-    return Finding("gpu", "note", f"not used: {problem}", missing)
+    """Report what is missing for a GPU, or that it computes; that may compile the kernels."""
+    if problem := gpu.problem():
+        text, _, command = problem.partition(": ")
+        return Finding("gpu", "note", f"not used: {text}", command or None)
+    if fault := gpu.fault():
+        return Finding("gpu", "problem", *fault)
+    try:
+        get_ops("cuda", "float32")
+    except ResourceError as error:
+        return Finding("gpu", "problem", str(error))
+    packages = [f"{name} {version(name)}" for name in gpu.cupy_packages()]
+    return Finding("gpu", "ok", f"{gpu.name()} with {' '.join(packages)}")
 
 
 def _bundled_model() -> Finding:

@@ -274,16 +274,17 @@ def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
         try:
             module = importlib.import_module(f"gpt_cli.ops.{name}_ops")
             ops: Ops = getattr(module, _IMPLEMENTATIONS[name][-1])(dtype)
-        except ImportError as error:
-            reason = error
-            _log.info("%s cannot be used: %s", name, error)
+        except (ImportError, OSError) as error:  # OSError: CuPy cannot create its folder
+            reason = " ".join(str(error).split())
+            _log.info("%s cannot be used: %s", name, reason)
         else:
             if threads is not None and name == "native":
                 ops.threads = threads
             return ops
     if name == "cupy":
-        problem = f"{device}: CuPy does not work ({reason}): {gpu.install_hint()}"
-        raise OptionResourceError("device", problem)
+        fault = gpu.fault()
+        problem = f"{fault.text}: {fault.cure}" if fault else f"CuPy does not work: {reason}"
+        raise OptionResourceError("device", f"{device}: {problem}")
     raise OptionResourceError("dtype", f"{dtype}: {name} does not work here: {reason}")
 
 

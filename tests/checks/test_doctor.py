@@ -6,6 +6,7 @@ import pytest
 
 from gpt_cli import hub
 from gpt_cli.checks import doctor
+from gpt_cli.errors import ResourceError
 from gpt_cli.hub import client
 from gpt_cli.ops import bindings
 from gpt_cli.system import gpu, machine
@@ -94,31 +95,37 @@ def test_little_memory_is_noted(free, status, monkeypatch):
     assert finding("memory").status == status
 
 
-def test_two_packages_of_cupy_are_a_problem(monkeypatch):
-    monkeypatch.setattr(doctor, "distributions", lambda name: [name] if name != "cupy" else [])
-    found = finding("gpu")
-    assert found.status == "problem"
-    assert found.cure == "pip uninstall cupy-cuda12x"
+@pytest.mark.parametrize(
+    ("problem", "found", "cure"),
+    [
+        ("the NVIDIA driver finds no GPU", "not used: the NVIDIA driver finds no GPU", None),
+        ("CuPy is missing: pip install cupy", "not used: CuPy is missing", "pip install cupy"),
+    ],
+)
+def test_without_a_gpu_the_reason_is_a_note(monkeypatch, problem, found, cure):
+    monkeypatch.setattr(gpu, "problem", lambda: problem)
+    assert finding("gpu") == doctor.Finding("gpu", "note", found, cure)
 
 
-def test_a_gpu_that_can_be_used_is_reported_with_what_is_known(monkeypatch):
+def test_a_fault_of_cupy_is_a_problem(monkeypatch):
     monkeypatch.setattr(gpu, "problem", lambda: None)
-    monkeypatch.setattr(doctor, "distributions", lambda name: [name] if "13" in name else [])
+    monkeypatch.setattr(gpu, "fault", lambda: gpu.Fault("no NVRTC", "pip install it"))
+    assert finding("gpu") == doctor.Finding("gpu", "problem", "no NVRTC", "pip install it")
+
+
+def test_a_gpu_is_ok_if_it_computes(monkeypatch):
+    def broken(device, dtype):
+        raise ResourceError("the kernels melted")
+
+    monkeypatch.setattr(gpu, "problem", lambda: None)
+    monkeypatch.setattr(gpu, "fault", lambda: None)
+    monkeypatch.setattr(doctor, "get_ops", broken)
+    assert finding("gpu") == doctor.Finding("gpu", "problem", "the kernels melted")
+    monkeypatch.setattr(doctor, "get_ops", lambda device, dtype: None)
+    monkeypatch.setattr(gpu, "name", lambda: "NVIDIA Abacus")
+    monkeypatch.setattr(gpu, "cupy_packages", lambda: ["cupy-cuda13x"])
     monkeypatch.setattr(doctor, "version", lambda name: "14.2.0")
-    found = finding("gpu")
-    assert found.status == "ok"
-    assert found.found.startswith("CuPy 14.2.0 can use the GPU; kernels.cu compiles for sm_75")
-    assert found.found.endswith("has never run on a GPU")
-
-
-@pytest.mark.parametrize("driver", [None, "one"])
-def test_with_a_driver_the_cure_is_to_install_cupy(driver, monkeypatch):
-    monkeypatch.setattr(gpu, "problem", lambda: "CuPy is not installed")
-    monkeypatch.setattr(gpu, "load_driver", lambda: driver)
-    monkeypatch.setattr(gpu, "install_hint", lambda: "pip install cupy")
-    found = finding("gpu")
-    assert found.status == "note"
-    assert found.cure == (None if driver is None else "pip install cupy")
+    assert finding("gpu") == doctor.Finding("gpu", "ok", "NVIDIA Abacus with cupy-cuda13x 14.2.0")
 
 
 def test_a_cache_that_cannot_be_written_is_a_problem(monkeypatch):

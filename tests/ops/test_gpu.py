@@ -17,8 +17,9 @@ from support import emulated_cuda
 class Driver:
     """A driver that reports a number of devices."""
 
-    def __init__(self, devices: int, version: int = 12_080, error: int = 0):
+    def __init__(self, devices=1, version=12_080, error=0, capability=(9, 0)):
         self.devices, self.version, self.error = devices, version, error
+        self.attributes = dict(zip((75, 76), capability, strict=True))
 
     def cuInit(self, flags):  # noqa: N802
         return self.error
@@ -31,23 +32,142 @@ class Driver:
         version._obj.value = self.version
         return 0
 
+    def cuDeviceGet(self, device, index):  # noqa: N802
+        device._obj.value = 7 + index
+        return 0
+
+    def cuDeviceGetAttribute(self, value, attribute, device):  # noqa: N802
+        assert device.value == 7
+        value._obj.value = self.attributes[attribute]
+        return 0
+
+    def cuDeviceGetName(self, text, size, device):  # noqa: N802
+        assert device.value == 7
+        text.value = b"NVIDIA Abacus"
+        return 0
+
+
+INSTALL_12 = "pip install 'cupy-cuda12x>=14' 'cuda-toolkit[cudart,nvrtc]==12.*'"
+INSTALL_13 = "pip install 'cupy-cuda13x>=14' 'cuda-toolkit[cudart,nvrtc]==13.*'"
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """Return a function that installs a driver, packages of CuPy, and parts of CUDA."""
+
+    def install(driver=None, packages=(), without=()):
+        monkeypatch.setattr(gpu, "load_driver", lambda: driver)
+        monkeypatch.setattr(gpu, "find_spec", lambda name: name if packages else None)
+        monkeypatch.setattr(
+            "importlib.metadata.distributions", lambda name: [name] if name in packages else []
+        )
+        monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "cache"))
+        monkeypatch.setitem(sys.modules, "cuda", type(sys)("cuda"))
+        sys.modules["cuda"].pathfinder = Pathfinder(without)
+
+    return install
+
+
+class Pathfinder:
+    """Stands in for cuda.pathfinder, which finds the parts of CUDA for CuPy."""
+
+    class DynamicLibNotFoundError(RuntimeError):
+        pass
+
+    def __init__(self, without):
+        self.without = without
+
+    def load_nvidia_dynamic_lib(self, name):
+        if name in self.without:
+            raise self.DynamicLibNotFoundError(f"Failure finding {name}\n  in many\n  folders")
+
+    def find_nvidia_header_directory(self, name):
+        return None if name in self.without else f"/{name}"
+
 
 @pytest.mark.parametrize(
-    ("driver", "cupy", "problem"),
+    ("driver", "packages", "problem"),
     [
-        (None, True, "no NVIDIA driver is installed"),
-        (None, False, "no NVIDIA driver is installed"),
-        (Driver(0), True, "the NVIDIA driver finds no GPU"),
-        (Driver(1, error=100), True, "the NVIDIA driver finds no GPU"),
-        (Driver(1), False, "CuPy is not installed: pip install 'cupy-cuda12x[ctk]'"),
-        (Driver(1, 13_000), False, "CuPy is not installed: pip install 'cupy-cuda13x[ctk]'"),
-        (Driver(1), True, None),
+        (None, ["cupy-cuda12x"], "no NVIDIA driver is installed"),
+        (None, [], "no NVIDIA driver is installed"),
+        (Driver(0), ["cupy-cuda12x"], "the NVIDIA driver finds no GPU"),
+        (Driver(0), [], "the NVIDIA driver finds no GPU"),
+        (Driver(error=100), ["cupy-cuda12x"], "the NVIDIA driver finds no GPU"),
+        (
+            Driver(capability=(6, 1)),
+            ["cupy-cuda12x"],
+            "the GPU has compute capability 6.1, and 7.5 is needed",
+        ),
+        (Driver(), [], f"CuPy is not installed: {INSTALL_12}"),
+        (Driver(version=13_000), [], f"CuPy is not installed: {INSTALL_13}"),
+        (Driver(capability=(7, 5)), ["cupy-cuda12x"], None),
+        (Driver(capability=(12, 0)), ["cupy-cuda12x"], None),
     ],
 )
-def test_the_problem_names_the_missing_part(monkeypatch, driver, cupy, problem):
-    monkeypatch.setattr(gpu, "load_driver", lambda: driver)
-    monkeypatch.setattr(gpu, "find_spec", lambda name: name if cupy else None)
+def test_the_problem_names_the_missing_part(machine, driver, packages, problem):
+    machine(driver, packages)
     assert gpu.problem() == problem
+
+
+NO_NVRTC = "CuPy does not find NVRTC, the library that compiles kernels"
+
+
+@pytest.mark.parametrize(
+    ("version", "packages", "without", "text", "cure"),
+    [
+        (12_080, ["cupy-cuda12x"], ["nvrtc"], NO_NVRTC, INSTALL_12),
+        (13_000, ["cupy-cuda13x"], ["nvrtc", "cudart"], NO_NVRTC, INSTALL_13),
+        (13_000, ["cupy-cuda12x"], ["nvrtc"], NO_NVRTC, INSTALL_12),  # it works with this driver
+        (
+            12_080,
+            ["cupy-cuda12x"],
+            ["cudart"],
+            "CuPy does not find cuda_fp16.h, which its own kernels include",
+            INSTALL_12,
+        ),
+        (
+            12_080,
+            ["cupy-cuda13x"],
+            [],
+            "cupy-cuda13x is too new for the driver, which is for CUDA 12.8",
+            f"pip uninstall --yes cupy-cuda13x && {INSTALL_12}",
+        ),
+        (
+            13_020,
+            ["cupy-cuda12x", "cupy-cuda13x"],
+            [],
+            "more than one CuPy is installed: cupy-cuda12x, cupy-cuda13x",
+            f"pip uninstall --yes cupy-cuda12x cupy-cuda13x && {INSTALL_13}",
+        ),
+    ],
+)
+def test_the_fault_of_an_installed_cupy_has_a_cure(machine, version, packages, without, text, cure):
+    machine(Driver(version=version), packages, without)
+    assert gpu.problem() is None
+    assert gpu.fault() == (text, cure)
+
+
+@pytest.mark.parametrize("package", ["cupy", "cupy-cuda12x", "cupy-cuda13x"])
+def test_a_whole_installation_has_no_fault(machine, tmp_path, package):
+    machine(Driver(version=13_000), [package])
+    assert gpu.fault() is None
+    assert (tmp_path / "cache").is_dir()
+    assert gpu.name() == "NVIDIA Abacus"
+
+
+def test_an_old_cupy_is_a_fault(machine, monkeypatch):
+    machine(Driver(), ["cupy-cuda12x"])
+    monkeypatch.setitem(sys.modules, "cuda", None)
+    assert gpu.fault() == ("CuPy is older than version 14", INSTALL_12)
+
+
+def test_a_folder_that_cupy_cannot_create_is_a_fault(machine, tmp_path, monkeypatch):
+    machine(Driver(), ["cupy-cuda12x"])
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    text, cure = gpu.fault()
+    assert text.startswith(f"CuPy cannot create its folder {tmp_path / 'file' / 'cache'}: ")
+    assert cure == "set CUPY_CACHE_DIR to a folder that can be written"
 
 
 @pytest.fixture
@@ -97,15 +217,19 @@ def test_auto_prefers_a_gpu(emulated):
 
 def test_missing_libraries_of_cuda_are_reported(emulated, caplog):
     def broken(**arguments):
-        raise RuntimeError("no libnvrtc.so.12")
+        raise RuntimeError("no libnvrtc.so.12\n  in many\n  folders")
 
     emulated.setattr(sys.modules["cupy"], "RawModule", broken)
-    message = r"no libnvrtc.so.12.*pip install 'cupy-cuda12x\[ctk\]'"
-    with pytest.raises(ResourceError, match=message):
+    emulated.setattr(gpu, "fault", lambda: gpu.Fault("CuPy has no NVRTC", "pip install it"))
+    with pytest.raises(ResourceError, match=r"device cuda: CuPy has no NVRTC: pip install it$"):
+        get_ops("cuda", "float32")
+    emulated.setattr(gpu, "fault", lambda: None)
+    reason = "RuntimeError: no libnvrtc.so.12 in many folders"
+    with pytest.raises(ResourceError, match=f"device cuda: CuPy does not work: {reason}$"):
         get_ops("cuda", "float32")
     caplog.set_level(logging.INFO, "gpt_cli")
     assert get_ops("auto", "float32").name in ("native", "numpy")
-    assert caplog.messages[0] == "cupy cannot be used: RuntimeError: no libnvrtc.so.12"
+    assert caplog.messages[0] == f"cupy cannot be used: {reason}"
 
 
 def test_weights_that_do_not_fit_are_refused_before_they_are_read(emulated):

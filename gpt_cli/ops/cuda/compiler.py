@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt_cli.errors import GPTCLIError
+from gpt_cli.system import gpu
 from gpt_cli.system.atomic import write_file
 
 OPTIONS = ("--std=c++17", "--fmad=false", "-ftz=false", "--prec-div=true", "--prec-sqrt=true")
@@ -29,19 +30,16 @@ def load(names: Sequence[str], options: Sequence[str]) -> Any:
     A module in the cache needs no NVRTC, a library of 100 MB. Several threads may load at once,
     and then compile at the same time.
     """
-    from cupy.cuda import Device
-
-    capability = Device().compute_capability  # such as "90"
-    code, options = source(names), (*OPTIONS, *options)
+    code, options, capability = source(names), (*OPTIONS, *options), _capability()
     file = _cache_file(code, options, capability)
     binary = _cached(file) if file else None
     if binary is not None:
         with suppress(Exception):  # the driver refuses it: compile it again
             return _module(binary)
     started = time.perf_counter()
-    binary = _compile(code, options, int(capability))
+    binary = _compile(code, options, capability)
     seconds = time.perf_counter() - started
-    _log.info("compiled %s for compute capability %s: %.1f s", names[-1], capability, seconds)
+    _log.info("compiled %s for compute capability %d: %.1f s", names[-1], capability, seconds)
     module = _module(binary)
     if file:
         _keep(file, binary)
@@ -64,6 +62,13 @@ def _lines(name: str) -> Iterator[str]:
         yield '#line 1 "constants.inc"'
         yield files("gpt_cli.ops").joinpath("constants.inc").read_text("utf-8")
         yield f'#line {number + 1} "{name}"'
+
+
+def _capability() -> int:
+    """Return the compute capability of the current device, such as 90."""
+    from cupy.cuda import Device
+
+    return int(Device().compute_capability)
 
 
 def _module(binary: bytes) -> Any:
@@ -97,16 +102,15 @@ def _compile(code: str, options: Sequence[str], capability: int) -> bytes:
         nvrtc.destroyProgram(program)
 
 
-def _cache_file(code: str, options: Sequence[str], capability: str) -> Path | None:
+def _cache_file(code: str, options: Sequence[str], capability: int) -> Path | None:
     """Return the file of a module in CuPy's folder; None if CuPy may not use the disk.
 
     NVRTC's version is not part of the key: that would need NVRTC, and the bits are the same.
     """
     if os.environ.get("CUPY_CACHE_IN_MEMORY") == "1":
         return None
-    key = "\0".join((code, *options, capability)).encode()
-    folder = Path(os.environ.get("CUPY_CACHE_DIR") or Path("~", ".cupy", "kernel_cache"))
-    return folder.expanduser() / f"gpt-cli-{hashlib.sha256(key).hexdigest()}.cubin"
+    key = "\0".join((code, *options, str(capability))).encode()
+    return gpu.kernel_cache() / f"gpt-cli-{hashlib.sha256(key).hexdigest()}.cubin"
 
 
 def _cached(file: Path) -> bytes | None:
