@@ -89,7 +89,7 @@ struct embed {
 };
 
 struct layer_norm {
-    norm ln;
+    struct norm ln; // CUDA has a function of this name
     const float *x; // (rows, C)
     float *y;
     int64_t rows, C;
