@@ -35,6 +35,9 @@ enum {
     SLOTS = 32, // of a panel of the cache
 };
 
+// Return what is at an offset of shared memory.
+template <class T> DEVICE T *shared_at(int offset) { return (T *)(shared_memory + offset); }
+
 // GROUP rows of an INT8 panel.
 struct int8_group {
     int8_t weights[GROUP / 16][PANEL][16];
@@ -51,6 +54,21 @@ struct matrix {
 DEVICE const char *panel_of(const matrix &w, int64_t panel)
 {
     return w.panels + panel * w.units * UNIT_BYTES;
+}
+
+// Return one weight of a panel.
+DEVICE float weight_of(const char *panel, int64_t row, int64_t column)
+{
+#if FORMAT == 3
+    const int8_group &group = ((const int8_group *)panel)[row / GROUP];
+    return (float)group.weights[row % GROUP / 16][column][row % 16] * widen_bfloat16(group.scales[column]);
+#else
+    int64_t at = (row / ROWS_PER_LOAD * PANEL + column) * ROWS_PER_LOAD + row % ROWS_PER_LOAD;
+    if (FORMAT == 0)
+        return ((const float *)panel)[at];
+    uint16_t bits = ((const uint16_t *)panel)[at];
+    return FORMAT == 1 ? widen_bfloat16(bits) : widen_float16(bits);
+#endif
 }
 
 // Keys and values of a cache: float, or float16 beside INT8 weights.
