@@ -230,12 +230,15 @@ DEVICE void advance(ring &from)
         from.slot = 0, from.parity ^= 1;
 }
 
-// Give back the stage that this warp has read.
-DEVICE void release_stage(const ring &from)
+// The offset of the barrier by which the stage is given back.
+DEVICE int empty_of(const ring &from) { return from.empty + from.slot * (int)sizeof(phase_barrier); }
+
+// Give back a stage that this warp has read, by its barrier; none if that is -1.
+DEVICE void release_stage(int barrier)
 {
     sync_warp();
-    if (threadIdx.x % WARP == 0)
-        arrive(shared_at<phase_barrier>(from.empty) + from.slot);
+    if (threadIdx.x % WARP == 0 && barrier >= 0)
+        arrive(shared_at<phase_barrier>(barrier));
 }
 
 #if FORMAT != 3
@@ -271,13 +274,16 @@ DEVICE void load_next(chains &all, int at, int w, int k)
 }
 
 // Add `UNITS` units of a panel to the chains. The first loads are done already; the last ones are of
-// the units that follow, at w_next and k_next. If `waits`, these are in the next stage.
+// the units that follow, at w_next and k_next. If `waits`, these are in the next stage. `read` is the
+// barrier of a stage that has been read, or -1: it is given back between two multiply-adds.
 template <int UNITS> DEVICE void add_units(
-    chains &all, int w, int k, int w_next, int k_next, bool waits, const ring &next)
+    chains &all, int w, int k, int w_next, int k_next, bool waits, const ring &next, int read)
 {
     const int J = chains::J, AHEAD = chains::AHEAD, LOADS = UNITS * ROW_UNIT / ROWS_PER_LOAD;
     bool is_there = true;
     UNROLLED for (int i = 0; i < LOADS; i++) {
+        if (i == AHEAD - 1)
+            release_stage(read);
         if (waits && i == (LOADS - AHEAD) / 2)
             is_there = has_ended(full_of(next), next.parity);
         if (waits && i == LOADS - AHEAD && !is_there)
@@ -298,9 +304,10 @@ template <int UNITS> DEVICE void add_units(
 }
 
 // Add a range of units of a panel, from the ring, with their x in shared memory.
-DEVICE void add_panel(chains &all, ring &from, int units)
+DEVICE void add_panel(chains &all, ring &ring_of_warp, int units)
 {
-    int column = threadIdx.x % PANEL * 16, k = 0;
+    ring from = ring_of_warp;
+    int column = threadIdx.x % PANEL * 16, k = 0, read = -1;
     wait_for(from);
     int w = stage_of(from) + column;
     UNROLLED for (int i = 0; i < chains::AHEAD; i++)
@@ -311,19 +318,21 @@ DEVICE void add_panel(chains &all, ring &from, int units)
         bool is_last = units == STAGE_UNITS;
         int w_next = is_last ? w : stage_of(next) + column;
         int k_next = is_last ? 0 : k + STAGE_UNITS * ROW_UNIT;
-        add_units<STAGE_UNITS>(all, w, k, w_next, k_next, !is_last, next);
-        release_stage(from);
+        add_units<STAGE_UNITS>(all, w, k, w_next, k_next, !is_last, next, read);
+        read = empty_of(from);
         from = next, w = w_next, k = k_next;
     }
-    if (!units)
-        return;
-    for (; units; units--) { // a stage that is not full
-        int w_next = units == 1 ? w : w + UNIT_BYTES, k_next = units == 1 ? 0 : k + ROW_UNIT;
-        add_units<1>(all, w, k, w_next, k_next, false, from);
-        w = w_next, k = k_next;
+    for (int left = units; left; left--) { // a stage that is not full
+        int w_next = left == 1 ? w : w + UNIT_BYTES, k_next = left == 1 ? 0 : k + ROW_UNIT;
+        add_units<1>(all, w, k, w_next, k_next, false, from, read);
+        w = w_next, k = k_next, read = -1;
     }
-    release_stage(from);
-    advance(from);
+    release_stage(read);
+    if (units) {
+        release_stage(empty_of(from));
+        advance(from);
+    }
+    ring_of_warp = from;
 }
 
 #else
@@ -364,7 +373,7 @@ DEVICE void add_panel(chains &all, ring &from, int units)
                 all.sums[j] = multiply_add((float)sum, scale, all.sums[j]);
             }
         }
-        release_stage(from);
+        release_stage(empty_of(from));
         advance(from);
     }
 }
@@ -848,7 +857,7 @@ ROUTINE void prepare_x(
     const struct pass &job, const struct work &work, int number, int step, float epsilon)
 {
     block_memory memory = divide(job);
-    int K = work.w.units * ROW_UNIT, rows = job.rows, stride = K + PADDING;
+    int K = work.w.units * ROW_UNIT, stride = K + PADDING;
     if (K > job.chunk)
         return; // `multiply` loads it in chunks
     if (number == 0 && !job.only_layers)
