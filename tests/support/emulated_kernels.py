@@ -31,7 +31,7 @@ _STATIC_SHARED = 48 * 1024  # bytes that a kernel may have without asking for mo
 # No product and sum is fused but by `multiply_add`. Structs are read as vectors, and bytes as both.
 # _FORTIFY_SOURCE would take the jumps between stacks for errors.
 _FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-U_FORTIFY_SOURCE")
-_ARITHMETIC = ("-ffp-contract=off", "-fno-strict-aliasing", "-fno-math-errno", "-fwrapv")
+_ARITHMETIC = ("-ffp-contract=off", "-fno-strict-aliasing", "-fno-math-errno", "-fwrapv", "-fomit-frame-pointer")
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def _processor() -> str:
 def _compile(source: str, options: Sequence[str] = (), mode: int = ctypes.DEFAULT_MODE):
     """Load the library of a source in C++. Processes that run at once compile it once."""
     command = [*_compiler(), *options]
-    key = repr((source, command[1:], (_FOLDER / "threads.h").read_text()))
+    key = repr((source, command[1:], [path.read_text() for path in sorted(_FOLDER.iterdir())]))
     path = _COMPILED / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.so"
     _COMPILED.mkdir(parents=True, exist_ok=True)
     with path.with_suffix(".lock").open("w") as lock:

@@ -5,9 +5,9 @@
 // the stack of one that has ended takes the next that has not started: without barriers, all threads
 // run on one stack.
 
+#include "contexts.h"
 #include "threads.h"
 
-#include <csetjmp>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -17,7 +17,6 @@
 #include <vector>
 
 #include <sys/mman.h>
-#include <ucontext.h>
 
 namespace emulated {
 
@@ -32,9 +31,9 @@ constexpr int64_t PATIENCE = 30'000'000;     // yields without any progress: hal
 constexpr unsigned char GARBAGE = 0xff;      // floats of these bytes are NaN
 
 struct stack {
-    ucontext_t first;
-    jmp_buf idle;
-    bool started;
+    char *memory;
+    int size;
+    context idle; // between two threads
 };
 
 struct copy {
@@ -46,8 +45,8 @@ struct copy {
 struct block;
 
 struct thread : identity {
-    jmp_buf context;
-    stack *on;
+    context here; // while it does not run
+    stack *on;    // if it has started
     thread *next; // in its queue
     struct block *of;
     int warp;
@@ -73,6 +72,17 @@ struct queue {
             return;
         (first ? last->next : first) = others.first;
         last = others.last;
+        others = {};
+    }
+
+    void prepend(queue &others)
+    {
+        if (!others.first)
+            return;
+        others.last->next = first;
+        if (!first)
+            last = others.last;
+        first = others.first;
         others = {};
     }
 
@@ -126,21 +136,27 @@ std::deque<stack> stacks;
 std::vector<stack *> idle_stacks;
 int unfinished;
 int64_t fruitless; // yields since the last progress
-jmp_buf launcher;
+context launcher;
 std::string error;
 void (*kernel)(void **);
 void **arguments;
+
+void run_threads();
+
+void make_idle(stack &s)
+{
+    s.idle = start_of(s.memory, s.size, run_threads);
+    idle_stacks.push_back(&s);
+}
 
 // End the launch. The threads that have not ended are given up.
 [[noreturn]] void fail(const std::string &why)
 {
     error = why;
     idle_stacks.clear();
-    for (stack &s : stacks) {
-        s.started = false;
-        idle_stacks.push_back(&s);
-    }
-    _longjmp(launcher, 1);
+    for (stack &s : stacks)
+        make_idle(s);
+    jump(launcher);
 }
 
 [[noreturn]] void fail_here(const std::string &why)
@@ -167,9 +183,7 @@ void **arguments;
     fail(why);
 }
 
-void run_threads();
-
-stack *new_stack()
+void add_stack()
 {
     static char *memory, *end;
     if (memory == end) {
@@ -181,46 +195,37 @@ stack *new_stack()
         end = memory + count * STACK;
     }
     mprotect(memory, PAGE, PROT_NONE); // so that an overflow shows
-    stack &s = stacks.emplace_back();
-    s.started = false;
-    getcontext(&s.first);
-    s.first.uc_stack.ss_sp = memory;
     // Tops at equal offsets in their pages would share few lines of the processor's cache.
-    s.first.uc_stack.ss_size = STACK - stacks.size() % 61 * 448;
+    int size = STACK - stacks.size() % 61 * 448;
+    stacks.push_back({memory, size, {}});
+    make_idle(stacks.back());
     memory += STACK;
-    return &s;
 }
 
-[[noreturn]] void resume(thread *t)
+// Make a thread the running one, and return where it goes on.
+inline context &place_to_run(thread *t)
 {
     self = running = t;
     if (t->on)
-        _longjmp(t->context, 1);
+        return t->here;
     if (idle_stacks.empty())
-        t->on = new_stack();
-    else {
-        t->on = idle_stacks.back();
-        idle_stacks.pop_back();
-    }
-    if (t->on->started)
-        _longjmp(t->on->idle, 1);
-    t->on->started = true;
-    makecontext(&t->on->first, run_threads, 0);
-    setcontext(&t->on->first);
-    __builtin_unreachable();
+        add_stack();
+    t->on = idle_stacks.back();
+    idle_stacks.pop_back();
+    return t->on->idle;
 }
 
 // Run the others until this thread, which is in some queue, is the first of `ready`.
-void switch_threads()
+inline void switch_threads()
 {
-    thread *next = ready.take();
+    thread *me = running, *next = ready.take();
     if (!next)
         fail_waiting();
-    if (next != running && !_setjmp(running->context))
-        resume(next);
+    if (next != me)
+        switch_context(me->here, place_to_run(next));
 }
 
-void wait_in(queue &waiting, const char *function, int at)
+inline void wait_in(queue &waiting, const char *function, int at)
 {
     running->waits_in = function;
     running->at = at;
@@ -273,11 +278,7 @@ void run_threads()
             continue;
         }
         idle_stacks.push_back(here);
-        if (_setjmp(here->idle))
-            continue;
-        if (!next)
-            _longjmp(launcher, 1);
-        resume(next);
+        switch_context(here->idle, next ? place_to_run(next) : launcher);
     }
 }
 
@@ -319,8 +320,7 @@ void start_block(block &b, int first, place index, int shared)
 bool run_ready()
 {
     fruitless = 0;
-    if (!_setjmp(launcher))
-        resume(ready.take());
+    switch_context(launcher, place_to_run(ready.take()));
     return error.empty();
 }
 
@@ -361,7 +361,7 @@ const unsigned long long *meet_lanes(unsigned long long brought, const char *fun
     else {
         w.turn ^= 1;
         w.lanes.arrived = 0;
-        ready.append(w.lanes.waiting);
+        ready.prepend(w.lanes.waiting); // a warp that goes on finds its stacks in the cache
     }
     return all;
 }
