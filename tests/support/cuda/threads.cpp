@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include <signal.h>
 #include <sys/mman.h>
 
 namespace emulated {
@@ -26,7 +27,7 @@ place block_size, grid_size;
 namespace {
 
 constexpr int LANES = 32, BARRIERS = 16, STACK = 1 << 17, PAGE = 1 << 12;
-constexpr int SHARED = 232448, MARGIN = 256; // the margin shows writes beyond shared memory
+constexpr int ALIGNMENT = 128, MARGIN = 256; // of shared memory; writes beyond it show
 constexpr int64_t PATIENCE = 30'000'000;     // yields without any progress: half a second
 constexpr unsigned char GARBAGE = 0xff;      // floats of these bytes are NaN
 
@@ -84,6 +85,17 @@ struct queue {
             last = others.last;
         first = others.first;
         others = {};
+    }
+
+    void reverse()
+    {
+        queue reversed;
+        while (thread *t = take()) {
+            t->next = reversed.first;
+            reversed.first = t;
+            reversed.last = reversed.last ? reversed.last : t;
+        }
+        *this = reversed;
     }
 
     thread *take()
@@ -245,8 +257,8 @@ void end_block(block &b)
 {
     if (!b.ranges.empty())
         fail_here("the block ends with ranges under way");
-    for (char byte : std::vector<char>(b.memory.end() - MARGIN, b.memory.end()))
-        if ((unsigned char)byte != GARBAGE)
+    for (size_t i = b.memory.size() - MARGIN; i < b.memory.size(); i++)
+        if ((unsigned char)b.memory[i] != GARBAGE)
             fail_here("the block wrote beyond its shared memory");
 }
 
@@ -289,7 +301,7 @@ void reset(block &b, int count, int shared)
         one = {};
     b.warps.assign((count + LANES - 1) / LANES, {});
     b.ranges.clear();
-    b.memory.assign(shared + 128 + MARGIN, (char)GARBAGE);
+    b.memory.assign(shared + ALIGNMENT + MARGIN, (char)GARBAGE);
 }
 
 // Make the threads of a block ready, the threads from number `first` on.
@@ -298,7 +310,7 @@ void start_block(block &b, int first, place index, int shared)
     int count = block_size.x * block_size.y * block_size.z, number = 0;
     reset(b, count, shared);
     // The margin follows directly.
-    char *aligned = (char *)(((uintptr_t)b.memory.data() + 127) / 128 * 128);
+    char *aligned = (char *)(((uintptr_t)b.memory.data() + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
     b.memory.resize(aligned - b.memory.data() + shared + MARGIN);
     for (unsigned z = 0; z < block_size.z; z++)
         for (unsigned y = 0; y < block_size.y; y++)
@@ -316,6 +328,14 @@ void start_block(block &b, int first, place index, int shared)
     unfinished += count;
 }
 
+// An address that is not mapped, or not aligned.
+void on_fault(int, siginfo_t *info, void *)
+{
+    char where[40];
+    snprintf(where, sizeof where, "bad address %p", info->si_addr);
+    fail_here(where);
+}
+
 // Run all threads that are ready; return whether they ended.
 bool run_ready()
 {
@@ -328,6 +348,20 @@ place place_of(unsigned number)
 {
     return {number % grid_size.x, number / grid_size.x % grid_size.y,
             number / grid_size.x / grid_size.y};
+}
+
+// Start as many blocks as are to be alive at once, until all have ended.
+void run_blocks(unsigned count, unsigned at_once, int shared, bool backwards)
+{
+    unsigned size = block_size.x * block_size.y * block_size.z;
+    for (unsigned first = 0; first < count; first += at_once) {
+        for (unsigned i = 0; i < at_once; i++)
+            start_block(blocks[i], i * size, place_of(first + i), shared);
+        if (backwards)
+            ready.reverse();
+        if (!run_ready())
+            return;
+    }
 }
 
 void copy_and_arrive(const range &r)
@@ -351,9 +385,8 @@ const unsigned long long *meet_lanes(unsigned long long brought, const char *fun
 {
     warp &w = running->of->warps[running->warp];
     unsigned long long *all = w.brought[w.turn];
-    if (w.lanes.arrived && w.lanes.function != function)
-        if (strcmp(w.lanes.function, function))
-            fail_here(std::string("a lane is in ") + function + ", another in " + w.lanes.function);
+    if (w.lanes.arrived && w.lanes.function != function && strcmp(w.lanes.function, function))
+        fail_here(std::string("a lane is in ") + function + ", another in " + w.lanes.function);
     w.lanes.function = function;
     all[running->lane] = brought;
     if (++w.lanes.arrived < LANES)
@@ -429,15 +462,21 @@ void wait_for_copies(int groups)
 
 void init_phases(void *barrier, int count) { *(phases *)barrier = {0, (uint16_t)count, 0, MARK}; }
 
-void arrive(void *barrier)
+// Fail if there are as many arrivals, and copies that will arrive, as the phase counts.
+static void check_arrival(const phases *p)
 {
-    phases *p = checked(barrier);
-    fruitless = 0;
     int arriving = 0;
     for (range &r : running->of->ranges)
         arriving += r.ends_in == p;
     if (p->arrived + arriving >= p->count)
         fail_here("more threads arrive than the phase counts");
+}
+
+void arrive(void *barrier)
+{
+    phases *p = checked(barrier);
+    check_arrival(p);
+    fruitless = 0;
     if (++p->arrived == p->count) {
         p->arrived = 0;
         p->ended++;
@@ -467,11 +506,7 @@ void copy_range(void *to, const void *from, int bytes, void *barrier, int lane, 
     check_copy(to, from);
     if (bytes <= 0 || bytes % 16)
         fail_here("a range is a multiple of 16 bytes");
-    int arriving = 0;
-    for (range &r : running->of->ranges)
-        arriving += r.ends_in == p;
-    if (p->arrived + arriving >= p->count)
-        fail_here("more threads arrive than the phase counts");
+    check_arrival(p);
     for (int at = lane * 16; at < bytes; at += lanes * 16)
         memset((char *)to + at, GARBAGE, 16);
     running->of->ranges.push_back({(char *)to, (const char *)from, bytes, lane, lanes, p});
@@ -479,10 +514,10 @@ void copy_range(void *to, const void *from, int bytes, void *barrier, int lane, 
 
 } // namespace emulated
 
-// Run a kernel. Return an error, or NULL.
-extern "C" __attribute__((visibility("default"))) const char *
-emulated_launch(void (*kernel)(void **), void **arguments, const unsigned *grid,
-                const unsigned *block, int shared, int together)
+// Run a kernel; the threads start in order, or backwards. Return an error, or NULL.
+extern "C" const char *emulated_launch(void (*kernel)(void **), void **arguments,
+                                       const unsigned *grid, const unsigned *block, int shared,
+                                       int together, int backwards)
 {
     using namespace emulated;
     emulated::kernel = kernel;
@@ -495,16 +530,23 @@ emulated_launch(void (*kernel)(void **), void **arguments, const unsigned *grid,
         threads.resize(at_once * size);
     if (blocks.size() < at_once)
         blocks.resize(at_once);
+    for (thread &t : threads)
+        t.of = nullptr;
     error.clear();
     ready = {};
     unfinished = 0;
-    for (thread &t : threads)
-        t.of = nullptr;
-    for (unsigned first = 0; first < count; first += at_once) {
-        for (unsigned i = 0; i < at_once; i++)
-            start_block(blocks[i], i * size, place_of(first + i), shared);
-        if (!run_ready())
-            return error.c_str();
-    }
-    return nullptr;
+
+    static char fault_stack[1 << 15]; // that of a thread may be full
+    stack_t own = {fault_stack, 0, sizeof fault_stack}, kept;
+    struct sigaction action = {}, segv, bus;
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+    sigaltstack(&own, &kept);
+    sigaction(SIGSEGV, &action, &segv);
+    sigaction(SIGBUS, &action, &bus);
+    run_blocks(count, at_once, shared, backwards);
+    sigaction(SIGBUS, &bus, nullptr);
+    sigaction(SIGSEGV, &segv, nullptr);
+    sigaltstack(&kept, nullptr);
+    return error.empty() ? nullptr : error.c_str();
 }
