@@ -13,7 +13,7 @@ else
 endif
 
 # The library is compiled from these if there is a C compiler ($CC, else cc).
-NATIVE := hatch_build.py $(wildcard gpt_cli/ops/native/*.[ch])
+NATIVE := hatch_build.py gpt_cli/ops/constants.inc $(wildcard gpt_cli/ops/native/*.[ch])
 # Print one line on standard error.
 COMPUTED_BY = @$(BIN)/python -c 'from gpt_cli.ops import get_ops; ops = get_ops("cpu", "float32"); \
   print("computed by", "native " + ops.level if ops.name == "native" else "NumPy: see `gpt-cli doctor`")' >&2

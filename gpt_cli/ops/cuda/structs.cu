@@ -89,7 +89,7 @@ struct embed {
 };
 
 struct layer_norm {
-    norm ln;
+    struct norm ln; // CUDA has a function of this name
     const float *x; // (rows, C)
     float *y;
     int64_t rows, C;
@@ -163,8 +163,9 @@ struct choose {
     const float *logits;    // (rows, n), finite or -INFINITY
     const double *uniforms; // (rows,) in [0, 1)
     int64_t *ids;           // (rows,)
-    float *scratch;         // (rows, CHOICE_ARRAYS * n)
+    float *scratch;         // (rows, CHOICE_ARRAYS, scratch_size)
     int64_t rows, n, top_k; // 1 <= top_k <= n
+    int64_t scratch_size;   // a power of two, at least n rounded up to whole spans
     double top_p;
     float temperature, log_min_p; // -INFINITY if there is no min_p
 };

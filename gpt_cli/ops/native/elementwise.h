@@ -16,26 +16,23 @@ INLINE vf polynomial(vf x, const float *coefficients, int n)
     return sum;
 }
 
-/* Adding it rounds a float to an integer: 1.5 * 2^23. */
-INLINE vf rounder(void) { return broadcast(12582912.0f); }
+/* Adding it rounds a float to an integer. */
+INLINE vf rounder(void) { return broadcast(ROUNDER); }
 
 /* Return e^x to within one ulp; 0 below -87, e^88 above 88.
  *
  * e^x = 2^n e^f with an integer n and |f| <= ln(2)/2, where a short Taylor series suffices. */
 INLINE vf exp_vector(vf x)
 {
-    static const float taylor[] = {
-        1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 1.0f / 2, 1, 1,
-    };
-    vi tiny = x < -87.0f;
+    static const float taylor[] = EXP_TAYLOR;
+    vi tiny = x < EXP_LOWEST;
     x = blend(tiny, broadcast(0.0f), x);
-    x = blend(x > 88.0f, broadcast(88.0f), x);
-    vf shifted = multiply_add(x, broadcast(1.44269504f), rounder());
+    x = blend(x > EXP_HIGHEST, broadcast(EXP_HIGHEST), x);
+    vf shifted = multiply_add(x, broadcast(EXP_PER_LN2), rounder());
     vf n = shifted - rounder();
     vi exponent = (vi)shifted - (vi)rounder();
-    /* ln(2) in two parts: the first has few enough digits for an exact product with n. */
-    vf f = multiply_add(n, broadcast(-0.693359375f), x);
-    f = multiply_add(n, broadcast(2.12194440e-4f), f);
+    vf f = multiply_add(n, broadcast(EXP_MINUS_LN2_HIGH), x);
+    f = multiply_add(n, broadcast(EXP_MINUS_LN2_LOW), f);
     vf power = (vf)((vi)((vu)(exponent + 127) << 23));
     return blend(tiny, broadcast(0.0f), polynomial(f, taylor, 8) * power);
 }
@@ -45,32 +42,26 @@ INLINE vf absolute(vf x) { return (vf)((vi)x & 0x7fffffff); }
 /* (1 - e^-2|x|) / (1 + e^-2|x|) with the sign of x; a series near 0, where the difference cancels. */
 INLINE vf tanh_vector(vf x)
 {
-    static const float coefficients[] = {
-        -5.70498872745e-3f, 2.06390887954e-2f, -5.37397155531e-2f,
-        1.33314422036e-1f, -3.33332819422e-1f,
-    };
+    static const float coefficients[] = TANH_SERIES;
     vf size = absolute(x), square = x * x, e = exp_vector(size * -2.0f);
     vf large = (1.0f - e) / (1.0f + e);
     large = (vf)((vi)large | ((vi)x & (int32_t)0x80000000));
     vf small = multiply_add(polynomial(square, coefficients, 5) * square, x, x);
-    return blend(size < 0.625f, small, large);
+    return blend(size < TANH_SMALL, small, large);
 }
 
 /* x/2 (1 + tanh(u)) with u = sqrt(2/pi) (x + 0.044715 x^3), by tanh(u) = 2/(1 + e^-2u) - 1. */
 INLINE vf gelu_new(vf x)
 {
-    vf u = 0.7978845608f * multiply_add(0.044715f * x * x, x, x);
+    vf u = GELU_NEW_FACTOR * multiply_add(GELU_NEW_CUBE * x * x, x, x);
     return x / (1.0f + exp_vector(-2.0f * u));
 }
 
 /* x times the standard normal CDF of x, by the erfc series of numpy_ops.erfc. */
 INLINE vf gelu(vf x)
 {
-    static const float coefficients[] = {
-        0.17087277f, -0.82215223f, 1.48851587f, -1.13520398f, 0.27886807f,
-        -0.18628806f, 0.09678418f, 0.37409196f, 1.00002368f, -1.26551223f,
-    };
-    vf z = x * -0.70710678f, size = absolute(z);
+    static const float coefficients[] = ERFC_SERIES;
+    vf z = x * MINUS_SQRT_HALF, size = absolute(z);
     vf t = 1.0f / multiply_add(size, broadcast(0.5f), broadcast(1.0f));
     vf tail = t * exp_vector(multiply_add(-size, size, polynomial(t, coefficients, 10)));
     return 0.5f * x * blend(z >= 0.0f, tail, 2.0f - tail);

@@ -21,7 +21,7 @@ INLINE void store_digits(int8_t *to, vi digits)
  * infinite or NaN if an element of the row is. */
 static float round_row(const float *x, int64_t n, struct digits *digits)
 {
-    const float most = 256 * 127 + 127, least = 1e-30f;
+    const float most = LARGEST_ACTIVATION, least = SMALLEST_SIZE;
     vi largest = {0}; /* bits of |x|, which compare as the floats do, and keep NaN */
     for (int64_t i = 0; i < n; i += LANES) {
         vi size = (vi)absolute(load_some(x + i, n - i));

@@ -280,29 +280,28 @@ static double logarithm(double x)
     int64_t exponent = (bits >> 52) - 1023;
     bits -= exponent << 52;
     memcpy(&x, &bits, sizeof x); /* now 1 <= x < 2 */
-    if (x > 1.4142135623730951) {
+    if (x > SQRT_TWO) {
         x *= 0.5;
         exponent++;
     }
     double ratio = (x - 1) / (x + 1), square = ratio * ratio, series = 0;
-    for (int n = 23; n > 0; n -= 2)
+    for (int n = LOGARITHM_TERMS; n > 0; n -= 2)
         series = series * square + 1.0 / n;
-    return (double)exponent * 0.6931471805599453 + 2 * ratio * series;
+    return (double)exponent * LN2 + 2 * ratio * series;
 }
 
-/* y = log(sum(exp(x))) over a row. STEP elements at a time are added in float32 to PARTIAL_SUMS
+/* y = log(sum(exp(x))) over a row. LOG_SUM_STEP elements at a time are added in float32 to PARTIAL_SUMS
  * sums, and those to PARTIAL_SUMS sums in float64. */
 static void log_sum_exp(const void *operation, int64_t row, int slot)
 {
-    enum { STEP = 16 * PARTIAL_SUMS };
     const struct log_sum_exp *job = operation;
     const float *x = job->x + row * job->x_stride;
     double sums[PARTIAL_SUMS] = {0};
     float most = largest_of(x, job->n);
-    for (int64_t start = 0; start < job->n; start += STEP) {
+    for (int64_t start = 0; start < job->n; start += LOG_SUM_STEP) {
         vf partial[CHUNKS] = {{0}};
         float numbers[PARTIAL_SUMS];
-        int64_t end = smaller(start + STEP, job->n);
+        int64_t end = smaller(start + LOG_SUM_STEP, job->n);
         for (int64_t i = start; i < end; i += LANES) {
             vf weight = exp_vector(load_some(x + i, end - i) - broadcast(most));
             if (end - i < LANES) { /* clear the lanes beyond the end */
@@ -337,7 +336,7 @@ static void activations(const void *operation, int64_t part, int slot)
         store_some(job->y + i, activate(load_some(job->x + i, end - i), job->activation), end - i);
 }
 
-/* A count is 1 + floor(ONE * e^(x - the largest)): the product and the conversion are exact. */
+/* A count is 1 + floor(COUNT_OF_LIKELIEST * e^(x - the largest)): the product and the conversion are exact. */
 static void cumulate(const void *operation, int64_t row, int slot)
 {
     const struct cumulate *job = operation;
@@ -347,7 +346,7 @@ static void cumulate(const void *operation, int64_t row, int slot)
     float weights[LANES];
     for (int64_t i = 0; i < job->n; i += LANES) {
         int64_t count = smaller(job->n - i, LANES);
-        store(weights, exp_vector(load_some(x + i, count) - most) * broadcast(ONE));
+        store(weights, exp_vector(load_some(x + i, count) - most) * broadcast(COUNT_OF_LIKELIEST));
         for (int64_t lane = 0; lane < count; lane++)
             sums[i + lane] = sum += 1 + (int32_t)weights[lane];
     }

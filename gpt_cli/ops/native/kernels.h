@@ -26,15 +26,14 @@
 
 #include <stdint.h>
 
+#include "../constants.inc"
+
 enum {
     COLUMNS = 32,       /* of a panel */
-    GROUP = 64,         /* consecutive int8 weights of a column that share a scale */
-    PARTIAL_SUMS = 16,  /* of a sum over a row: element i is added to partial sum i mod 16 */
     MAX_TILE_ROWS = 12, /* at any level; see TILE_ROWS in products.h */
     ROW_PADDING = 16,   /* floats: rows a power of two apart would compete for few sets of the cache */
     ROWS_PER_PART = 16, /* of an operation on single rows */
     NUMBERS_PER_PART = 4096, /* of `struct exp` and `struct activate` */
-    ONE = 1 << 30,           /* count of a token of weight 1: see `struct cumulate` */
     MAX_PARTS = 2048,        /* that the panels of a matrix are cut into */
 };
 
@@ -212,7 +211,7 @@ struct activate {
     int32_t activation;
 };
 
-/* Running sums of the counts of rows of finite logits, `ONE` for the likeliest token. */
+/* Running sums of the counts of rows of finite logits, COUNT_OF_LIKELIEST for the likeliest token. */
 struct cumulate {
     const float *logits; /* (rows, n) */
     int64_t *sums;       /* (rows, n) */

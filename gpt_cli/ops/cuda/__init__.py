@@ -1,0 +1,1 @@
+"""The kernels of a GPU, and the compilation of them."""

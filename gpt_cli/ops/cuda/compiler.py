@@ -1,0 +1,128 @@
+"""Compile kernels for the current GPU with NVRTC, and keep the result in CuPy's cache folder.
+
+CuPy's RawModule would append -ftz=true to the options: tiny numbers would become 0.
+"""
+
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from gpt_cli.errors import GPTCLIError
+from gpt_cli.system.atomic import write_file
+
+OPTIONS = ("--std=c++17", "--fmad=false", "-ftz=false", "--prec-div=true", "--prec-sqrt=true")
+_INCLUDE = '#include "constants.inc"'
+_DIGEST = hashlib.sha256().digest_size
+
+_log = logging.getLogger(__name__)
+
+
+def load(names: Sequence[str], options: Sequence[str]) -> Any:
+    """Return a module (cupy.cuda.function.Module) of some files of this folder, in their order.
+
+    A module in the cache needs no NVRTC, a library of 100 MB. Several threads may load at once,
+    and then compile at the same time.
+    """
+    from cupy.cuda import Device
+
+    capability = Device().compute_capability  # such as "90"
+    code, options = source(names), (*OPTIONS, *options)
+    file = _cache_file(code, options, capability)
+    binary = _cached(file) if file else None
+    if binary is not None:
+        with suppress(Exception):  # the driver refuses it: compile it again
+            return _module(binary)
+    started = time.perf_counter()
+    binary = _compile(code, options, int(capability))
+    seconds = time.perf_counter() - started
+    _log.info("compiled %s for compute capability %s: %.1f s", names[-1], capability, seconds)
+    module = _module(binary)
+    if file:
+        _keep(file, binary)
+    return module
+
+
+def source(names: Sequence[str]) -> str:
+    """Return the text of some files of this folder as one; messages about it name the files."""
+    return "".join(f"{line}\n" for name in names for line in _lines(name))
+
+
+def _lines(name: str) -> Iterator[str]:
+    """Yield the lines of a file, with the constants where it includes them."""
+    folder = files(__package__)
+    yield f'#line 1 "{name}"'
+    for number, line in enumerate(folder.joinpath(name).read_text("utf-8").splitlines(), 1):
+        if line != _INCLUDE:
+            yield line
+            continue
+        yield '#line 1 "constants.inc"'
+        yield files("gpt_cli.ops").joinpath("constants.inc").read_text("utf-8")
+        yield f'#line {number + 1} "{name}"'
+
+
+def _module(binary: bytes) -> Any:
+    from cupy.cuda.function import Module
+
+    module = Module()
+    module.load(binary)
+    return module
+
+
+def _compile(code: str, options: Sequence[str], capability: int) -> bytes:
+    """Return machine code for a compute capability.
+
+    Unlike PTX, it also runs with a driver that is older than NVRTC, of the same major version.
+    """
+    from cupy.cuda import nvrtc
+
+    # Machine code runs on later devices of the same major version, too.
+    known = [sm for sm in nvrtc.getSupportedArchs() if capability // 10 * 10 <= sm <= capability]
+    if not known:
+        version = ".".join(map(str, nvrtc.getVersion()))
+        raise RuntimeError(f"NVRTC {version} does not know the compute capability {capability}")
+    program = nvrtc.createProgram(code, "kernels.cu", (), ())
+    try:
+        nvrtc.compileProgram(program, (*options, f"-arch=sm_{max(known)}"))
+        return nvrtc.getCUBIN(program)
+    except nvrtc.NVRTCError as error:
+        messages = nvrtc.getProgramLog(program).split("\n")
+        raise RuntimeError(f"{error}: {messages[0]}") from error
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+def _cache_file(code: str, options: Sequence[str], capability: str) -> Path | None:
+    """Return the file of a module in CuPy's folder; None if CuPy may not use the disk.
+
+    NVRTC's version is not part of the key: that would need NVRTC, and the bits are the same.
+    """
+    if os.environ.get("CUPY_CACHE_IN_MEMORY") == "1":
+        return None
+    key = "\0".join((code, *options, capability)).encode()
+    folder = Path(os.environ.get("CUPY_CACHE_DIR") or Path("~", ".cupy", "kernel_cache"))
+    return folder.expanduser() / f"gpt-cli-{hashlib.sha256(key).hexdigest()}.cubin"
+
+
+def _cached(file: Path) -> bytes | None:
+    """Return a module in the cache; None if there is none, or it is damaged."""
+    try:
+        data = file.read_bytes()
+    except OSError:
+        return None
+    digest, binary = data[:_DIGEST], data[_DIGEST:]
+    return binary if hashlib.sha256(binary).digest() == digest else None
+
+
+def _keep(file: Path, binary: bytes) -> None:
+    """Write a module into the cache, behind its digest. It is no error if that fails."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_file(file, hashlib.sha256(binary).digest() + binary, replace=True)
+    except (GPTCLIError, OSError) as error:
+        _log.info("compiled kernels are not kept: %s", error)

@@ -1,0 +1,395 @@
+// What is computed from a row of logits, by ROW_THREADS threads of a block: its normalizer, running
+// sums of counts, and the choice of a token, with the bits of ops/native.
+
+enum {
+    ROW_THREADS = 256,
+    ROW_WARPS = ROW_THREADS / WARP,
+    SPAN = 64,         // columns whose largest logit is computed first, as in native/sampling.h
+    CANDIDATES = 1024, // that fit in shared memory; more are in global memory
+    STEPS = 32,        // of LOG_SUM_STEP elements, whose sums are added together
+};
+
+#define LOWEST -3.40282347e38f // the smallest finite float
+
+// Wait for the threads that share a row.
+DEVICE void sync_row() { sync_threads(1, ROW_THREADS); }
+
+// Shared memory for one row; the largest logits of its spans follow.
+struct row_memory {
+    int counts[2][ROW_WARPS];
+    float largest[ROW_WARPS], least[ROW_WARPS];
+    float sums[2][STEPS * PARTIAL_SUMS];
+    float kept[CANDIDATES], ordered[CANDIDATES], weights[CANDIDATES];
+    int32_t columns[CANDIDATES];
+    double normalizer;
+    int32_t count, is_finite, last;
+};
+
+DEVICE float *span_maxima(row_memory *memory) { return (float *)(memory + 1); }
+
+// The elements of a row that a warp scans: whole spans, in the order of their columns.
+struct span_range {
+    int first, end;
+};
+
+DEVICE span_range spans_of_warp(int spans)
+{
+    int each = ceil_div(spans, ROW_WARPS), warp = threadIdx.x / WARP;
+    return {smaller(each * warp, spans), smaller(each * (warp + 1), spans)};
+}
+
+// Write the largest logits of the spans, and return the largest of all. Set is_finite.
+DEVICE float scan_row(const float *logits, int n, row_memory *memory)
+{
+    int spans = ceil_div(n, SPAN), lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    float *maxima = span_maxima(memory), largest = -INFINITY, least = INFINITY;
+    bool is_number = true;
+    for (int span = 2 * warp + lane / 16; span - lane / 16 < spans; span += 2 * ROW_WARPS) {
+        float most = -INFINITY;
+        UNROLLED for (int i = 0; i < SPAN / 16; i++) {
+            int column = span * SPAN + i * 16 + lane % 16;
+            if (span < spans && column < n) {
+                float x = load_fresh(logits + column);
+                is_number = is_number && x == x;
+                most = larger_of(most, x);
+                least = x < least ? x : least;
+            }
+        }
+        UNROLLED for (int lanes = 8; lanes; lanes /= 2)
+            most = larger_of(most, exchange(most, lanes));
+        if (lane % 16 == 0 && span < spans)
+            maxima[span] = most;
+        largest = larger_of(largest, most);
+    }
+    largest = warp_largest(largest);
+    least = -warp_largest(-least);
+    bool all_numbers = vote(!is_number) == 0;
+    if (lane == 0) {
+        memory->largest[warp] = largest;
+        memory->least[warp] = all_numbers ? least : NAN;
+    }
+    sync_row();
+    UNROLLED for (int i = 0; i < ROW_WARPS; i++) {
+        largest = larger_of(largest, memory->largest[i]);
+        is_number = is_number && absolute(memory->largest[i] - memory->least[i]) < INFINITY;
+        least = memory->least[i] < least ? memory->least[i] : least;
+    }
+    if (threadIdx.x == 0)
+        memory->is_finite = is_number && absolute(largest - least) < INFINITY;
+    return largest;
+}
+
+// Return log(sum(exp(x))) of a row whose largest number is `most`, to all threads. LOG_SUM_STEP
+// elements at a time are added in float32 to PARTIAL_SUMS sums, each by a lane, and those to
+// PARTIAL_SUMS sums in float64 by the first warp.
+DEVICE double row_normalizer(const float *logits, int n, float most, row_memory *memory)
+{
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, part = lane % PARTIAL_SUMS;
+    int steps = ceil_div(n, LOG_SUM_STEP);
+    double sum = 0;
+    for (int first = 0, turn = 0; first < steps; first += STEPS, turn ^= 1) {
+        for (int i = 2 * warp + lane / PARTIAL_SUMS; i < STEPS; i += 2 * ROW_WARPS) {
+            float partial = 0;
+            int start = (first + i) * LOG_SUM_STEP + part;
+            UNROLLED for (int j = 0; j < LOG_SUM_STEP / PARTIAL_SUMS; j++) {
+                int column = start + j * PARTIAL_SUMS;
+                if (column < n)
+                    partial += exp_of(load_fresh(logits + column) - most);
+            }
+            memory->sums[turn][i * PARTIAL_SUMS + part] = partial;
+        }
+        sync_row(); // the sums of the turn before are read, too
+        if (warp == 0)
+            for (int i = 0; i < smaller(STEPS, steps - first); i++)
+                sum += memory->sums[turn][i * PARTIAL_SUMS + part];
+    }
+    if (warp == 0) {
+        sum = tree_sum(sum);
+        bool is_number = sum >= 1 && sum < (double)INFINITY;
+        if (lane == 0)
+            memory->normalizer = is_number ? most + logarithm(sum) : (double)NAN;
+    }
+    sync_row();
+    return memory->normalizer;
+}
+
+KERNEL log_sum_exp(const struct log_sum_exp job)
+{
+    row_memory *memory = (row_memory *)shared_memory;
+    const float *logits = job.x + blockIdx.x * job.n;
+    float most = scan_row(logits, job.n, memory);
+    double normalizer = row_normalizer(logits, job.n, most, memory);
+    if (threadIdx.x == 0)
+        job.y[blockIdx.x] = normalizer;
+}
+
+// --- running sums of counts ----------------------------------------------------------------------
+
+// Add the numbers of the threads before this one in the row, and return the sum of all in `total`.
+DEVICE int64_t sum_before(int64_t number, int64_t *sums, int64_t &total)
+{
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    int64_t running = number;
+    for (int distance = 1; distance < WARP; distance *= 2) {
+        int64_t other = from_lane(running, lane < distance ? lane : lane - distance);
+        running += lane < distance ? 0 : other;
+    }
+    sync_row(); // the sums of the call before are read
+    if (lane == WARP - 1)
+        sums[warp] = running;
+    sync_row();
+    int64_t before = running - number;
+    total = 0;
+    for (int i = 0; i < ROW_WARPS; i++) {
+        before += i < warp ? sums[i] : 0;
+        total += sums[i];
+    }
+    return before;
+}
+
+// A count is 1 + floor(COUNT_OF_LIKELIEST * e^(x - the largest)): product and conversion are exact.
+KERNEL cumulate(const struct cumulate job)
+{
+    row_memory *memory = (row_memory *)shared_memory;
+    int64_t *warp_sums = (int64_t *)memory->kept, sum = 0, total;
+    const float *logits = job.logits + blockIdx.x * job.n;
+    int64_t *sums = job.sums + blockIdx.x * job.n;
+    float most = scan_row(logits, job.n, memory);
+    for (int64_t start = 0; start < job.n; start += ROW_THREADS) {
+        int64_t column = start + threadIdx.x, count = 0;
+        if (column < job.n)
+            count = 1 + (int32_t)(exp_of(logits[column] - most) * (float)COUNT_OF_LIKELIEST);
+        int64_t before = sum_before(count, warp_sums, total);
+        if (column < job.n)
+            sums[column] = sum + before + count;
+        sum += total;
+    }
+}
+
+// --- the choice of a token -----------------------------------------------------------------------
+
+// Integers that compare as the floats do.
+DEVICE uint32_t order_of(float x)
+{
+    uint32_t bits = (uint32_t)bits_of(x);
+    return bits >> 31 ? ~bits : bits | 0x80000000;
+}
+
+DEVICE float float_at(uint32_t order)
+{
+    return float_of((int32_t)(order >> 31 ? order & 0x7fffffff : ~order));
+}
+
+// Return the k-th largest of n numbers, bit by bit, 1 <= k <= n.
+DEVICE float kth_largest(const float *x, int n, int k, row_memory *memory)
+{
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    uint32_t found = 0;
+    for (int bit = 31; bit >= 0; bit--) {
+        uint32_t bound = found | 1u << bit;
+        int count = 0, *counts = memory->counts[bit % 2];
+        for (int start = warp * WARP; start < n; start += ROW_THREADS)
+            count += count_bits(vote(start + lane < n && order_of(x[start + lane]) >= bound));
+        if (lane == 0)
+            counts[warp] = count;
+        sync_row();
+        count = 0;
+        UNROLLED for (int i = 0; i < ROW_WARPS; i++)
+            count += counts[i];
+        if (count >= k)
+            found = bound;
+    }
+    sync_row(); // the counts are read
+    return float_at(found);
+}
+
+// Where the candidates of a row are: in shared memory, or in global memory if they are many.
+struct candidates {
+    float *kept, *ordered, *weights;
+    int32_t *columns;
+    int count;
+};
+
+// Write the logits of a row that are at least `bound`, with their columns, in the order of these.
+// `scratch` has CHOICE_ARRAYS arrays of `size` numbers.
+DEVICE candidates gather(
+    const float *logits, int n, float bound, float *scratch, int64_t size, row_memory *memory)
+{
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, count = 0;
+    const float *maxima = span_maxima(memory);
+    span_range range = spans_of_warp(ceil_div(n, SPAN));
+    float *found = scratch + range.first * SPAN; // of this warp
+    int32_t *where = (int32_t *)(scratch + size) + range.first * SPAN;
+    for (int start = range.first; start < range.end; start += WARP) {
+        uint32_t spans = vote(start + lane < range.end && maxima[start + lane] >= bound);
+        for (int i = 0; spans; i++, spans >>= 1) {
+            if (!(spans & 1))
+                continue;
+            for (int half = 0; half < SPAN; half += WARP) {
+                int column = (start + i) * SPAN + half + lane;
+                float x = column < n ? load_fresh(logits + column) : 0.0f;
+                bool is_kept = column < n && x >= bound;
+                uint32_t kept = vote(is_kept);
+                int at = count + count_bits(kept & ((1u << lane) - 1));
+                if (is_kept)
+                    found[at] = x, where[at] = column;
+                count += count_bits(kept);
+            }
+        }
+    }
+    if (lane == 0)
+        memory->counts[0][warp] = count;
+    sync_row();
+    int before = 0, total = 0;
+    for (int i = 0; i < ROW_WARPS; i++) {
+        before += i < warp ? memory->counts[0][i] : 0;
+        total += memory->counts[0][i];
+    }
+    candidates all = {memory->kept, memory->ordered, memory->weights, memory->columns, total};
+    if (total > CANDIDATES)
+        all = {scratch + 2 * size, scratch + 4 * size, scratch + 5 * size,
+               (int32_t *)(scratch + 3 * size), total};
+    for (int i = lane; i < count; i += WARP)
+        all.kept[before + i] = found[i], all.columns[before + i] = where[i];
+    sync_row();
+    return all;
+}
+
+// Drop the candidates below `bound`; the others keep their order. One warp moves them.
+DEVICE int keep_from(candidates all, float bound, row_memory *memory)
+{
+    int lane = threadIdx.x % WARP, count = 0;
+    if (threadIdx.x < WARP) {
+        for (int start = 0; start < all.count; start += WARP) {
+            bool is_inside = start + lane < all.count;
+            float x = is_inside ? all.kept[start + lane] : 0.0f;
+            int32_t column = is_inside ? all.columns[start + lane] : 0;
+            bool is_kept = is_inside && x >= bound;
+            uint32_t kept = vote(is_kept);
+            int at = count + count_bits(kept & ((1u << lane) - 1));
+            sync_warp(); // all have read
+            if (is_kept)
+                all.kept[at] = x, all.columns[at] = column;
+            count += count_bits(kept);
+            sync_warp();
+        }
+        if (lane == 0)
+            memory->count = count;
+    }
+    sync_row();
+    return memory->count;
+}
+
+// Sort `size` numbers, a power of two, the largest first (a bitonic network).
+DEVICE void sort_descending(float *x, int size)
+{
+    for (int run = 2; run <= size; run *= 2)
+        for (int apart = run / 2; apart; apart /= 2) {
+            for (int i = threadIdx.x; i < size; i += ROW_THREADS) {
+                int other = i ^ apart;
+                if (other > i && (x[i] < x[other]) == ((i & run) == 0)) {
+                    float kept = x[i];
+                    x[i] = x[other], x[other] = kept;
+                }
+            }
+            sync_row();
+        }
+}
+
+// Return the logit of the last of the likeliest tokens whose probabilities add up to p.
+DEVICE float nucleus_bound(candidates all, double p, row_memory *memory)
+{
+    int n = all.count, size = 1;
+    while (size < n)
+        size *= 2;
+    for (int i = threadIdx.x; i < size; i += ROW_THREADS)
+        all.ordered[i] = i < n ? all.kept[i] : -INFINITY;
+    sync_row();
+    sort_descending(all.ordered, size);
+    for (int i = threadIdx.x; i < n; i += ROW_THREADS)
+        all.weights[i] = exp_of(all.ordered[i]);
+    sync_row();
+    if (threadIdx.x == 0) {
+        double total = 0, sum = all.weights[0];
+        int last = 0;
+        for (int i = 0; i < n; i++)
+            total += all.weights[i];
+        while (last < n - 1 && sum < p * total)
+            sum += all.weights[++last];
+        memory->last = last;
+    }
+    sync_row();
+    return all.ordered[memory->last];
+}
+
+// How tokens are chosen, with the names of `struct choose`.
+struct choice {
+    int64_t top_k;
+    double top_p;
+    float temperature, log_min_p;
+};
+
+// Return the token of a draw to the first thread. The logits are in `kept`, less the largest.
+DEVICE int32_t draw_token(candidates all, const choice &how, double uniform, row_memory *memory)
+{
+    float bound = -INFINITY;
+    if (how.top_p < 1)
+        bound = nucleus_bound(all, how.top_p, memory);
+    bound = how.log_min_p > bound ? how.log_min_p : bound;
+    sync_row(); // the weights of the nucleus are read
+    for (int i = threadIdx.x; i < all.count; i += ROW_THREADS)
+        all.weights[i] = all.kept[i] >= bound ? exp_of(all.kept[i]) : 0.0f;
+    sync_row();
+    if (threadIdx.x)
+        return 0;
+    double total = 0, sum = all.weights[0];
+    int chosen = 0;
+    for (int i = 0; i < all.count; i++)
+        total += all.weights[i];
+    while (chosen < all.count - 1 && sum <= uniform * total)
+        sum += all.weights[++chosen];
+    return all.columns[chosen];
+}
+
+// Choose the token of a row; `scan_row` has written the largest logits of its spans. Return it to the
+// first thread.
+DEVICE int32_t choose_token(
+    const float *logits, int n, const choice &how, double uniform, float *scratch, int64_t size,
+    row_memory *memory)
+{
+    int spans = ceil_div(n, SPAN);
+    float bound = LOWEST;
+    if (how.top_k <= spans) // the k-th largest of the spans' largest is at most that of the row
+        bound = larger_of(bound, kth_largest(span_maxima(memory), spans, how.top_k, memory));
+    candidates all = gather(logits, n, bound, scratch, size, memory);
+    if (!all.count) // damaged weights: no logit of the row is a number
+        return 0;
+    bound = kth_largest(all.kept, all.count, smaller(how.top_k, (int64_t)all.count), memory);
+    all.count = keep_from(all, bound, memory);
+    float most = -INFINITY;
+    for (int i = 0; i < all.count; i++)
+        most = larger_of(most, all.kept[i]);
+    int32_t first = all.columns[0];
+    sync_row();
+    if (!(most < INFINITY)) // damaged weights
+        return first;
+    for (int i = threadIdx.x; i < all.count; i += ROW_THREADS)
+        all.kept[i] = (all.kept[i] - most) / how.temperature;
+    sync_row();
+    return draw_token(all, how, uniform, memory);
+}
+
+KERNEL choose(const struct choose job)
+{
+    row_memory *memory = (row_memory *)shared_memory;
+    int64_t row = blockIdx.x;
+    const float *logits = job.logits + row * job.n;
+    scan_row(logits, job.n, memory);
+    sync_row();
+    choice how = {job.top_k, job.top_p, job.temperature, job.log_min_p};
+    float *scratch = job.scratch + row * CHOICE_ARRAYS * job.scratch_size;
+    int32_t id = choose_token(
+        logits, job.n, how, job.uniforms[row], scratch, job.scratch_size, memory);
+    if (threadIdx.x == 0)
+        job.ids[row] = id;
+}
