@@ -61,6 +61,7 @@ KERNEL ring(const struct job job, int waits)
     if (threadIdx.x < 2) {
         init_phases(full + threadIdx.x, COPYING_LANES);
         init_phases(empty + threadIdx.x, WARP);
+        publish_phases();
     }
     sync_block();
     float sum = 0;

@@ -18,11 +18,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from gpt_cli.ops.cuda import compiler
 
 _FOLDER = Path(__file__).with_name("cuda")
 _COMPILED = Path(__file__).parents[2] / "build" / "emulated"  # kept for the next run of the tests
@@ -135,22 +136,8 @@ def _launcher():
 
 
 def read_source(names: Sequence[str]) -> str:
-    """Return files of gpt_cli/ops/cuda as one source, without device.cu and with their includes."""
-    folder = files("gpt_cli.ops").joinpath("cuda")
-
-    def included(match: re.Match) -> str:
-        name = match[1]
-        place = folder if folder.joinpath(name).is_file() else files("gpt_cli.ops")
-        return place.joinpath(name).read_text(encoding="utf-8")
-
-    parts = []
-    for name in names:
-        if name == "device.cu":
-            continue
-        text = folder.joinpath(name).read_text(encoding="utf-8")
-        parts.append(f'#line 1 "{name}"\n')
-        parts.append(re.sub(r'^#include "(.+)"$', included, text, flags=re.MULTILINE))
-    return "".join(parts)
+    """Return files of gpt_cli/ops/cuda as one source, without what `device.h` replaces."""
+    return compiler.source([name for name in names if name != "device.cu"])
 
 
 @cache

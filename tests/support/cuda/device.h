@@ -14,6 +14,8 @@ typedef __SIZE_TYPE__ size_t;
 
 // KERNEL and LAUNCH_BOUNDS are flags of the compiler.
 #define DEVICE inline
+#define ROUTINE [[gnu::noinline]] inline
+#define ARGUMENT
 #define UNROLLED
 #define INFINITY __builtin_inff()
 #define NAN float_of(0x7fffffff)
@@ -174,6 +176,7 @@ typedef uint64_t phase_barrier;
 enum { COPYING_LANES = __CUDA_ARCH__ >= 900 ? 1 : WARP };
 
 DEVICE void init_phases(phase_barrier *barrier, int count) { emulated::init_phases(barrier, count); }
+DEVICE void publish_phases() { emulated::publish_phases(); }
 DEVICE void arrive(phase_barrier *barrier) { emulated::arrive(barrier); }
 
 DEVICE bool has_ended(phase_barrier *barrier, uint32_t parity)

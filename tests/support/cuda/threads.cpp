@@ -121,9 +121,9 @@ struct warp {
 
 // In shared memory.
 struct phases {
-    uint16_t ended, count, arrived, mark;
+    uint16_t ended, count, arrived, state;
 };
-constexpr uint16_t MARK = 0x6b1d;
+constexpr uint16_t INITIALIZED = 0x6b1d, PUBLISHED = 0x6b1e;
 
 struct range {
     char *to;
@@ -136,7 +136,8 @@ struct block {
     int running; // threads that have not ended
     barrier barriers[BARRIERS];
     std::vector<warp> warps;
-    std::vector<range> ranges; // under way
+    std::vector<range> ranges;           // under way
+    std::vector<phases *> unpublished;   // that were initialized
     std::vector<char> memory;
 };
 
@@ -301,6 +302,7 @@ void reset(block &b, int count, int shared)
         one = {};
     b.warps.assign((count + LANES - 1) / LANES, {});
     b.ranges.clear();
+    b.unpublished.clear();
     b.memory.assign(shared + ALIGNMENT + MARGIN, (char)GARBAGE);
 }
 
@@ -374,7 +376,7 @@ void copy_and_arrive(const range &r)
 phases *checked(void *barrier)
 {
     phases *p = (phases *)barrier;
-    if (p->mark != MARK)
+    if (p->state != INITIALIZED && p->state != PUBLISHED)
         fail_here("this barrier has no phases yet");
     return p;
 }
@@ -460,7 +462,18 @@ void wait_for_copies(int groups)
     copies.erase(copies.begin(), copies.begin() + done);
 }
 
-void init_phases(void *barrier, int count) { *(phases *)barrier = {0, (uint16_t)count, 0, MARK}; }
+void init_phases(void *barrier, int count)
+{
+    *(phases *)barrier = {0, (uint16_t)count, 0, INITIALIZED};
+    running->of->unpublished.push_back((phases *)barrier);
+}
+
+void publish_phases()
+{
+    for (phases *p : running->of->unpublished)
+        p->state = PUBLISHED;
+    running->of->unpublished.clear();
+}
 
 // Fail if there are as many arrivals, and copies that will arrive, as the phase counts.
 static void check_arrival(const phases *p)
@@ -504,6 +517,8 @@ void copy_range(void *to, const void *from, int bytes, void *barrier, int lane, 
 {
     phases *p = checked(barrier);
     check_copy(to, from);
+    if (lanes == 1 && p->state != PUBLISHED)
+        fail_here("the processor of copies does not see this barrier");
     if (bytes <= 0 || bytes % 16)
         fail_here("a range is a multiple of 16 bytes");
     check_arrival(p);

@@ -32,6 +32,7 @@ void wait_for_copies(int groups);
 
 // Barriers with phases, and copies that are made when a thread waits for the barrier.
 void init_phases(void *barrier, int count);
+void publish_phases();
 void arrive(void *barrier);
 bool has_ended(void *barrier, unsigned parity);
 void copy_range(void *to, const void *from, int bytes, void *barrier, int lane, int lanes);
