@@ -129,7 +129,8 @@ def _run(command: list[str], text: str) -> str:
 
 @cache
 def _launcher():
-    library = _load("threads", (_FOLDER / "threads.cpp").read_text, ctypes.RTLD_GLOBAL)
+    source = '#include "threads.cpp"\n#include "copies.cpp"\n'
+    library = _load(source, lambda: source, ctypes.RTLD_GLOBAL)
     launch = library.emulated_launch
     launch.restype = ctypes.c_char_p
     return launch
@@ -173,12 +174,12 @@ def _with_launchers(source: str, macros: list[str]) -> str:
 
 class Module:
     def __init__(self, library: ctypes.CDLL, card: Card):
-        self._library, self._card = library, card
+        self._library, self.card = library, card
 
     def get_function(self, name: str) -> "Function":
         if not hasattr(self._library, f"launch_{name}"):
             raise RuntimeError(f"CUDA_ERROR_NOT_FOUND: {name}")
-        return Function(self._library, name, self._card)
+        return Function(self._library, name, self.card)
 
 
 class Function:

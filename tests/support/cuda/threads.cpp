@@ -5,16 +5,12 @@
 // the stack of one that has ended takes the next that has not started: without barriers, all threads
 // run on one stack.
 
-#include "contexts.h"
-#include "threads.h"
+#include "scheduler.h"
 
-#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <deque>
 #include <map>
-#include <string>
-#include <vector>
 
 #include <signal.h>
 #include <sys/mman.h>
@@ -23,132 +19,21 @@ namespace emulated {
 
 identity *self;
 place block_size, grid_size;
+thread *running;
+int64_t fruitless;
 
 namespace {
 
-constexpr int LANES = 32, BARRIERS = 16, STACK = 1 << 17, PAGE = 1 << 12;
+constexpr int STACK = 1 << 17, PAGE = 1 << 12;
 constexpr int ALIGNMENT = 128, MARGIN = 256; // of shared memory; writes beyond it show
 constexpr int64_t PATIENCE = 30'000'000;     // yields without any progress: half a second
-constexpr unsigned char GARBAGE = 0xff;      // floats of these bytes are NaN
 
-struct stack {
-    char *memory;
-    int size;
-    context idle; // between two threads
-};
-
-struct copy {
-    char *to;
-    const char *from;
-    int group;
-};
-
-struct block;
-
-struct thread : identity {
-    context here; // while it does not run
-    stack *on;    // if it has started
-    thread *next; // in its queue
-    struct block *of;
-    int warp;
-    const char *waits_in; // this function
-    int at;               // this barrier
-    std::vector<copy> copies;
-    int groups; // that are closed
-};
-
-struct queue {
-    thread *first = nullptr, *last = nullptr;
-
-    void append(thread *t)
-    {
-        t->next = nullptr;
-        (first ? last->next : first) = t;
-        last = t;
-    }
-
-    void append(queue &others)
-    {
-        if (!others.first)
-            return;
-        (first ? last->next : first) = others.first;
-        last = others.last;
-        others = {};
-    }
-
-    void prepend(queue &others)
-    {
-        if (!others.first)
-            return;
-        others.last->next = first;
-        if (!first)
-            last = others.last;
-        first = others.first;
-        others = {};
-    }
-
-    void reverse()
-    {
-        queue reversed;
-        while (thread *t = take()) {
-            t->next = reversed.first;
-            reversed.first = t;
-            reversed.last = reversed.last ? reversed.last : t;
-        }
-        *this = reversed;
-    }
-
-    thread *take()
-    {
-        thread *t = first;
-        if (t)
-            first = t->next;
-        return t;
-    }
-};
-
-struct barrier {
-    int arrived, threads;
-    queue waiting;
-    const char *function;
-};
-
-struct warp {
-    barrier lanes;
-    int turn; // of two arrays: lanes may still read the other one
-    unsigned long long brought[2][LANES];
-};
-
-// In shared memory.
-struct phases {
-    uint16_t ended, count, arrived, state;
-};
-constexpr uint16_t INITIALIZED = 0x6b1d, PUBLISHED = 0x6b1e;
-
-struct range {
-    char *to;
-    const char *from;
-    int bytes, lane, lanes;
-    phases *ends_in;
-};
-
-struct block {
-    int running; // threads that have not ended
-    barrier barriers[BARRIERS];
-    std::vector<warp> warps;
-    std::vector<range> ranges;           // under way
-    std::vector<phases *> unpublished;   // that were initialized
-    std::vector<char> memory;
-};
-
-thread *running;
 queue ready;
 std::deque<thread> threads; // a deque does not move them
 std::deque<block> blocks;
 std::deque<stack> stacks;
 std::vector<stack *> idle_stacks;
 int unfinished;
-int64_t fruitless; // yields since the last progress
 context launcher;
 std::string error;
 void (*kernel)(void **);
@@ -172,13 +57,17 @@ void make_idle(stack &s)
     jump(launcher);
 }
 
-[[noreturn]] void fail_here(const std::string &why)
+} // namespace
+
+void fail_here(const std::string &why)
 {
     char where[100];
     snprintf(where, sizeof where, "block %u %u %u, thread %u %u %u: ", self->block.x, self->block.y,
              self->block.z, self->thread.x, self->thread.y, self->thread.z);
     fail(where + why);
 }
+
+namespace {
 
 [[noreturn]] void fail_waiting()
 {
@@ -366,21 +255,6 @@ void run_blocks(unsigned count, unsigned at_once, int shared, bool backwards)
     }
 }
 
-void copy_and_arrive(const range &r)
-{
-    for (int at = r.lane * 16; at < r.bytes; at += r.lanes * 16)
-        memcpy(r.to + at, r.from + at, 16);
-    arrive(r.ends_in);
-}
-
-phases *checked(void *barrier)
-{
-    phases *p = (phases *)barrier;
-    if (p->state != INITIALIZED && p->state != PUBLISHED)
-        fail_here("this barrier has no phases yet");
-    return p;
-}
-
 } // namespace
 
 const unsigned long long *meet_lanes(unsigned long long brought, const char *function)
@@ -391,10 +265,12 @@ const unsigned long long *meet_lanes(unsigned long long brought, const char *fun
         fail_here(std::string("a lane is in ") + function + ", another in " + w.lanes.function);
     w.lanes.function = function;
     all[running->lane] = brought;
+    all[LANES] |= (brought & 1) << running->lane;
     if (++w.lanes.arrived < LANES)
         wait_in(w.lanes.waiting, function, 0);
     else {
         w.turn ^= 1;
+        w.brought[w.turn][LANES] = 0;
         w.lanes.arrived = 0;
         ready.prepend(w.lanes.waiting); // a warp that goes on finds its stacks in the cache
     }
@@ -437,95 +313,6 @@ void yield(const char *function)
 }
 
 void note_progress() { fruitless = 0; }
-
-static void check_copy(void *to, const void *from)
-{
-    if ((uintptr_t)to % 16 || (uintptr_t)from % 16)
-        fail_here("copies need multiples of 16 bytes");
-}
-
-void copy16(void *to, const void *from)
-{
-    check_copy(to, from);
-    memset(to, GARBAGE, 16);
-    running->copies.push_back({(char *)to, (const char *)from, running->groups});
-}
-
-void commit_copies() { running->groups++; }
-
-void wait_for_copies(int groups)
-{
-    std::vector<copy> &copies = running->copies;
-    size_t done = 0;
-    for (; done < copies.size() && copies[done].group < running->groups - groups; done++)
-        memcpy(copies[done].to, copies[done].from, 16);
-    copies.erase(copies.begin(), copies.begin() + done);
-}
-
-void init_phases(void *barrier, int count)
-{
-    *(phases *)barrier = {0, (uint16_t)count, 0, INITIALIZED};
-    running->of->unpublished.push_back((phases *)barrier);
-}
-
-void publish_phases()
-{
-    for (phases *p : running->of->unpublished)
-        p->state = PUBLISHED;
-    running->of->unpublished.clear();
-}
-
-// Fail if there are as many arrivals, and copies that will arrive, as the phase counts.
-static void check_arrival(const phases *p)
-{
-    int arriving = 0;
-    for (range &r : running->of->ranges)
-        arriving += r.ends_in == p;
-    if (p->arrived + arriving >= p->count)
-        fail_here("more threads arrive than the phase counts");
-}
-
-void arrive(void *barrier)
-{
-    phases *p = checked(barrier);
-    check_arrival(p);
-    fruitless = 0;
-    if (++p->arrived == p->count) {
-        p->arrived = 0;
-        p->ended++;
-    }
-}
-
-bool has_ended(void *barrier, unsigned parity)
-{
-    phases *p = checked(barrier);
-    if ((p->ended & 1) != parity)
-        return true;
-    std::vector<range> &ranges = running->of->ranges;
-    for (size_t i = 0; i < ranges.size();)
-        if (ranges[i].ends_in == p) {
-            range r = ranges[i];
-            ranges.erase(ranges.begin() + i);
-            copy_and_arrive(r);
-        } else
-            i++;
-    yield("has_ended");
-    return false;
-}
-
-void copy_range(void *to, const void *from, int bytes, void *barrier, int lane, int lanes)
-{
-    phases *p = checked(barrier);
-    check_copy(to, from);
-    if (lanes == 1 && p->state != PUBLISHED)
-        fail_here("the processor of copies does not see this barrier");
-    if (bytes <= 0 || bytes % 16)
-        fail_here("a range is a multiple of 16 bytes");
-    check_arrival(p);
-    for (int at = lane * 16; at < bytes; at += lanes * 16)
-        memset((char *)to + at, GARBAGE, 16);
-    running->of->ranges.push_back({(char *)to, (const char *)from, bytes, lane, lanes, p});
-}
 
 } // namespace emulated
 

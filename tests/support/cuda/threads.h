@@ -1,5 +1,7 @@
 // What the threads of an emulated GPU know of themselves, and the calls in which they may wait.
 
+#pragma once
+
 namespace emulated {
 
 struct place {
@@ -15,7 +17,7 @@ struct identity {
 extern identity *self; // the thread that runs
 extern place block_size, grid_size;
 
-// Wait for the other lanes of the warp. Return what all of them brought.
+// Wait for the other lanes of the warp. Return what all of them brought, and then a bit of each.
 const unsigned long long *meet_lanes(unsigned long long brought, const char *function);
 // Wait at a barrier of the block, or only arrive: at number 0 for all threads that have not ended.
 void wait_at(int number, int threads);
