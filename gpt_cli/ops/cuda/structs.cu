@@ -53,6 +53,27 @@ DEVICE const char *panel_of(const matrix &w, int64_t panel)
     return w.panels + panel * w.units * UNIT_BYTES;
 }
 
+// A stored weight, and its value; INT8 needs a scale, too.
+#if FORMAT == 0
+typedef float weight;
+DEVICE float widen_weight(weight x) { return x; }
+#elif FORMAT == 1
+typedef uint16_t weight;
+DEVICE float widen_weight(weight x) { return widen_bfloat16(x); }
+#elif FORMAT == 2
+typedef uint16_t weight;
+DEVICE float widen_weight(weight x) { return widen_float16(x); }
+#else
+typedef int8_t weight;
+#endif
+
+// Return where a weight is in its panel, in bytes.
+DEVICE int64_t weight_offset(int64_t row, int column)
+{
+    int64_t unit = row / ROW_UNIT, load = row % ROW_UNIT / ROWS_PER_LOAD * PANEL + column;
+    return unit * UNIT_BYTES + load * 16 + row % ROWS_PER_LOAD * (int64_t)sizeof(weight);
+}
+
 // Keys and values of a cache: float, or float16 beside INT8 weights.
 #if FORMAT == 3
 typedef uint16_t cached;
@@ -130,7 +151,7 @@ struct attend {
     float *scores, *pattern;     // (B, H, T, S) for hooks, or NULL: before and after the softmax
     int64_t b_stride, h_stride, t_stride;
     int64_t B, H, T, D, cache_panels, S;
-    int64_t queries; // of a block
+    float *scratch; // by `attend_long`: (blocks, S padded to SLOTS)
     float scale;
     int32_t edited; // NOTHING, SCORES, PATTERN: the step that is an argument
 };
