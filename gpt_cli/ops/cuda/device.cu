@@ -29,9 +29,6 @@ extern __shared__ __align__(128) char shared_memory[];
 // x * y + z, rounded once.
 DEVICE float multiply_add(float x, float y, float z) { return __fmaf_rn(x, y, z); }
 
-// Rounded as IEEE 754 says.
-DEVICE float square_root(float x) { return __fsqrt_rn(x); }
-
 DEVICE int32_t bits_of(float x) { return __float_as_int(x); }
 DEVICE float float_of(int32_t bits) { return __int_as_float(bits); }
 DEVICE int64_t bits_of(double x) { return __double_as_longlong(x); }

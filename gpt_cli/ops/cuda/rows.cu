@@ -47,7 +47,7 @@ KERNEL layer_norm(const struct layer_norm job)
         float difference = x[i] - mean;
         squares = multiply_add(difference, difference, squares);
     }
-    float per_deviation = 1.0f / square_root(tree_sum(squares) / (float)C + job.ln.epsilon);
+    float per_deviation = 1.0f / sqrtf(tree_sum(squares) / (float)C + job.ln.epsilon);
 #pragma unroll 4
     for (int64_t i = lane; i < C; i += WARP)
         job.y[row * C + i] = multiply_add((x[i] - mean) * per_deviation, job.ln.weight[i], job.ln.bias[i]);
