@@ -12,6 +12,7 @@ DEVICE int64_t larger(int64_t x, int64_t y) { return x > y ? x : y; }
 DEVICE int smaller(int x, int y) { return x < y ? x : y; }
 DEVICE int larger(int x, int y) { return x > y ? x : y; }
 DEVICE int64_t ceil_div(int64_t n, int64_t size) { return (n + size - 1) / size; }
+DEVICE int64_t ceil_div(int64_t n, int size) { return (n + size - 1) / size; }
 DEVICE int ceil_div(int n, int size) { return (n + size - 1) / size; }
 
 // Return the sum of PARTIAL_SUMS numbers of a warp, number i in the lanes i and i + 16, as a tree:

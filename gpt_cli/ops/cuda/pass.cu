@@ -26,49 +26,13 @@ enum {
     PASS_THREADS = PASS_WARPS * WARP,
     STAGE_UNITS = 4096 / UNIT_BYTES, // units of a panel in a stage: 4, 8 or 7
     STAGE_BYTES = STAGE_UNITS * UNIT_BYTES,
-    PRODUCTS = 4, // of a layer: c_attn, attn.c_proj, c_fc, mlp.c_proj
+    PRODUCTS = 4, // of a layer, in the order of `struct layer`
     PADDING = 4,  // floats between rows in shared memory: they begin at different banks
-    RESULTS = (ROWS + 3) / 4, // of a lane
+    RESULTS = (ROWS + 3) / 4, // of a lane: of rows l / 8, l / 8 + 4, ...
     TILE_KEYS = 64, // whose values are in shared memory together
 };
 
 enum product { C_ATTN, ATTN_C_PROJ, C_FC, MLP_C_PROJ, LM_HEAD };
-
-// A layer, with the names of model.py.
-struct layer {
-    struct norm ln_1, ln_2;
-    matrix products[PRODUCTS];
-    const float *biases[PRODUCTS]; // or NULL
-    float scale;
-    int32_t activation;
-};
-
-// `steps` passes over `rows` tokens each.
-struct pass {
-    const layer *layers;
-    struct norm ln_f;
-    matrix lm_head, wte;
-    const float *lm_head_bias, *wpe; // a bias or NULL
-    float *x, *mid, *qkv, *z, *hidden; // (rows, C), (rows, C), (rows, 3C), (rows, C), (rows, inner)
-    float *logits;                     // (rows, V)
-    cached *keys, *values; // of the first layer, as in `struct store`
-    int64_t keys_step, values_step; // elements from one layer to the next
-    const int64_t *texts;     // (rows,) rows of the cache
-    const int64_t *positions; // (rows,) of the tokens in the first pass; 1 more in each further pass
-    const int64_t *firsts;    // (rows,) the row of the first token of this text in a pass
-    int64_t *ids;             // (steps + 1, rows): the first row is given, the others are chosen
-    double *logprobs;         // (steps, rows)
-    int32_t *is_finite;       // (rows,), set to 0 if logits are not finite
-    const double *uniforms;   // (steps, rows)
-    const int64_t *banned;    // ids that may not be chosen
-    float *scratch;           // (rows, CHOICE_ARRAYS, scratch_size)
-    uint32_t *barrier;        // a counter, at first 0
-    int64_t banned_count, scratch_size, n_layer, n_positions, steps, rows, C, H, D, inner, cache_panels;
-    int64_t stages;  // of a ring
-    int64_t chunk;   // rows of a matrix whose x is in shared memory at a time, a multiple of ROW_UNIT
-    struct choice how;
-    int32_t only_layers; // from x to x: no embedding, no head
-};
 
 // --- shared memory -------------------------------------------------------------------------------
 
@@ -105,7 +69,7 @@ DEVICE matrix matrix_of(const struct pass &job, int number)
 {
     if (number == PRODUCTS * job.n_layer)
         return job.lm_head;
-    return layers_of(job)[number / PRODUCTS].products[number % PRODUCTS];
+    return (&layers_of(job)[number / PRODUCTS].c_attn)[number % PRODUCTS];
 }
 
 DEVICE int products_of(const struct pass &job)
@@ -254,7 +218,7 @@ struct chains {
 };
 
 // Return weight i of 16 loaded bytes.
-DEVICE float weight_at(const float4 &bits, int i)
+DEVICE float loaded_weight(const float4 &bits, int i)
 {
 #if FORMAT == 0
     return (&bits.x)[i];
@@ -299,7 +263,7 @@ template <int UNITS> DEVICE void add_units(
         UNROLLED for (int r = 0; r < ROWS_PER_LOAD; r++)
             UNROLLED for (int j = 0; j < J; j++)
                 all.sums[j] =
-                    multiply_add((&x[j][r / 4].x)[r % 4], weight_at(weights, r), all.sums[j]);
+                    multiply_add((&x[j][r / 4].x)[r % 4], loaded_weight(weights, r), all.sums[j]);
     }
 }
 
@@ -416,7 +380,7 @@ ROUTINE void embed_rows(const struct pass &job, int step, int stride)
             continue;
         }
         int64_t id = load_fresh(job.ids + step * job.rows + row);
-        float token = weight_of(panel_of(job.wte, id / PANEL), c, id % PANEL);
+        float token = weight_at(panel_of(job.wte, id / PANEL), c, id % PANEL);
         float sum = token + job.wpe[(job.positions[row] + step) * C + c];
         row_of(memory, row, stride)[c] = sum;
         if (row % writers == blockIdx.x)
@@ -466,18 +430,24 @@ DEVICE void load_norm(const struct pass &job, const struct norm &ln)
 
 #if FORMAT == 3
 
-// Return the offset of digits (rows, units); the steps of the rows (rows,) follow.
-DEVICE int digits_at(const block_memory &memory, int rows, int stride)
+// Return the offset of digits (rows, units) behind the rows of C columns, and of the steps of the rows.
+DEVICE int digits_at(const struct pass &job)
 {
-    return memory.rest + (rows + 1) * stride * sizeof(float); // a row is for `normalize_rows`
+    int stride = ceil_div((int)job.C, (int)ROW_UNIT) * ROW_UNIT + PADDING;
+    return divide(job).rest + ((int)job.rows + 1) * stride * (int)sizeof(float);
+}
+
+DEVICE int steps_at(const struct pass &job, int units)
+{
+    return digits_at(job) + (int)job.rows * units * (int)sizeof(digits);
 }
 
 // Round four elements to integers from -32639 to 32639, in steps.
-DEVICE void round_four(const float *x, float per_step, digits *to, int first)
+DEVICE void round_four(float4 x, float per_step, digits *to, int first)
 {
     uint32_t high = 0, low = 0;
     UNROLLED for (int i = 0; i < 4; i++) {
-        int32_t whole = bits_of(multiply_add(x[i], per_step, ROUNDER)) - bits_of(ROUNDER);
+        int32_t whole = bits_of(multiply_add((&x.x)[i], per_step, ROUNDER)) - bits_of(ROUNDER);
         int32_t lower = ((whole + 128) & 255) - 128;
         low |= (uint32_t)(lower & 255) << 8 * i;
         high |= (uint32_t)((whole - lower) >> 8 & 255) << 8 * i;
@@ -486,19 +456,27 @@ DEVICE void round_four(const float *x, float per_step, digits *to, int first)
     *(uint32_t *)(to->low + first) = low;
 }
 
-// Round the rows in shared memory to digits: see `round_row` in native/int8.h.
-ROUTINE void round_x(const struct pass &job, int units, int stride)
+// Return four elements of a row: from shared memory, or from `x` (rows, K), with zeros behind the last.
+DEVICE float4 four_of(const struct pass &job, const float *x, int64_t K, int row, int k, int stride)
 {
-    block_memory memory = divide(job);
-    int rows = job.rows;
-    digits *to = shared_at<digits>(digits_at(memory, rows, stride));
-    float *steps = (float *)(to + rows * units), *largest = steps + rows; // (rows, PASS_WARPS)
-    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    if (!x)
+        return *(const float4 *)(row_of(divide(job), row, stride) + k);
+    return k < K ? load_fresh((const float4 *)(x + row * K + k)) : make_float4(0, 0, 0, 0);
+}
+
+// Round rows to digits: see `round_row` in native/int8.h. `x` is NULL for the rows in shared memory.
+ROUTINE void round_x(const struct pass &job, const float *x, int64_t K, int units, int stride)
+{
+    digits *to = shared_at<digits>(digits_at(job));
+    int rows = job.rows, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    float *steps = shared_at<float>(steps_at(job, units)), *largest = steps + rows;
     for (int row = 0; row < rows; row++) {
-        const float *x = row_of(memory, row, stride);
         int32_t most = 0; // bits of |x|, which compare as the floats do, and keep NaN
-        for (int k = threadIdx.x; k < units * GROUP; k += PASS_THREADS)
-            most = larger(most, bits_of(absolute(x[k])));
+        for (int k = 4 * threadIdx.x; k < units * GROUP; k += 4 * PASS_THREADS) {
+            float4 four = four_of(job, x, K, row, k, stride);
+            UNROLLED for (int i = 0; i < 4; i++)
+                most = larger(most, bits_of(absolute((&four.x)[i])));
+        }
         UNROLLED for (int lanes = WARP / 2; lanes; lanes /= 2)
             most = larger(most, exchange(most, lanes));
         if (lane == 0)
@@ -506,16 +484,17 @@ ROUTINE void round_x(const struct pass &job, int units, int stride)
     }
     sync_computing();
     for (int row = 0; row < rows; row++) {
-        const float *x = row_of(memory, row, stride);
         int32_t most = 0;
         UNROLLED for (int i = 0; i < PASS_WARPS; i++)
             most = larger(most, bits_of(largest[row * PASS_WARPS + i]));
-        float size = float_of(most), zeros[4] = {0};
+        float size = float_of(most);
         bool is_finite = size < INFINITY; // 0 times another step is NaN, and so are the results
         float per_step = LARGEST_ACTIVATION / (size < SMALLEST_SIZE ? SMALLEST_SIZE : size);
         for (int k = 4 * threadIdx.x; k < units * GROUP; k += 4 * PASS_THREADS) {
-            digits *group = to + row * units + k / GROUP;
-            round_four(is_finite ? x + k : zeros, per_step, group, k % GROUP);
+            float4 four = make_float4(0, 0, 0, 0);
+            if (is_finite)
+                four = four_of(job, x, K, row, k, stride);
+            round_four(four, per_step, to + row * units + k / GROUP, k % GROUP);
         }
         if (threadIdx.x == 0)
             steps[row] = is_finite ? size / LARGEST_ACTIVATION : size;
@@ -531,43 +510,43 @@ ROUTINE void round_x(const struct pass &job, int units, int stride)
 
 // Begin the chains of a panel: at 0, since the bias is added last.
 DEVICE void start_chains(
-    chains &all, const block_memory &memory, int rows, int units, int stride, float bias)
+    chains &all, const struct pass &job, int units, int stride, float bias)
 {
     UNROLLED for (int j = 0; j < ROWS; j++) {
         all.sums[j] = 0;
-        all.rows[j] = digits_at(memory, rows, stride) + (j < rows ? j : 0) * units * sizeof(digits);
+        all.rows[j] = digits_at(job) + (j < job.rows ? j : 0) * units * (int)sizeof(digits);
     }
 }
 
 // Return a lane's result number i: of row 4 i + lane / PANEL.
 DEVICE float result_of(
-    const chains &all, const block_memory &memory, int rows, int units, int stride, int i, float bias)
+    const chains &all, const struct pass &job, int units, int i, float bias)
 {
     int quarter = threadIdx.x % WARP / PANEL, row = 4 * i + quarter;
-    const float *steps = shared_at<float>(digits_at(memory, rows, stride) + rows * units * sizeof(digits));
+    const float *steps = shared_at<float>(steps_at(job, units));
     float sum = all.sums[4 * i];
     UNROLLED for (int j = 4 * i + 1; j < 4 * i + 4; j++)
         if (j < ROWS)
             sum = j == row ? all.sums[j] : sum;
-    return multiply_add(sum, steps[row < rows ? row : 0], bias);
+    return multiply_add(sum, steps[row < job.rows ? row : 0], bias);
 }
 
 #else
 
 // Begin the chains of a panel at the bias.
 DEVICE void start_chains(
-    chains &all, const block_memory &memory, int rows, int units, int stride, float bias)
+    chains &all, const struct pass &job, int units, int stride, float bias)
 {
     int quarter = threadIdx.x % WARP / PANEL;
     UNROLLED for (int j = 0; j < chains::J; j++) {
         int row = 4 * j + quarter;
         all.sums[j] = bias;
-        all.rows[j] = memory.rest + (row < rows ? row : 0) * stride * (int)sizeof(float);
+        all.rows[j] = divide(job).rest + (row < job.rows ? row : 0) * stride * (int)sizeof(float);
     }
 }
 
 DEVICE float result_of(
-    const chains &all, const block_memory &memory, int rows, int units, int stride, int i, float bias)
+    const chains &all, const struct pass &job, int units, int i, float bias)
 {
     return all.sums[i];
 }
@@ -590,8 +569,8 @@ DEVICE struct work work_of(const struct pass &job, int number)
     if (number == PRODUCTS * job.n_layer)
         return {LM_HEAD, job.lm_head, job.lm_head_bias, job.x, 0, job.logits, NONE};
     const layer &of = layers_of(job)[number / PRODUCTS];
-    const matrix &w = of.products[product];
-    const float *bias = of.biases[product];
+    const matrix &w = (&of.c_attn)[product];
+    const float *bias = (&of.c_attn_bias)[product];
     if (product == C_ATTN)
         return {product, w, bias, job.x, 0, job.qkv, NONE};
     if (product == ATTN_C_PROJ)
@@ -611,7 +590,6 @@ DEVICE float bias_of(const struct work &work, int64_t n)
 ROUTINE void multiply(
     const struct pass &job, const struct work &work, ring &from, float bias)
 {
-    block_memory memory = divide(job);
     const matrix &w = work.w;
     int lane = threadIdx.x % WARP, rows = job.rows, units = w.units, quarter = lane / PANEL;
     int K = units * ROW_UNIT, chunk = smaller(K, (int)job.chunk), stride = chunk + PADDING;
@@ -622,13 +600,13 @@ ROUTINE void multiply(
         chains all;
         float residual[RESULTS];
         bias = first == blockIdx.x ? bias : bias_of(work, n);
-        start_chains(all, memory, rows, units, stride, bias);
+        start_chains(all, job, units, stride, bias);
         UNROLLED for (int i = 0; i < RESULTS; i++) {
             bool is_added = work.residual && 4 * i + quarter < rows && n < w.n_out;
             int64_t at = (4 * i + quarter) * w.n_out + n;
             residual[i] = is_added ? load_fresh(work.residual + at) : 0.0f;
         }
-        for (int k = 0; k < K; k += chunk) {
+        for (int k = 0; k < K; k += chunk) { // in int8, one chunk
             int count = smaller(chunk, K - k);
             if (chunk < K) {
                 sync_computing(); // all have used the chunk before
@@ -639,7 +617,7 @@ ROUTINE void multiply(
         }
         UNROLLED for (int i = 0; i < RESULTS; i++) {
             int64_t at = (4 * i + quarter) * w.n_out + n;
-            float y = result_of(all, memory, rows, units, stride, i, bias);
+            float y = result_of(all, job, units, i, bias);
             y = activate(y, work.activation);
             if (has_panel && 4 * i + quarter < rows && n < w.n_out)
                 work.y[at] = work.residual ? residual[i] + y : y;
@@ -826,6 +804,7 @@ ROUTINE void choose_rows(const struct pass &job, int step)
     block_memory memory = divide(job);
     int at = memory.rest;
     int n = job.lm_head.n_out;
+    choice how = {job.top_k, job.top_p, job.temperature, job.log_min_p};
     for (int row = blockIdx.x; row < job.rows; row += gridDim.x) {
         float *logits = job.logits + (int64_t)row * n;
         float most = scan_row(logits, n, at);
@@ -837,7 +816,7 @@ ROUTINE void choose_rows(const struct pass &job, int step)
         int32_t id = 0;
         ban(job, logits, n, at);
         if (is_finite)
-            id = choose_token(logits, n, job.how, job.uniforms[step * job.rows + row], masked,
+            id = choose_token(logits, n, how, job.uniforms[step * job.rows + row], masked,
                               job.scratch_size, at);
         if (threadIdx.x == 0) {
             job.ids[(step + 1) * job.rows + row] = id;
@@ -852,22 +831,20 @@ DEVICE bool is_normalized(int product)
     return product == C_ATTN || product == C_FC || product == LM_HEAD;
 }
 
-// Bring x of a product to shared memory, and normalize or round it there.
+// Bring x of a product to shared memory, normalized or rounded.
 ROUTINE void prepare_x(
     const struct pass &job, const struct work &work, int number, int step, float epsilon)
 {
-    block_memory memory = divide(job);
     int K = work.w.units * ROW_UNIT, stride = K + PADDING;
-    if (K > job.chunk)
-        return; // `multiply` loads it in chunks
-    if (number == 0 && !job.only_layers)
+    bool is_embedding = number == 0 && !job.only_layers, has_norm = is_normalized(work.product);
+    if (is_embedding)
         embed_rows(job, step, stride);
-    else
+    else if (has_norm || (FORMAT != 3 && K <= job.chunk)) // `multiply` loads chunks
         load_rows(job, work.x, work.w.n_in, 0, K, stride);
-    if (is_normalized(work.product))
+    if (has_norm)
         normalize_rows(job, epsilon, stride);
 #if FORMAT == 3
-    round_x(job, work.w.units, stride);
+    round_x(job, has_norm ? 0 : work.x, work.w.n_in, work.w.units, stride);
 #endif
 }
 
