@@ -77,7 +77,7 @@ class Ops(Protocol):
     cache_type: np.dtype[Any]  # of keys and values in a cache
     cache_panel: int = 1  # number of tokens per index of a cache's fourth axis
     threads: int  # of the CPU
-    xp: ModuleType = np  # or CuPy, for everything that is not an operation below
+    xp: ModuleType = np  # or CuPy, for what is no operation below and exact in any order
     batch_invariant: bool = False  # the bits of a token do not depend on what else is in the pass
 
     # All layers in one call, with the same bits: (x, h, visible, cache) -> x.

@@ -1,0 +1,165 @@
+"""How kernels are launched: their grids, blocks and shared memory, for operations of any size.
+
+The sums of a result are the same in all tiles, so these rules change the time and never the bits.
+"""
+
+from dataclasses import dataclass
+
+from gpt_cli.ops.int8 import GROUP
+
+PANEL = 8  # columns of a panel of a matrix
+SLOTS = 32  # tokens of a panel of a cache
+WARP = 32
+MOST_BLOCKS = 65_535  # along an axis of a grid other than the first
+_STAGES = 3  # of products.cu
+_ROW_THREADS = 256  # of operations on single rows and numbers
+_NORM_WARPS = 4  # rows of a block of `layer_norm`
+# Bytes of shared memory of a multiprocessor that its blocks' own use and the system take.
+_RESERVED = 1024
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel and the arguments of its launch."""
+
+    kernel: str
+    grid: tuple[int, ...]
+    threads: int
+    shared: int = 0  # bytes
+
+
+@dataclass(frozen=True)
+class Device:
+    """What the rules need to know of a GPU."""
+
+    processors: int  # multiprocessors
+    shared: int  # bytes of shared memory of a block, at most
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile of results: rows x columns of a block, high x wide of a thread; see products.cu."""
+
+    rows: int
+    columns: int
+    high: int
+    wide: int
+    step: int = 0  # along k, of a stage; 0 in int8, where a stage is a group
+
+    @property
+    def kernel(self) -> str:
+        return f"linear_{self.rows}x{self.columns}"
+
+    @property
+    def threads(self) -> int:
+        return self.rows // self.high * (self.columns // self.wide)
+
+    @property
+    def shared(self) -> int:
+        """Return the bytes of shared memory: of the stages, or of the results for an activation."""
+        panels = self.columns // PANEL
+        if self.step:
+            stage = 4 * (self.rows * (self.step + 4) + self.columns * self.step)
+        else:
+            stage = self.rows * (2 * GROUP + 16) + panels * PANEL * (GROUP + 2)
+        return max(_STAGES * stage, 4 * self.rows * self.columns)
+
+    @property
+    def cycles(self) -> float:
+        """Return about how many cycles of a multiprocessor four steps along k of the tile take.
+
+        It issues four instructions a cycle for as many warps, and reads 128 bytes of shared memory.
+        A result is one chain of sums, which take four cycles each.
+        """
+        warps = self.threads / WARP
+        loads = self.high + self.wide
+        issued = warps * (4 * self.high * self.wide + loads) / 4
+        return max(issued, warps * loads * 1.5, 16.0 * (1 + 4 / self.step if self.step else 1))
+
+
+_FLOAT_TILES = (
+    Tile(128, 128, 8, 8, 16),
+    Tile(64, 128, 8, 8, 16),
+    Tile(64, 96, 8, 6, 16),
+    Tile(64, 64, 8, 4, 16),
+    Tile(32, 48, 4, 3, 32),
+    Tile(16, 24, 1, 3, 32),
+)
+_INT8_TILES = (
+    Tile(64, 128, 8, 4),
+    Tile(64, 96, 8, 3),
+    Tile(64, 64, 8, 4),
+    Tile(32, 48, 4, 3),
+    Tile(16, 24, 1, 3),
+)
+
+
+def tiles(dtype: str) -> tuple[Tile, ...]:
+    """Return the tiles of the products with weights of a dtype."""
+    return _INT8_TILES if dtype == "int8" else _FLOAT_TILES
+
+
+def linear(rows: int, n_out: int, dtype: str, device: Device) -> Launch:
+    """Return the launch that takes the least time, by the cycles of the busiest multiprocessor."""
+
+    def cycles(tile: Tile) -> float:
+        blocks = -(-rows // tile.rows) * -(-n_out // tile.columns)
+        return -(-blocks // device.processors) * tile.cycles
+
+    fitting = [tile for tile in tiles(dtype) if tile.shared <= device.shared]
+    tile = min(fitting, key=cycles)
+    grid = -(-n_out // tile.columns), -(-rows // tile.rows)
+    return Launch(tile.kernel, grid, tile.threads, tile.shared)
+
+
+def pack(count: int, length: int, device: Device) -> Launch:
+    """Return the launch that packs `count` stored rows of `length` weights."""
+    blocks = -(-count * length // _ROW_THREADS)
+    return Launch("pack", (max(1, min(blocks, 32 * device.processors)),), _ROW_THREADS)
+
+
+def embed(tokens: int) -> Launch:
+    return Launch("embed", (tokens,), _ROW_THREADS)
+
+
+def layer_norm(rows: int) -> Launch:
+    return Launch("layer_norm", (-(-rows // _NORM_WARPS),), _NORM_WARPS * WARP)
+
+
+def round_rows(rows: int) -> Launch:
+    """Return the launch that rounds rows to integers, before `linear` with int8 weights."""
+    return Launch("round_rows", (rows,), _ROW_THREADS, _ROW_THREADS // WARP * 4)
+
+
+def elementwise(kernel: str, numbers: int, device: Device) -> Launch:
+    """Return the launch of `exponentials` or `activations`."""
+    blocks = -(-numbers // _ROW_THREADS)
+    return Launch(kernel, (min(blocks, 32 * device.processors),), _ROW_THREADS)
+
+
+def store(heads: int, T: int) -> Launch:
+    """Return the launch that stores T new tokens of B * H heads."""
+    return Launch("store", (heads, -(-T // SLOTS)), 128)
+
+
+def attend(heads: int, T: int, D: int, S: int, device: Device) -> Launch:
+    """Return the launch of the attention of T queries of B * H heads to S keys."""
+
+    def shared(queries: int, scores: int) -> int:
+        sums = -(-queries // 4) * 4
+        return 4 * (queries * -(-D // 4) * 4 + sums + queries * scores)
+
+    stride = -(-S // SLOTS) * SLOTS
+    for queries in (16, 8):
+        # Two blocks of a multiprocessor hide each other's waits.
+        if T > 1 and shared(queries, stride) <= device.shared // 2 - _RESERVED:
+            grid = (heads * -(-T // queries),)
+            return Launch(f"attend_{queries}", grid, 128, shared(queries, stride))
+    if shared(1, stride) <= device.shared:
+        return Launch("attend_1", (heads * T,), 256, shared(1, stride))
+    return Launch("attend_long", (heads * T,), 256, shared(1, 0))
+
+
+def attend_scratch(launch: Launch, S: int) -> int:
+    """Return the number of floats of `scratch` for an attention."""
+    return launch.grid[0] * -(-S // SLOTS) * SLOTS if launch.kernel == "attend_long" else 0

@@ -1,0 +1,249 @@
+"""Kernels of gpt_cli/ops/cuda that are compiled as C++ and run on the CPU.
+
+`cuda/device.h` replaces device.cu, and `cuda/threads.cpp` runs the threads of a block as coroutines
+in a fixed order; of a cooperative launch, those of all blocks. The arithmetic is rounded as a GPU
+rounds it. Asynchronous copies are made as late as possible, and until then their targets are NaN.
+The emulation does not show a GPU's speed, lack of memory, or all missing barriers.
+"""
+
+import ctypes
+import fcntl
+import hashlib
+import math
+import re
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpt_cli.ops.cuda import compiler
+
+_FOLDER = Path(__file__).with_name("cuda")
+_COMPILED = Path(__file__).parents[2] / "build" / "emulated"  # kept for the next run of the tests
+_ONE_LAUNCH = threading.Lock()
+_STATIC_SHARED = 48 * 1024  # bytes that a kernel may have without asking for more
+
+# No product and sum is fused but by `multiply_add`. Structs are read as vectors, and bytes as both.
+# _FORTIFY_SOURCE would take the jumps between stacks for errors.
+_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-w", "-U_FORTIFY_SOURCE")
+_ARITHMETIC = (
+    "-ffp-contract=off",
+    "-fno-strict-aliasing",
+    "-fno-math-errno",
+    "-fwrapv",
+    "-fomit-frame-pointer",
+)
+
+
+@dataclass(frozen=True)
+class Card:
+    """The GPU that is emulated."""
+
+    capability: int = 90
+    processors: int = 2
+    shared_memory: int = 232_448  # bytes of a block, at most
+    backwards: bool = False  # start the last thread first, so that other missing barriers show
+
+    def properties(self) -> dict[str, object]:
+        """Return what `cupy.cuda.runtime.getDeviceProperties` returns."""
+        return {
+            "name": b"emulated",
+            "major": self.capability // 10,
+            "minor": self.capability % 10,
+            "multiProcessorCount": self.processors,
+            "sharedMemPerBlock": _STATIC_SHARED,
+            "sharedMemPerBlockOptin": self.shared_memory,
+            "sharedMemPerMultiprocessor": self.shared_memory + 1024,
+            "maxThreadsPerBlock": 1024,
+            "warpSize": 32,
+            "totalGlobalMem": 1 << 34,
+        }
+
+    def attributes(self) -> dict[str, int]:
+        """Return what `cupy.cuda.Device.attributes` returns."""
+        return {
+            "MultiProcessorCount": self.processors,
+            "MaxSharedMemoryPerBlock": _STATIC_SHARED,
+            "MaxSharedMemoryPerBlockOptin": self.shared_memory,
+            "MaxSharedMemoryPerMultiprocessor": self.shared_memory + 1024,
+            "ComputeCapabilityMajor": self.capability // 10,
+            "ComputeCapabilityMinor": self.capability % 10,
+            "CooperativeLaunch": 1,
+        }
+
+
+def _compiler() -> list[str]:
+    if shutil.which("g++") is None:
+        pytest.skip("needs a C++ compiler")
+    fused = ["-mfma"] if re.search(r"\bfma\b", _processor()) else []
+    return ["g++", *_FLAGS, *_ARITHMETIC, *fused, f"-I{_FOLDER}"]
+
+
+@cache
+def _processor() -> str:
+    path = Path("/proc/cpuinfo")
+    return path.read_text() if path.exists() else ""
+
+
+def _load(key: object, make: Callable[[], str], mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
+    """Load the library of a C++ source, which is made if this one was not compiled before.
+
+    Processes that run at once compile it once.
+    """
+    command = _compiler()
+    texts = [path.read_text() for path in sorted(_FOLDER.iterdir())]
+    digest = hashlib.sha256(repr((key, command[1:], texts)).encode()).hexdigest()
+    path = _COMPILED / f"{digest[:32]}.so"
+    _COMPILED.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            _forget_old()
+            part = path.with_suffix(".part")
+            _run([*command, "-shared", "-x", "c++", "-o", str(part), "-"], make())
+            part.replace(path)
+    path.touch()
+    return ctypes.CDLL(str(path), mode)
+
+
+def _forget_old() -> None:
+    """Remove libraries that were not used for a week."""
+    for path in _COMPILED.iterdir():
+        if path.stat().st_mtime < time.time() - 7 * 24 * 3600:
+            path.unlink(missing_ok=True)
+
+
+def _run(command: list[str], text: str) -> str:
+    done = subprocess.run(command, input=text, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return done.stdout
+
+
+@cache
+def _launcher():
+    source = '#include "threads.cpp"\n#include "copies.cpp"\n'
+    library = _load(source, lambda: source, ctypes.RTLD_GLOBAL)
+    launch = library.emulated_launch
+    launch.restype = ctypes.c_char_p
+    return launch
+
+
+def read_source(names: Sequence[str]) -> str:
+    """Return files of gpt_cli/ops/cuda as one source, without what `device.h` replaces."""
+    return compiler.source([name for name in names if name != "device.cu"])
+
+
+@cache
+def compile_kernels(source: str, options: tuple[str, ...], card: Card) -> "Module":
+    """Compile kernels and load them. Of the options of NVRTC, only macros count."""
+    _launcher()
+    macros = [option for option in options if option.startswith("-D")]
+    macros.append(f"-D__CUDA_ARCH__={card.capability * 10}")
+    return Module(_load((source, macros), lambda: _with_launchers(source, macros)), card)
+
+
+_KERNEL = re.compile(r"EMULATED_KERNEL\s+(?:EMULATED_BOUNDS\((.+?);.+?\)\s*)?(\w+)\(([^)]*)\)")
+
+
+def _with_launchers(source: str, macros: list[str]) -> str:
+    """Return a source after the preprocessor, with what `Function` needs of each kernel."""
+    bounds = "-DLAUNCH_BOUNDS(threads,blocks)=EMULATED_BOUNDS(threads;blocks)"
+    command = [*_compiler(), *macros, "-DKERNEL=EMULATED_KERNEL", bounds, "-E", "-x", "c++", "-"]
+    marked = _run(command, f'#include "device.h"\n{source}')
+    launchers = []
+    for threads, name, parameters in _KERNEL.findall(marked):
+        kinds = [re.sub(r"\w+$", "", part.strip()) for part in parameters.split(",")]
+        values = ", ".join(f"*({kind} *)arguments[{i}]" for i, kind in enumerate(kinds))
+        sizes = ", ".join(f"sizeof({kind})" for kind in kinds)
+        launchers.append(
+            f'extern "C" void launch_{name}(void **arguments) {{ {name}({values}); }}\n'
+            f'extern "C" int sizes_{name}[] = {{{len(kinds)}, {sizes}}};\n'
+            f'extern "C" int threads_{name} = {threads or 1024};\n'
+        )
+    plain = re.sub(r"EMULATED_BOUNDS\(.+?;.+?\)", "", marked)
+    return plain.replace("EMULATED_KERNEL", 'extern "C" void') + "".join(launchers)
+
+
+class Module:
+    def __init__(self, library: ctypes.CDLL, card: Card):
+        self._library, self.card = library, card
+
+    def get_function(self, name: str) -> "Function":
+        if not hasattr(self._library, f"launch_{name}"):
+            raise RuntimeError(f"CUDA_ERROR_NOT_FOUND: {name}")
+        return Function(self._library, name, self.card)
+
+
+class Function:
+    num_regs = 32
+
+    def __init__(self, library: ctypes.CDLL, name: str, card: Card):
+        self.name, self._card = name, card
+        self._kernel = library[f"launch_{name}"]
+        count = ctypes.c_int.in_dll(library, f"sizes_{name}").value
+        self._sizes = list((ctypes.c_int * (count + 1)).in_dll(library, f"sizes_{name}"))[1:]
+        self.max_threads_per_block = ctypes.c_int.in_dll(library, f"threads_{name}").value
+        self._shared = _STATIC_SHARED
+
+    @property
+    def max_dynamic_shared_size_bytes(self) -> int:
+        return self._shared
+
+    @max_dynamic_shared_size_bytes.setter
+    def max_dynamic_shared_size_bytes(self, size: int) -> None:
+        if size > self._card.shared_memory:
+            raise RuntimeError("CUDA_ERROR_INVALID_VALUE: shared memory")
+        self._shared = size
+
+    def __call__(
+        self, grid, block, arguments, *, shared_mem: int = 0, enable_cooperative_groups=False
+    ) -> None:
+        grid, block = ((*sizes, 1, 1)[:3] for sizes in (grid, block))
+        threads = math.prod(block)
+        self._check(grid, threads, shared_mem, enable_cooperative_groups)
+        values = [_bytes_of(argument) for argument in arguments]
+        assert [len(value) for value in values] == self._sizes, (self.name, self._sizes)
+        kept = [ctypes.create_string_buffer(value, len(value)) for value in values]
+        pointers = (ctypes.c_void_p * len(kept))(*map(ctypes.addressof, kept))
+        sizes = ((ctypes.c_uint * 3)(*map(int, sizes)) for sizes in (grid, block))
+        with _ONE_LAUNCH:
+            error = _launcher()(
+                self._kernel,
+                pointers,
+                *sizes,
+                shared_mem,
+                enable_cooperative_groups,
+                self._card.backwards,
+            )
+        if error is not None:
+            raise RuntimeError(f"{self.name}: {error.decode()}")
+
+    def _check(self, grid, threads: int, shared: int, together: bool) -> None:
+        """Raise an error for a launch that the card refuses."""
+        if not (0 < threads <= self.max_threads_per_block and min(grid) > 0):
+            raise RuntimeError(f"CUDA_ERROR_INVALID_VALUE: {self.name}: {grid}, {threads} threads")
+        if grid[0] >= 1 << 31 or max(grid[1:]) >= 1 << 16:
+            raise RuntimeError(f"CUDA_ERROR_INVALID_VALUE: {self.name}: grid {grid}")
+        if shared > self._shared:
+            raise RuntimeError(f"CUDA_ERROR_INVALID_VALUE: {self.name}: {shared} bytes shared")
+        fitting = min(2048 // threads, (self._card.shared_memory + 1024) // (shared + 1024))
+        if together and math.prod(grid) > fitting * self._card.processors:
+            raise RuntimeError(f"CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE: {self.name}")
+
+
+def _bytes_of(argument) -> bytes:
+    """Return what a kernel receives: the number, the struct, or the address of an array."""
+    if isinstance(argument, np.generic):
+        return argument.tobytes()
+    if isinstance(argument, np.ndarray):
+        assert argument.size == 1
+        return argument.tobytes()
+    return bytes(ctypes.c_size_t(argument.data.ptr))
