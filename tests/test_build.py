@@ -18,6 +18,7 @@ from hatchling.builders.wheel import WheelBuilder
 
 ROOT = Path(__file__).parents[1]
 NATIVE = Path("gpt_cli", "ops", "native")
+CONSTANTS = "gpt_cli/ops/constants.inc"
 
 pytestmark = pytest.mark.skipif(
     platform.system() not in ("Linux", "Darwin"), reason="the library is for Linux and macOS"
@@ -33,7 +34,8 @@ def tree(tmp_path, monkeypatch):
     """Return a folder with the files of a wheel, which is the working folder."""
     tree = tmp_path / "tree"
     shutil.copytree(ROOT / NATIVE, tree / NATIVE, ignore=shutil.ignore_patterns("libkernels.*"))
-    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "gpt_cli/__init__.py"):
+    names = ["pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "gpt_cli/__init__.py"]
+    for name in (*names, CONSTANTS):
         shutil.copy(ROOT / name, tree / name)
     shutil.copytree(ROOT / "docs", tree / "docs")
     (tree / "weights" / "tiny").mkdir(parents=True)
