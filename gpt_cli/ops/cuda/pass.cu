@@ -53,7 +53,7 @@ DEVICE block_memory divide(const struct pass &job)
     at.empty = count * sizeof(phase_barrier);
     at.rings = ceil_div(2 * at.empty, 128) * 128;
     at.layers = at.rings + count * STAGE_BYTES;
-    at.gain = at.layers + (int)job.n_layer * sizeof(layer);
+    at.gain = at.layers + ceil_div((int)job.n_layer * (int)sizeof(layer), 16) * 16;
     at.offset = at.gain + width;
     at.rest = at.offset + width;
     return at;

@@ -252,7 +252,7 @@ def _plan_for(most_rows: int, rows: int, shape: PassShape, device: Device) -> Pa
     stage_units = _STAGE_BYTES // unit_bytes(shape.dtype)
     stage_rows, stage_bytes = stage_units * unit_rows(shape.dtype), stage_units * unit_bytes(shape.dtype)
     narrow, wide = padded(shape.C, shape.dtype), padded(shape.inner, shape.dtype)
-    fixed = 128 + shape.n_layer * _LAYER_BYTES + 2 * 16 * -(-shape.C // 4)
+    fixed = 128 + 16 + shape.n_layer * _LAYER_BYTES + 2 * 16 * -(-shape.C // 4)
     longest = max(narrow, wide)
     chunks = [longest]
     if shape.dtype != "int8":
