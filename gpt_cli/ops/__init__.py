@@ -246,7 +246,7 @@ def check_available(device: str, dtype: str) -> list[str]:
         raise InputError(f"{_VARIABLE} must be {' or '.join(names)}{why}, not {choice!r}")
     if choice:
         names = [choice]
-    elif dtype == "int8":  # in NumPy slower than float32
+    elif dtype == "int8" and "numpy" in names:  # slower than float32
         names.remove("numpy")
     if names == ["native"] and native_library() is None:
         needs = (
