@@ -178,7 +178,7 @@ PASS_WARPS = 8  # of a block, that compute
 PASS_THREADS = (PASS_WARPS + 1) * WARP  # with the one that copies
 _STAGE_BYTES = 4096  # about
 _PADDING = 4  # floats behind a row of x
-_TILE_KEYS = 64
+_TILE_KEYS, _TILES = 32, 6  # of values
 _FEWEST_STAGES, _MOST_STAGES = 3, 8
 _LAYER_BYTES = 216  # of `struct layer`
 
@@ -276,7 +276,7 @@ def _rest(rows: int, chunk: int, narrow: int, wide: int, shape: PassShape) -> in
     else:
         x = 4 * (rows + 1) * (max(chunk, narrow) + _PADDING)
     itemsize = 2 if shape.dtype == "int8" else 4
-    attention = 4 * (shape.D + 2 * PASS_WARPS + shape.cache_panels * SLOTS)
-    attention += 2 * _TILE_KEYS * shape.D * itemsize
+    attention = 4 * (2 * shape.D + 2 * PASS_WARPS + shape.cache_panels * SLOTS)
+    attention += _TILES * _TILE_KEYS * shape.D * itemsize
     choice = _ROW_MEMORY + 4 * -(-shape.V // SPAN)
     return max(x, attention, choice)
