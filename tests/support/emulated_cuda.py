@@ -152,6 +152,10 @@ def modules(card: Card) -> dict[str, object]:
     }
 
 
+def _allow_shared(function, size: int) -> None:
+    function.max_dynamic_shared_size_bytes = size
+
+
 def loader(card: Card):
     """Return what replaces `gpt_cli.ops.cuda.compiler.load`."""
 
@@ -169,5 +173,6 @@ def install(patch, card: Card = Card()) -> None:  # noqa: B008 (it never changes
     patch.setitem(sys.modules, "gpt_cli.ops.cupy_ops", None)
     patch.delitem(sys.modules, "gpt_cli.ops.cupy_ops")
     patch.setattr("gpt_cli.ops.cuda.compiler.load", loader(card))
+    patch.setattr("gpt_cli.ops.cuda.compiler.allow_shared", _allow_shared)
     patch.setattr("gpt_cli.system.gpu.problem", lambda: None)
     patch.setattr("gpt_cli.system.gpu.load_driver", lambda: None)
