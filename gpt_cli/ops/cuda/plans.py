@@ -4,6 +4,7 @@ The sums of a result are the same in all tiles, so these rules change the time a
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gpt_cli.ops.int8 import GROUP
 
@@ -101,6 +102,7 @@ def tiles(dtype: str) -> tuple[Tile, ...]:
     return _INT8_TILES if dtype == "int8" else _FLOAT_TILES
 
 
+@lru_cache(maxsize=256)
 def linear(rows: int, n_out: int, dtype: str, device: Device) -> Launch:
     """Return the launch that takes the least time, by the cycles of the busiest multiprocessor."""
 
@@ -120,10 +122,12 @@ def pack(count: int, length: int, device: Device) -> Launch:
     return Launch("pack", (max(1, min(blocks, 32 * device.processors)),), _ROW_THREADS)
 
 
+@lru_cache(maxsize=256)
 def embed(tokens: int) -> Launch:
     return Launch("embed", (tokens,), _ROW_THREADS)
 
 
+@lru_cache(maxsize=256)
 def layer_norm(rows: int) -> Launch:
     return Launch("layer_norm", (-(-rows // _NORM_WARPS),), _NORM_WARPS * WARP)
 
@@ -139,11 +143,13 @@ def elementwise(kernel: str, numbers: int, device: Device) -> Launch:
     return Launch(kernel, (min(blocks, 32 * device.processors),), _ROW_THREADS)
 
 
+@lru_cache(maxsize=256)
 def store(heads: int, T: int) -> Launch:
     """Return the launch that stores T new tokens of B * H heads."""
     return Launch("store", (heads, -(-T // SLOTS)), 128)
 
 
+@lru_cache(maxsize=256)
 def attend(heads: int, T: int, D: int, S: int, device: Device) -> Launch:
     """Return the launch of the attention of T queries of B * H heads to S keys."""
 
@@ -228,6 +234,7 @@ def padded(n_in: int, dtype: str) -> int:
     return -(-n_in // unit) * unit
 
 
+@lru_cache(maxsize=256)
 def pass_plan(rows: int, shape: PassShape, device: Device) -> PassPlan | None:
     """Return how to compute passes of this many rows; None if shared memory is too small.
 
@@ -241,6 +248,7 @@ def pass_plan(rows: int, shape: PassShape, device: Device) -> PassPlan | None:
     return None
 
 
+@lru_cache(maxsize=256)
 def most_pass_rows(shape: PassShape, device: Device) -> int:
     """Return the most rows that a pass can have; 0 if it can have none."""
     choices = _PASS_ROWS.get(shape.dtype, _FLOAT_PASS_ROWS)
