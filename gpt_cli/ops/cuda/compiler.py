@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
@@ -44,6 +45,20 @@ def load(names: Sequence[str], options: Sequence[str]) -> Any:
     if file:
         _keep(file, binary)
     return module
+
+
+def load_all(groups: Sequence[Sequence[str]], options: Sequence[str]) -> list[Any]:
+    """Return the modules of several lists of files: see `load`. They are compiled in parallel."""
+    from cupy.cuda import runtime
+
+    device = runtime.getDevice()
+
+    def load_here(names: Sequence[str]) -> Any:
+        runtime.setDevice(device)  # each thread has its own current device
+        return load(names, options)
+
+    with ThreadPoolExecutor(len(groups)) as pool:
+        return list(pool.map(load_here, groups))
 
 
 def allow_shared(function: Any, size: int) -> None:
