@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt_cli.ops import LayerNorm, Linear, Steps
+from gpt_cli.ops.bindings import ACTIVATIONS
 from gpt_cli.ops.cuda import plans
 from gpt_cli.ops.int8 import quantize
 from support.checkpoints import filed
@@ -91,6 +92,16 @@ def test_linear_without_asynchronous_copies(native, dtype):
         assert_same_bits(y, ops.linear(x, Linear(placed)))
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_padding_keeps_the_sign_of_zero(native, dtype):
+    ops, placed, packed = place(native, dtype, np.full((5, 9), -1, np.float32), transposed=False)
+    x, bias = np.zeros((3, 5), np.float32), np.full(9, -0.0, np.float32)
+    expected = ops.linear(x, Linear(placed, bias))
+    assert np.signbit(expected).all()
+    for tile in plans.tiles(dtype):
+        assert_same_bits(linear(x, packed, dtype, tile=tile, bias=bias), expected)
+
+
 @pytest.mark.parametrize("dtype", FORMATS)
 @pytest.mark.parametrize("transposed", [False, True])
 @given(n_in=sizes, n_out=sizes, step=st.sampled_from([64, 128]), seed=seeds)
@@ -156,17 +167,11 @@ def test_functions_of_numbers(native, n, activation, seed):
     x[: len(NAN_AND_INF)] = NAN_AND_INF[:n]
     ops, (y, memory) = native("float32"), result((n,))
     names = ("exponentials", "exp") if activation is None else ("activations", "activate")
-    job = struct_of("elementwise", x=x, y=y, n=n, activation=plans_index(activation))
+    job = struct_of("elementwise", x=x, y=y, n=n, activation=ACTIVATIONS.index(activation))
     launch("float32", plans.elementwise(names[0], n, DEVICE), job)
     assert_guarded(y, memory)
     arguments = () if activation is None else (activation,)
     assert_same_bits(y, getattr(ops, names[1])(x, *arguments))
-
-
-def plans_index(activation):
-    from gpt_cli.ops.bindings import ACTIVATIONS
-
-    return ACTIVATIONS.index(activation)
 
 
 def cache_by_kernels(ops, dtype, keys, values, capacity, lengths):
