@@ -156,8 +156,8 @@ def attend(heads: int, T: int, D: int, S: int, device: Device) -> Launch:
             grid = (heads * -(-T // queries),)
             return Launch(f"attend_{queries}", grid, 128, shared(queries, stride))
     if shared(1, stride) <= device.shared:
-        return Launch("attend_1", (heads * T,), 256, shared(1, stride))
-    return Launch("attend_long", (heads * T,), 256, shared(1, 0))
+        return Launch("attend_1", (heads * T,), 128, shared(1, stride))
+    return Launch("attend_long", (heads * T,), 128, shared(1, 0))
 
 
 def attend_scratch(launch: Launch, S: int) -> int:

@@ -182,18 +182,18 @@ template <class T, int STEP> struct copies {
     const float *x[X_COPIES];
     const uint4 *w[W_COPIES];
     uint4 ahead[W_COPIES]; // 16 bits: loaded, to be widened
-    int64_t left;          // of n_in
-    bool aligned;
+    int left;              // of n_in
+    int whole;             // stages of x that are copied by 16 bytes
 
     DEVICE void start(const struct linear &job)
     {
         int64_t last_row = job.rows - 1, last_panel = ceil_div(job.w.n_out, PANEL) - 1;
-        left = job.w.n_in;
-        aligned = left % 4 == 0 && (int64_t)job.x % 16 == 0;
+        left = (int)job.w.n_in;
+        whole = left % 4 == 0 && (int64_t)job.x % 16 == 0 ? left / STEP : 0;
         UNROLLED for (int n = 0; n < X_COPIES; n++) {
             int i = n * T::THREADS + threadIdx.x;
             int64_t row = smaller(T::row_start() + i / X_PER_ROW, last_row);
-            x[n] = job.x + row * left + i % X_PER_ROW * 4;
+            x[n] = job.x + row * job.w.n_in + i % X_PER_ROW * 4;
         }
         UNROLLED for (int n = 0; n < W_COPIES; n++) {
             int i = n * T::THREADS + threadIdx.x;
@@ -202,25 +202,35 @@ template <class T, int STEP> struct copies {
         }
     }
 
-    // Copy four numbers of x, of which `count` are there.
-    DEVICE void copy_four(float *to, const float *from, int64_t count)
+    // Copy x of a whole stage. Rows begin at a multiple of 16 bytes.
+    DEVICE void copy_x(Stage &to)
     {
-        if (aligned && count > 0)
-            copy16(to, from);
-        else
-            UNROLLED for (int k = 0; k < 4; k++)
-                to[k] = k < count ? from[k] : 0.0f;
+        UNROLLED for (int n = 0; n < X_COPIES; n++) {
+            int i = n * T::THREADS + threadIdx.x;
+            if (X_COUNT % T::THREADS == 0 || i < X_COUNT)
+                copy16(&to.x[i / X_PER_ROW][i % X_PER_ROW * 4], x[n]);
+        }
+    }
+
+    // Copy x of any stage. Where a row has ended, store zeros.
+    DEVICE void copy_numbers(Stage &to)
+    {
+        UNROLLED for (int n = 0; n < X_COPIES; n++) {
+            int i = n * T::THREADS + threadIdx.x, at = i % X_PER_ROW * 4;
+            for (int k = 0; k < 4 && i < X_COUNT; k++)
+                to.x[i / X_PER_ROW][at + k] = at + k < left ? x[n][k] : 0.0f;
+        }
     }
 
     // Start to copy the next stage.
     DEVICE void load(Stage &to)
     {
-        UNROLLED for (int n = 0; n < X_COPIES; n++) {
-            int i = n * T::THREADS + threadIdx.x, k = i % X_PER_ROW * 4;
-            if (X_COUNT % T::THREADS == 0 || i < X_COUNT)
-                copy_four(&to.x[i / X_PER_ROW][k], x[n], left - k);
+        if (whole-- > 0)
+            copy_x(to);
+        else
+            copy_numbers(to);
+        UNROLLED for (int n = 0; n < X_COPIES; n++)
             x[n] += STEP;
-        }
         UNROLLED for (int n = 0; n < W_COPIES; n++) {
             int i = n * T::THREADS + threadIdx.x;
             if (W_COUNT % T::THREADS == 0 || i < W_COUNT) {
@@ -283,7 +293,7 @@ template <class T, int STEP> DEVICE void multiply(const struct linear &job)
         UNROLLED for (int i = 0; i < T::HIGH; i++)
             sums[i][j] = bias;
     }
-    int steps = (int)ceil_div(job.w.n_in, STEP), from = 0, to = STAGES - 1;
+    int steps = ceil_div((int)job.w.n_in, STEP), from = 0, to = STAGES - 1;
     copies<T, STEP> copies;
     copies.start(job);
     for (int step = 0; step < STAGES - 1; step++) {
