@@ -45,7 +45,9 @@ def place(native, dtype, rows, *, transposed, **how):
     ops = native(dtype)
     if dtype == "int8":
         stored = quantize(rows, transposed=transposed)
-        packed = Matrix(stored.weight, stored.scale, dtype, transposed=transposed, device=DEVICE, **how)
+        packed = Matrix(
+            stored.weight, stored.scale, dtype, transposed=transposed, device=DEVICE, **how
+        )
         return ops, ops.place_matrix(stored, transposed=transposed), packed
     stored, bits = rows, rows
     if dtype != "float32":
@@ -148,7 +150,9 @@ def test_embed(native, dtype, C, V, tokens, seed):
 @given(rows=st.integers(1, 9), C=sizes, damaged=st.booleans(), seed=seeds)
 @few
 def test_layer_norm(native, rows, C, damaged, seed):
-    x, weight, bias = (array(n, *s, seed=seed) for n, s in zip("xwb", ((rows, C), (C,), (C,)), strict=True))
+    x, weight, bias = (
+        array(n, *s, seed=seed) for n, s in zip("xwb", ((rows, C), (C,), (C,)), strict=True)
+    )
     if damaged:
         x[0, 0] = np.inf
     y, memory = result((rows, C))
@@ -176,7 +180,7 @@ def test_functions_of_numbers(native, n, activation, seed):
 
 def cache_by_kernels(ops, dtype, keys, values, capacity, lengths):
     """Return a layer of a cache with keys and values (B, H, S, D), stored in two steps."""
-    B, H, S, D = keys.shape
+    B, H, _, D = keys.shape
     kind = np.float16 if dtype == "int8" else np.float32
     panels = -(-capacity // plans.SLOTS)
     stored_keys, memory = result((B, H, panels, D, plans.SLOTS), kind)
@@ -203,7 +207,7 @@ def cache_by_kernels(ops, dtype, keys, values, capacity, lengths):
 
 def attention_plans(heads, T, D, S):
     """Return all launches that can compute an attention."""
-    sizes = [shared for shared in (232_448, 100_000, 50_000, 30_000, 12_000, 2_000)]
+    sizes = 232_448, 100_000, 50_000, 30_000, 12_000, 2_000  # bytes of shared memory
     launches = {plans.attend(heads, T, D, S, plans.Device(2, size)) for size in sizes}
     return sorted(launches, key=lambda launch: launch.kernel)
 
@@ -236,7 +240,10 @@ def test_attend_in_steps(native, edited, B, H, T, more, D, seed):
     q = array("q", B, H, T, D, seed=seed)
     keys, values = array("keys", B, H, S, D, seed=seed), array("values", B, H, S, D, seed=seed)
     visible = np.random.default_rng(seed).integers(1, S + 1, (B, T))
-    begin = [array("scores", B, H, T, S, seed=seed), np.abs(array("pattern", B, H, T, S, seed=seed))]
+    begin = [
+        array("scores", B, H, T, S, seed=seed),
+        np.abs(array("pattern", B, H, T, S, seed=seed)),
+    ]
     expected = [x.copy() for x in begin]
     cache = cache_of(ops, keys, values, S)
     y = ops.attend_in_steps(q, *cache, 0.3, visible, Steps(*expected, edited))
@@ -261,7 +268,7 @@ def test_damage_spoils_only_the_queries_that_see_it(native, damage):
         assert_same_bits(attend(q, *cache, 0.3, visible, "float32", plan), expected)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FORMATS)
 def test_tiles_fit_every_card(dtype):
     assert all(tile.shared <= 65_536 for tile in plans.tiles(dtype))
 

@@ -124,16 +124,12 @@ DEVICE void weigh_keys(const struct attend &job, const queries &these, int r)
     int n = (int)job.visible[these.b * job.T + query], S = (int)job.S;
     int64_t start = (these.head * job.T + query) * job.S; // of the row for hooks
     float *scores = these.scores + r * these.stride, sum = 1;
-    if (job.edited == EDITED_PATTERN)
-        copy_scaled(job.pattern + start, n, 1, scores, n, 0);
-    else if (job.edited == EDITED_SCORES) {
-        copy_scaled(job.scores + start, n, 1, scores, n, 0);
-        sum = exponentials_of(scores, n, 1);
-    } else {
-        if (job.scores)
-            copy_scaled(scores, n, job.scale, job.scores + start, S, -INFINITY);
-        sum = exponentials_of(scores, n, job.scale);
-    }
+    if (job.edited != NOTHING)
+        copy_scaled((job.edited == EDITED_SCORES ? job.scores : job.pattern) + start, n, 1, scores, n, 0);
+    else if (job.scores)
+        copy_scaled(scores, n, job.scale, job.scores + start, S, -INFINITY);
+    if (job.edited != EDITED_PATTERN)
+        sum = exponentials_of(scores, n, job.edited == NOTHING ? job.scale : 1);
     if (job.pattern && job.edited != EDITED_PATTERN)
         copy_scaled(scores, n, 1 / sum, job.pattern + start, S, 0);
 #pragma unroll 1
@@ -231,7 +227,7 @@ template <int QUERIES> DEVICE queries queries_of(const struct attend &job, bool 
     these.q_stride = (int)ceil_div(job.D, 4) * 4;
     these.q = (float *)shared_memory;
     these.sums = these.q + QUERIES * these.q_stride;
-    these.scores = in_scratch ? job.scratch + blockIdx.x * these.stride : these.sums + ceil_div(QUERIES, 4) * 4;
+    these.scores = in_scratch ? job.scratch + (int64_t)blockIdx.x * these.stride : these.sums + ceil_div(QUERIES, 4) * 4;
     return these;
 }
 
