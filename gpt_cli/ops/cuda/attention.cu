@@ -227,7 +227,9 @@ template <int QUERIES> DEVICE queries queries_of(const struct attend &job, bool 
     these.q_stride = (int)ceil_div(job.D, 4) * 4;
     these.q = (float *)shared_memory;
     these.sums = these.q + QUERIES * these.q_stride;
-    these.scores = in_scratch ? job.scratch + (int64_t)blockIdx.x * these.stride : these.sums + ceil_div(QUERIES, 4) * 4;
+    these.scores = these.sums + ceil_div(QUERIES, 4) * 4;
+    if (in_scratch)
+        these.scores = job.scratch + (int64_t)blockIdx.x * these.stride;
     return these;
 }
 
