@@ -173,7 +173,7 @@ class Batch:
             return self._next_logits()
 
     def _editor(self) -> Hook:
-        return editor([row.edits for row in self.rows], self._model.ops.xp)
+        return editor([row.edits for row in self.rows], self._model.ops)
 
     def _set_lengths(self) -> None:
         """Drop the drafts, and what the cache holds of them and of other rows."""

@@ -5,6 +5,9 @@ The filters have the meaning and the order of transformers. Each sets the logits
 Sums over the vocabulary are running sums: a removed token and a probability of zero give the same
 bits. (A filter must not use `ops.log_normalizer`, whose sums have another order.)
 
+What runs on a GPU gives the CPU's bits: `xp` only compares, sorts, selects, counts, and adds,
+multiplies or divides elementwise. `ops` computes exponentials, and NumPy sums of fractions.
+
 To add an option, declare it in `SamplingParams` and apply it in `adjust` or `sample`.
 """
 
@@ -109,7 +112,7 @@ def top_p(ops: Ops, logits: Array, p: float) -> Array:
     """Keep the fewest tokens, the most likely first, whose probabilities add up to p or more."""
     xp = ops.xp
     descending = xp.sort(logits, axis=-1)[:, ::-1]
-    last = last_needed(cumulated_weights(ops, descending), p)
+    last = xp.asarray(last_needed(cumulated_weights(ops, descending), p))
     return keep_from(xp, logits, xp.take_along_axis(descending, last, axis=-1))
 
 
@@ -127,24 +130,32 @@ def typical_p(ops: Ops, logits: Array, p: float) -> Array:
     shifted = logits - logits.max(axis=-1, keepdims=True)
     weights = ops.exp(shifted).astype("float64")
     weighted = weights * xp.where(weights > 0, shifted, 0)
-    mean = xp.cumsum(weighted, axis=-1)[:, -1:] / xp.cumsum(weights, axis=-1)[:, -1:]
+    mean = running_sums(ops, weighted)[:, -1:] / running_sums(ops, weights)[:, -1:]
     # The surprise is the normalizer - shifted, and its mean, the entropy, the normalizer - mean.
-    distance = xp.abs(shifted - mean)
+    distance = xp.abs(shifted - xp.asarray(mean))
     order = xp.argsort(distance, axis=-1, kind="stable")
-    last = last_needed(xp.cumsum(xp.take_along_axis(weights, order, axis=-1), axis=-1), p)
+    ordered = xp.take_along_axis(weights, order, axis=-1)
+    last = xp.asarray(last_needed(running_sums(ops, ordered), p))
     bound = xp.take_along_axis(distance, xp.take_along_axis(order, last, axis=-1), axis=-1)
     return xp.where(distance <= bound, logits, -xp.inf)
 
 
 def last_needed(cumulated: Array, p: float) -> Array:
-    """Return where running sums (B, V) reach the share p of the last: indices (B, 1)."""
+    """Return where running sums (B, V) reach the share p of the last: indices (B, 1), on the host.
+
+    `cumulated` is on the host, too.
+    """
     return (cumulated[:, :-1] < p * cumulated[:, -1:]).sum(axis=-1, keepdims=True)
 
 
 def cumulated_weights(ops: Ops, logits: Array) -> Array:
-    """Return running sums (B, V), float64, of weights proportional to the probabilities."""
-    weights = ops.exp(logits - logits.max(axis=-1, keepdims=True))
-    return ops.xp.cumsum(weights, axis=-1, dtype="float64")
+    """Return `running_sums` of weights proportional to the probabilities: (B, V)."""
+    return running_sums(ops, ops.exp(logits - logits.max(axis=-1, keepdims=True)))
+
+
+def running_sums(ops: Ops, weights: Array) -> Array:
+    """Return running sums (B, V), float64, on the host: those of CuPy have another order."""
+    return np.cumsum(ops.to_host(weights), axis=-1, dtype=np.float64)
 
 
 def log_probabilities(ops: Ops, logits: Array, ids: Array) -> Array:
@@ -171,14 +182,14 @@ def moments(ops: Ops, logits: Array) -> Array:
 
     The mean is the negative entropy.
     """
-    xp, pairs = ops.xp, []
+    pairs = []
     # Row by row: a row of GPT-2's vocabulary fits in the processor's cache.
     for row, normalizer in zip(logits, ops.log_normalizer(logits), strict=True):
         logprobs = row.astype("float64") - normalizer
-        p = ops.exp(logprobs)
+        p, logprobs = ops.to_host(ops.exp(logprobs)), ops.to_host(logprobs)
         mean = (p * logprobs).sum()
-        pairs += [mean, xp.sqrt((p * (logprobs - mean) ** 2).sum())]
-    return xp.stack(pairs).reshape(-1, 2)
+        pairs.append([mean, np.sqrt((p * (logprobs - mean) ** 2).sum())])
+    return ops.xp.asarray(pairs)
 
 
 def likeliest(ops: Ops, logits: Array, count: int) -> tuple[Array, Array]:
@@ -262,5 +273,5 @@ def sample(
     if params.typical_p < 1:
         logits = typical_p(ops, logits, params.typical_p)
     cumulated = cumulated_weights(ops, logits)
-    below = cumulated[:, :-1] <= (uniforms * cumulated[:, -1])[:, None]
-    return ids[below.sum(axis=-1)]
+    below = cumulated[:, :-1] <= (ops.to_host(uniforms) * cumulated[:, -1])[:, None]
+    return ids[xp.asarray(below.sum(axis=-1))]

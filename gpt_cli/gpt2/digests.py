@@ -35,17 +35,18 @@ def weights_digest(model: GPT2, tokenizer: Tokenizer, dtype: str | None = None) 
     (float32, float16 or bfloat16), the digest is that of the same weights in this dtype. If the
     dtype cannot hold them, no model in it has this digest.
     """
-    dtype = dtype or model.ops.dtype
+    ops, dtype = model.ops, dtype or model.ops.dtype
     digest, seen = hashlib.sha256(), set()
     for _, leaf in leaves((model.wte, model.wpe, model.h, model.ln_f, model.lm_head)):
         array = getattr(leaf, "panels", leaf)
-        if not isinstance(array, np.ndarray):
+        if not isinstance(array, (np.ndarray, ops.xp.ndarray)):
             digest.update(repr(array).encode())
         elif id(array) not in seen:  # a tied matrix counts once
             seen.add(id(array))
-            panels: Iterable[Array] = [array]
+            host = ops.to_host(array)
+            panels: Iterable[Array] = [host]
             if array is not leaf and leaf.format != dtype:  # one at a time: a copy may be large
-                panels = map(partial(_converted, leaf.format, dtype), array)
+                panels = map(partial(_converted, leaf.format, dtype), host)
             for panel in panels:
                 digest.update(np.ascontiguousarray(panel).data.cast("B"))
     for token_id, token in enumerate(tokenizer.all_bytes(model.config.vocab_size)):

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 from gpt_cli.errors import InputError, counted
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.gpt2.hooks import NO_HOOK, Hook, has_keys, hook_shapes, select_hooks
-from gpt_cli.ops import Array
+from gpt_cli.ops import Array, Ops
 from gpt_cli.options.declare import OptionError
 
 _EDIT = re.compile(
@@ -146,8 +145,11 @@ class Edit:
         positions = np.arange(min(map(len, arrays.values())))
         return self.with_arrays(arrays, f"row {self.row}", positions)
 
-    def apply(self, hook: str, values: Array, positions: Array, xp: ModuleType) -> Array:
-        """Change the values (n, ...) of a hook point at n positions of a row; return them."""
+    def apply(self, hook: str, values: Array, positions: Array) -> Array:
+        """Change the values (n, ...) of a hook point at n positions of a row; return them.
+
+        All arrays are on the host.
+        """
         new: Any = np.float32(self.number)
         keys, hidden = has_keys(hook), np.float32(0 if hook.endswith("pattern") else -np.inf)
         if hook in self.arrays:
@@ -158,13 +160,13 @@ class Edit:
                 padded = np.full(values.shape, hidden)
                 padded[..., : array.shape[-1]] = array[..., : values.shape[-1]]
                 array = padded
-            new = new * xp.asarray(array)
+            new = new * array
         part = slice(None), self.index
-        new = xp.broadcast_to(new, values.shape)[part]
+        new = np.broadcast_to(new, values.shape)[part]
         values[part] = _OPERATIONS[self.operator](values[part], new)
         if keys:  # an edit does not let a query see later keys
-            later = xp.arange(values.shape[-1]) > xp.asarray(positions)[:, None, None]
-            values = xp.where(later, hidden, values)
+            later = np.arange(values.shape[-1]) > positions[:, None, None]
+            values = np.where(later, hidden, values)
         return values
 
 
@@ -215,12 +217,12 @@ def bind(edits: Sequence[Edit], length: int, most: int) -> list[Bound]:
 
 
 class Editor(Hook):
-    """Applies the edits of the rows of a pass."""
+    """Applies the edits of the rows of a pass, on the host: CuPy rounds tiny numbers to 0."""
 
     edits = True
 
-    def __init__(self, rows: Sequence[Sequence[Bound]], xp: ModuleType):
-        self._xp = xp
+    def __init__(self, rows: Sequence[Sequence[Bound]], ops: Ops):
+        self._ops = ops
         self._positions = self._lengths = np.empty(0, np.int64)  # of the pass
         self._edits: dict[str, list[tuple[int, Bound]]] = {}  # by hook point, with rows
         for row, bounds in enumerate(rows):
@@ -244,14 +246,14 @@ class Editor(Hook):
             if len(columns):
                 edited = value.copy() if edited is value else edited
                 values = edited[row] if value.ndim == 3 else edited[row].swapaxes(0, 1)  # (T, ...)
-                new = edit.apply(name, values[columns], positions[columns], self._xp)
-                values[columns] = new
+                new = edit.apply(name, self._ops.to_host(values[columns]), positions[columns])
+                values[columns] = self._ops.xp.asarray(new)
         return edited
 
 
-def editor(rows: Sequence[Sequence[Bound]], xp: ModuleType) -> Hook:
+def editor(rows: Sequence[Sequence[Bound]], ops: Ops) -> Hook:
     """Return the editor of rows, or NO_HOOK if none has edits."""
-    return Editor(rows, xp) if any(rows) else NO_HOOK
+    return Editor(rows, ops) if any(rows) else NO_HOOK
 
 
 def _sizes(shape: tuple[Any, ...]) -> tuple[int, ...]:

@@ -77,13 +77,15 @@ class Ops(Protocol):
     cache_type: np.dtype[Any]  # of keys and values in a cache
     cache_panel: int = 1  # number of tokens per index of a cache's fourth axis
     threads: int  # of the CPU
-    xp: ModuleType = np  # or CuPy, for everything that is not an operation below
+    xp: ModuleType = np  # or CuPy, for what is no operation below and exact in any order
     batch_invariant: bool = False  # the bits of a token do not depend on what else is in the pass
 
     # All layers in one call, with the same bits: (x, h, visible, cache) -> x.
     layers: Callable[[Array, tuple[Any, ...], Array, Any], Array] | None = None
     # Steps of a draft model in one call: see `NativeOps.draft`.
     draft: Callable[..., Array | None] | None = None
+    # Several steps of decoding in one call: see `CuPyOps.decode`.
+    decode: Callable[..., tuple[Array, Array] | None] | None = None
 
     def free_memory(self) -> int | None:
         """Return the free memory of the device in bytes; None if unknown."""
@@ -205,7 +207,7 @@ class DraftOps(Ops, Protocol):
 
 # The implementations, the fastest first: their device, types of weights, and class.
 _IMPLEMENTATIONS = {
-    "cupy": ("cuda", ("float32", "float16"), "CuPyOps"),
+    "cupy": ("cuda", ("float32", "bfloat16", "float16", "int8"), "CuPyOps"),
     "native": ("cpu", ("float32", "bfloat16", "float16", "int8"), "NativeOps"),
     "numpy": ("cpu", ("float32", "int8"), "NumPyOps"),
 }
@@ -244,7 +246,7 @@ def check_available(device: str, dtype: str) -> list[str]:
         raise InputError(f"{_VARIABLE} must be {' or '.join(names)}{why}, not {choice!r}")
     if choice:
         names = [choice]
-    elif dtype == "int8":  # in NumPy slower than float32
+    elif dtype == "int8" and "numpy" in names:  # slower than float32
         names.remove("numpy")
     if names == ["native"] and native_library() is None:
         needs = (

@@ -1,220 +1,508 @@
-"""The operations on an NVIDIA GPU, with CuPy: products by cuBLAS, the rest by `kernels.cu`.
+"""The operations on an NVIDIA GPU, with CuPy: launches of the kernels in `cuda/`.
 
-Weights, activations, keys and values are float32 or float16. Sums, layer norms, softmax, logits and
-the residual stream are always float32. Products of float32 do not use TF32.
+The kernels compute the bits of the compiled CPU library, `native_ops`. Weights are in float32, in
+bfloat16 or float16, or in int8; activations and sums are in float32. Keys and values are in
+float32, or in float16 beside int8 weights.
 """
 
-from collections.abc import Callable
+import math
+import weakref
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib.resources import files
+from functools import cached_property, lru_cache
 from types import ModuleType
 from typing import Any
 
 import cupy
-import cupyx
 import numpy as np
 from cupy.cuda import runtime
-from cupy_backends.cuda.libs import cublas
 
-from gpt_cli.folder.config import ACTIVATIONS
-from gpt_cli.ops import Array, LayerNorm, Linear, Ops, Rows
+from gpt_cli.errors import CheckpointError
+from gpt_cli.folder import config
+from gpt_cli.ops import Array, LayerNorm, Linear, Ops, Rows, Steps
+from gpt_cli.ops.cuda import compiler, plans
+from gpt_cli.ops.cuda.structs import types
+from gpt_cli.ops.int8 import GROUP, LARGEST, Int8Rows, quantize
+from gpt_cli.ops.short import round_to
+from gpt_cli.options.request import SamplingParams
 
 _PIECE = 4 * 1024 * 1024  # numbers that are read, rounded and copied at a time
-_THREADS = 256  # per CUDA block
-_SHARED = 48 * 1024 - 256  # bytes of dynamic shared memory of a CUDA block; the sums take the rest
-_ACTIVATIONS = (None, *ACTIVATIONS)  # in the order of kernels.cu
-_TYPES = {"float32": runtime.CUDA_R_32F, "float16": runtime.CUDA_R_16F}  # for cuBLAS
-_ONE, _ZERO = np.ones(1, np.float32), np.zeros(1, np.float32)
+_FORMATS = ("float32", "bfloat16", "float16", "int8")  # in the order of `enum format`
+_ACTIVATIONS = (None, *config.ACTIVATIONS)  # in the order of `enum activation`
+_EDITED = (None, "scores", "pattern")  # in the order of `enum edited`
+_COMMON = ("device.cu", "arithmetic.cu", "structs.cu")
+_OPERATIONS = (*_COMMON, "pack.cu", "products.cu", "rows.cu", "attention.cu", "sampling.cu")
+_PASS = (*_COMMON, "sampling.cu", "pass.cu")
+_CHOICE_ARRAYS = 6  # in structs.cu
+LARGEST_TOP_K = 1024  # as in `native_ops`
 
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """A matrix (n_in, n_out) on the device, row-major as it was stored.
+    """A matrix (n_in, n_out) on the device, in the panels that structs.cu draws."""
 
-    A `transposed` matrix is (n_out, n_in), padded with rows of zeros. Its rows are the vocabulary,
-    and its products are logits, for which float16 would be too coarse.
-    """
-
-    array: Array
-    transposed: bool
+    panels: Array  # (panels, bytes)
+    n_in: int
     n_out: int
+    format: str
+
+    @cached_property
+    def struct(self) -> tuple[int, int, int, int]:
+        """Return the fields of `struct matrix`."""
+        units = -(-self.n_in // plans.unit_rows(self.format))
+        return self.panels.data.ptr, self.n_in, self.n_out, units
 
     def is_finite(self) -> bool:
-        return bool(cupy.isfinite(self.array).all())
+        """Return whether all weights are finite, by the exponents of weights or scales."""
+        if self.format == "float32":
+            return bool(cupy.isfinite(self.panels.view(np.float32)).all())
+        numbers = self.panels.view(np.uint16)
+        if self.format == "int8":
+            units = numbers.reshape(-1, plans.unit_bytes("int8") // 2)
+            numbers = units[:, -plans.PANEL :]  # the scales
+        exponent = np.uint16(0x7C00 if self.format == "float16" else 0x7F80)
+        return not bool(((numbers & exponent) == exponent).any())
 
 
 class CuPyOps(Ops):
-    """The operations on a GPU, in float32 or float16, which halves the bytes to read."""
+    """The operations on a GPU."""
 
     name = "cupy"
     threads = 1
     xp: ModuleType = cupy
+    batch_invariant = True
+    cache_panel = plans.SLOTS
 
     def __init__(self, dtype: str = "float32"):
-        self.dtype, self.cache_type = dtype, np.dtype(dtype)
+        self.dtype = dtype
+        self.cache_type = np.dtype("f2" if dtype == "int8" else "f4")
         try:
-            options = ("-DHALF",) if dtype == "float16" else ()
-            source = files(__package__).joinpath("kernels.cu").read_text(encoding="utf-8")
-            module = cupy.RawModule(code=source, options=("--std=c++17", *options))
-            self._kernels = {name: module.get_function(name) for name in _KERNELS}
-            cupy.cuda.device.get_cublas_handle()
+            properties = runtime.getDeviceProperties(runtime.getDevice())
+            self._device = plans.Device(
+                properties["multiProcessorCount"], properties["sharedMemPerBlockOptin"]
+            )
+            self._capability = 10 * properties["major"] + properties["minor"]
+            self._options = (f"-DFORMAT={_FORMATS.index(dtype)}",)
+            self._module = compiler.load(_OPERATIONS, self._options)
         except Exception as error:  # CuPy raises many types for missing libraries
             raise ImportError(f"{type(error).__name__}: {error}") from error
+        self._functions: dict[str, Any] = {}
+        self._passes: dict[int, Any] = {}  # kernels, by their rows
+        self._tables: weakref.WeakKeyDictionary[Any, _Table] = weakref.WeakKeyDictionary()
 
     def free_memory(self) -> int:
         return int(runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes())
 
     def to_host(self, array: Array) -> Array:
-        return cupy.asnumpy(array)
+        return array if isinstance(array, np.ndarray) else cupy.asnumpy(array)
+
+    # --- weights ---------------------------------------------------------------------------------
 
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Placed:
         n_rows, length = rows.shape
-        # cuBLAS is fastest if the rows of its result start at multiples of 16 bytes.
-        array = cupy.zeros((-(-n_rows // 8) * 8 if transposed else n_rows, length), self.dtype)
-        step = max(1, _PIECE // length)  # rows that are copied at a time
-        pinned = cupyx.empty_pinned((min(step, n_rows), length), self.dtype)
-        for start in range(0, n_rows, step):
-            part = rows[start : start + step]
-            with np.errstate(over="ignore"):  # infinities in float16 are detected in the results
-                pinned[: len(part)] = part
-            array[start : start + len(part)].set(pinned[: len(part)])
-            cupy.cuda.get_current_stream().synchronize()  # before `pinned` is overwritten or freed
-        return Placed(array, transposed, n_rows if transposed else length)
+        n_in, n_out = (length, n_rows) if transposed else (n_rows, length)
+        if not n_in or not n_out:
+            raise ValueError("a matrix must have rows and columns")
+        size = plans.padded(n_in, self.dtype) // plans.unit_rows(self.dtype)
+        size *= plans.unit_bytes(self.dtype)
+        placed = Placed(
+            cupy.empty((-(-n_out // plans.PANEL), size), np.uint8), n_in, n_out, self.dtype
+        )
+        step = max(1, _PIECE // length // GROUP) * GROUP
+        for first in range(0, n_rows, step):
+            part, scales = self._converted(rows, slice(first, first + step), transposed)
+            fields = {"panels": placed.panels, "rows": part, "scales": scales, "first": first}
+            fields |= {"n_in": n_in, "n_out": n_out, "units": placed.struct[3]}
+            fields |= {"count": min(step, n_rows - first), "transposed": transposed}
+            self._run(plans.pack(fields["count"], length, self._device), "pack", **fields)
+        return placed
+
+    def _converted(
+        self, rows: Rows, part: slice, transposed: bool
+    ) -> tuple[Array, Array | None]:
+        """Return a range of rows in the type in memory, and the scales of their groups."""
+        if self.dtype == "float32":
+            return cupy.asarray(np.ascontiguousarray(rows[part], np.float32)), None
+        if self.dtype != "int8":
+            return cupy.asarray(round_to(rows[part], self.dtype)), None
+        if not isinstance(rows, Int8Rows):
+            rows, part = quantize(rows[part], transposed=transposed), slice(None)
+        weight, scale = (np.ascontiguousarray(array) for array in rows.parts(part))
+        _check_int8(weight, scale)
+        return cupy.asarray(weight), cupy.asarray(scale, np.float32)
+
+    # --- operations ------------------------------------------------------------------------------
 
     def embed(self, wte: Placed, wpe: Array, ids: Array, positions: Array) -> Array:
         ids = cupy.ascontiguousarray(ids, np.int64)
         positions = _on_device(np.broadcast_to(positions, ids.shape))
-        C = wpe.shape[1]
-        x = cupy.empty((*ids.shape, C), np.float32)
-        self._run("embed", ids.size, wte.array, wpe, ids, positions, wte.n_out, len(wpe), C, x)
+        wpe = cupy.ascontiguousarray(wpe, np.float32)
+        x = cupy.empty((*ids.shape, wte.n_in), np.float32)
+        tokens = {"ids": ids, "positions": positions, "tokens": ids.size, "n_positions": len(wpe)}
+        self._run(plans.embed(ids.size), "embed", wte=wte.struct, wpe=wpe, x=x, **tokens)
         return x
 
     def layer_norm(self, x: Array, ln: LayerNorm) -> Array:
         x = cupy.ascontiguousarray(x, np.float32)
-        y = cupy.empty(x.shape, self.dtype)
-        C = x.shape[-1]
-        self._run("layer_norm", x.size // C, x, ln.weight, ln.bias, ln.epsilon, C, y)
+        y, C = cupy.empty(x.shape, np.float32), x.shape[-1]
+        rows = x.size // C
+        if rows:
+            launch = plans.layer_norm(rows)
+            self._run(launch, "layer_norm", ln=_norm_of(ln), x=x, y=y, rows=rows, C=C)
         return y
 
     def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
-        placed: Placed = w.weight
-        n_in = x.shape[-1]
-        rows = cupy.ascontiguousarray(x.reshape(-1, n_in), self.dtype)
-        width = placed.array.shape[0 if placed.transposed else 1]
-        logits = placed.transposed and w.bias is None and activation is None
-        y = cupy.empty((len(rows), width), np.float32 if logits else self.dtype)
-        self._multiply(rows, placed.array, placed.transposed, y)
-        if w.bias is not None or activation is not None:
-            bias = w.bias
-            if bias is None or len(bias) < width:
-                bias = cupy.zeros(width, np.float32)
-                bias[: placed.n_out] = 0 if w.bias is None else w.bias
-            self._finish(y, bias, activation)
-        return y[:, : placed.n_out].reshape(*x.shape[:-1], placed.n_out)
+        return self._linear(x, w, activation)
+
+    def _linear(
+        self, x: Array, w: Linear, activation: str | None = None, residual: Array | None = None
+    ) -> Array:
+        """Return residual + activation(x @ weight + bias)."""
+        matrix: Placed = w.weight
+        x = cupy.ascontiguousarray(x, np.float32)
+        y = cupy.empty((*x.shape[:-1], matrix.n_out), np.float32)
+        rows = x.size // matrix.n_in
+        if not rows:
+            return y
+        fields = {"w": matrix.struct, "bias": w.bias, "x": x, "residual": residual, "y": y}
+        fields |= {"rows": rows, "activation": _ACTIVATIONS.index(activation)}
+        if self.dtype == "int8":
+            digits = cupy.empty((rows, matrix.struct[3], 2 * GROUP), np.uint8)
+            fields |= {"digits": digits, "steps": cupy.empty(rows, np.float32)}
+            self._run(plans.round_rows(rows), "linear", **fields)
+        self._run(plans.linear(rows, matrix.n_out, self.dtype, self._device), "linear", **fields)
+        return y
 
     def activate(self, x: Array, activation: str) -> Array:
-        y = cupy.array(x, self.dtype, order="C")
-        self._finish(y, cupy.zeros(y.shape[-1], np.float32), activation)
+        return self._elementwise("activations", x, _ACTIVATIONS.index(activation))
+
+    def exp(self, x: Array) -> Array:
+        return self._elementwise("exponentials", x)
+
+    def _elementwise(self, kernel: str, x: Array, activation: int = 0) -> Array:
+        x = cupy.ascontiguousarray(x, np.float32)
+        y = cupy.empty(x.shape, np.float32)
+        if x.size:
+            launch = plans.elementwise(kernel, x.size, self._device)
+            self._run(launch, "elementwise", x=x, y=y, n=x.size, activation=activation)
         return y
+
+    def new_cache(
+        self, layers: int, batch: int, heads: int, capacity: int, size: int
+    ) -> tuple[Array, Array]:
+        # Keys (layers, B, H, panels, D, SLOTS), values (layers, B, H, panels, SLOTS, D). What is not
+        # yet written is never read.
+        shape, slots = (layers, batch, heads, -(-capacity // plans.SLOTS)), plans.SLOTS
+        keys = cupy.empty((*shape, size, slots), self.cache_type)
+        return keys, cupy.empty((*shape, slots, size), self.cache_type)
 
     def store(
         self, k: Array, v: Array, keys: Array, values: Array, past: Array, lengths: Array
     ) -> None:
         B, H, T, D = k.shape
-        k, v = self._readable(k, v)
-        new = k, v, *_strides(k)[:3], _on_device(past), _on_device(lengths)
-        self._run("store", B * T, *new, H, T, D, _capacity(keys, values), keys, values)
+        if int((past + lengths).max(initial=0)) > keys.shape[2] * plans.SLOTS:
+            raise IndexError(f"the cache has room for {keys.shape[2] * plans.SLOTS} tokens")
+        k, v = _alike(k, v)
+        fields = {"k": k, "v": v, "past": _on_device(past), "lengths": _on_device(lengths)}
+        fields |= _strides(k) | _cache_fields(keys, values)
+        if k.size:
+            self._run(plans.store(B * H, T), "store", B=B, H=H, T=T, D=D, **fields)
 
     def attend(self, q: Array, keys: Array, values: Array, scale: float, visible: Array) -> Array:
-        B, H, T, D = q.shape
-        capacity, seen = _capacity(keys, values), _on_device(visible)
-        S = int(visible.max())
-        y = cupy.empty((B, H, T, D), self.dtype)
-        shared = 4 * (S + max(_THREADS, D))
-        if T == 1 and shared <= _SHARED:
-            (q,) = self._readable(q)
-            arguments = q, *_strides(q)[:2], keys, values, capacity, seen, scale, H, D, y
-            self._run("attend_one", B * H, *arguments, shared=shared)
-            return y
-        q = cupy.ascontiguousarray(q, self.dtype)
-        scores = cupy.empty((B, H, T, S), np.float32)
-        weights = cupy.empty((B, H, T, S), self.dtype)
-        self._multiply(q, keys[:, :, :S], True, scores)
-        self._run("softmax", B * H * T, scores, seen, scale, H, T, S, weights)
-        self._multiply(weights, values[:, :, :S], False, y)
+        return self._attend(q, keys, values, scale, visible)
+
+    def attend_in_steps(
+        self, q: Array, keys: Array, values: Array, scale: float, visible: Array, steps: Steps
+    ) -> Array:
+        scores, pattern = (cupy.ascontiguousarray(array, np.float32) for array in steps[:2])
+        edited = _EDITED.index(steps.edited)
+        y = self._attend(
+            q, keys, values, scale, visible, scores=scores, pattern=pattern, edited=edited
+        )
+        for array, result in zip(steps[:2], (scores, pattern), strict=True):
+            if array is not result:
+                array[...] = result
         return y
 
+    def _attend(
+        self, q: Array, keys: Array, values: Array, scale: float, visible: Array, **fields: Any
+    ) -> Array:
+        B, H, T, D = q.shape
+        most, capacity = int(visible.max(initial=1)), keys.shape[2] * plans.SLOTS
+        if not (1 <= visible.min(initial=1) and most <= capacity):
+            raise IndexError(f"visible must be from 1 to {capacity} keys")
+        (q,) = _alike(q)
+        S = fields["scores"].shape[-1] if fields else most
+        y = cupy.empty((B, T, H * D), np.float32)
+        if not q.size:
+            return y.reshape(B, T, H, D).swapaxes(1, 2)
+        launch = plans.attend(B * H, T, D, S, self._device)
+        scratch = cupy.empty(plans.attend_scratch(launch, S), np.float32)
+        fields |= _strides(q) | _cache_fields(keys, values)
+        fields |= {"q": q, "visible": _on_device(visible), "y": y, "scratch": scratch}
+        self._run(launch, "attend", B=B, H=H, T=T, D=D, S=S, scale=scale, **fields)
+        return y.reshape(B, T, H, D).swapaxes(1, 2)
+
     def log_normalizer(self, logits: Array) -> Array:
-        peaks = logits.max(axis=-1, keepdims=True)
-        sums = cupy.exp(logits - peaks).sum(axis=-1, dtype=np.float64)
-        return peaks[:, 0] + cupy.log(sums)
+        logits = cupy.ascontiguousarray(logits, np.float32)
+        rows, n = logits.shape
+        y = cupy.empty(rows, np.float64)
+        if rows:
+            self._run(plans.of_rows("log_sum_exp", rows, n), "log_sum_exp", x=logits, y=y, rows=rows, n=n)
+        return y
 
-    def _finish(self, y: Array, bias: Array, activation: str | None) -> None:
-        """Add a bias (width,) to y (..., width), then apply an activation, in y."""
-        grid = min(-(-y.size // _THREADS), 65_535)
-        self._run("finish", grid, y, bias, _ACTIVATIONS.index(activation), len(bias), y.size)
+    def cumulative_counts(self, logits: Array) -> Array:
+        logits = cupy.ascontiguousarray(logits, np.float32)
+        rows, n = logits.shape
+        sums = cupy.empty((rows, n), np.int64)
+        if rows:
+            launch = plans.of_rows("cumulate", rows, n)
+            self._run(launch, "cumulate", logits=logits, sums=sums, rows=rows, n=n)
+        return sums
 
-    def _readable(self, *arrays: Array) -> tuple[Array, ...]:
-        """Return arrays (B, H, T, D) with equal strides and a contiguous last axis.
+    def choose(self, logits: Array, uniforms: Array, params: SamplingParams) -> Array | None:
+        rows, n = logits.shape
+        if not 0 < params.top_k <= min(n, LARGEST_TOP_K):
+            return None
+        logits = cupy.ascontiguousarray(logits, np.float32)
+        ids = cupy.empty(rows, np.int64)
+        arrays = {"logits": logits, "uniforms": cupy.asarray(uniforms, np.float64), "ids": ids}
+        self._run(
+            plans.of_rows("choose", rows, n), "choose", rows=rows, n=n, **arrays,
+            **_choice(params), **_scratch(rows, n),
+        )  # fmt: skip
+        return ids
 
-        In the model they have these already, as views of one array, and are not copied.
-        """
-        if all(
-            x.dtype == self.dtype and x.strides == arrays[0].strides and _strides(x)[-1] == 1
-            for x in arrays
-        ):
-            return arrays
-        return tuple(cupy.ascontiguousarray(x, self.dtype) for x in arrays)
+    # --- several operations in one launch --------------------------------------------------------
 
-    def _multiply(self, x: Any, w: Any, transposed: bool, y: Any) -> None:
-        """Compute y = x @ w, or x @ wT, of matrices, or of a batch (B, H) of matrices.
+    def layers(self, x: Array, h: tuple[Any, ...], visible: Array, cache: Any) -> Array:
+        B, T, C = x.shape
+        shape = self._pass_shape(h, cache, 0)
+        if B * T <= self._most_rows(shape) and (cache.new == T).all():
+            result = cupy.array(x, np.float32, order="C")
+            positions = (visible - 1).reshape(-1)
+            texts = np.repeat(np.arange(B), T)
+            firsts = texts * T
+            self._pass(shape, h, cache, result, texts, positions, firsts, only_layers=1)
+            return result
+        for layer, b in enumerate(h):
+            x = self._block(x, b, visible, cache, layer)
+        return x
 
-        cuBLAS is column-major and sees all three transposed, so it computes yT = wT xT.
-        """
-        n_in, n_out = x.shape[-1], y.shape[-1]
-        count, (x_step, w_step, y_step) = 1, (0, 0, 0)
-        if x.ndim == 4:
-            count = x.shape[0] * x.shape[1]
-            x_step, w_step, y_step = (_strides(array)[1] for array in (x, w, y))
-        cublas.gemmStridedBatchedEx(
-            cupy.cuda.device.get_cublas_handle(),
-            cublas.CUBLAS_OP_T if transposed else cublas.CUBLAS_OP_N,
-            cublas.CUBLAS_OP_N,
-            *(n_out, x.shape[-2], n_in, _ONE.ctypes.data),
-            *(w.data.ptr, _TYPES[w.dtype.name], w.shape[-1], w_step),
-            *(x.data.ptr, _TYPES[x.dtype.name], n_in, x_step),
-            *(_ZERO.ctypes.data, y.data.ptr, _TYPES[y.dtype.name], y.shape[-1], y_step),
-            *(count, cublas.CUBLAS_COMPUTE_32F, cublas.CUBLAS_GEMM_DEFAULT),
+    def _block(self, x: Array, b: Any, visible: Array, cache: Any, layer: int) -> Array:
+        """Compute one layer, as `block` in model.py does."""
+        B, T, C = x.shape
+        H = b.attn.n_head
+        qkv = self._linear(self.layer_norm(x, b.ln_1), b.attn.c_attn)
+        q, k, v = qkv.reshape(B, T, 3, H, C // H).transpose(2, 0, 3, 1, 4)
+        keys, values = cache.append(layer, k, v)
+        z = self._attend(q, keys, values, b.attn.scale, visible)
+        x = self._linear(z.swapaxes(1, 2).reshape(B, T, C), b.attn.c_proj, residual=x)
+        hidden = self._linear(self.layer_norm(x, b.ln_2), b.mlp.c_fc, b.mlp.activation)
+        return self._linear(hidden, b.mlp.c_proj, residual=x)
+
+    def decode(
+        self,
+        model: Any,
+        cache: Any,
+        last: Array,
+        uniforms: Array,
+        banned: Array,
+        params: SamplingParams,
+    ) -> tuple[Array, Array] | None:
+        B, V = len(last), model.lm_head.weight.n_out
+        shape = self._pass_shape(model.h, cache, V)
+        most = self._most_rows(shape)
+        if not most or not 0 < params.top_k <= min(V, LARGEST_TOP_K):
+            return None
+        jobs = []
+        for start in range(0, B, most):
+            part = slice(start, start + most)
+            texts, positions = np.arange(B)[part], cache.lengths[part]
+            fields = self._steps_fields(model, last[part], uniforms[:, part], banned, params)
+            x = cupy.empty((len(texts), model.wte.n_in), np.float32)
+            firsts = np.arange(len(texts))
+            self._pass(shape, model.h, cache, x, texts, positions, firsts, **fields)
+            jobs.append((fields["ids"][1:], fields["logprobs"], fields["is_finite"]))
+        ids, logprobs, is_finite = (
+            [self.to_host(array) for array in arrays] for arrays in zip(*jobs, strict=True)
+        )
+        if not np.concatenate(is_finite).all():
+            return None
+        return np.concatenate(ids, axis=1), np.concatenate(logprobs, axis=1)
+
+    def _steps_fields(
+        self, model: Any, last: Array, uniforms: Array, banned: Array, params: SamplingParams
+    ) -> dict[str, Any]:
+        """Return the fields of `struct pass` for tokens that are chosen one after the other."""
+        (steps, rows), head, V = uniforms.shape, model.lm_head, model.lm_head.weight.n_out
+        ids = np.zeros((steps + 1, rows), np.int64)
+        ids[0] = last
+        return {
+            "ln_f": _norm_of(model.ln_f), "lm_head": head.weight.struct, "wte": model.wte.struct,
+            "lm_head_bias": head.bias, "wpe": model.wpe, "ids": cupy.asarray(ids),
+            "logits": cupy.empty((rows, V), np.float32),
+            "logprobs": cupy.empty((steps, rows), np.float64),
+            "is_finite": cupy.asarray(np.ones(rows, np.int32)),
+            "uniforms": cupy.asarray(np.ascontiguousarray(uniforms, np.float64)),
+            "banned": banned, "banned_count": len(banned), "steps": steps,
+            **_choice(params), **_scratch(rows, V),
+        }  # fmt: skip
+
+    def _pass_shape(self, h: tuple[Any, ...], cache: Any, V: int) -> plans.PassShape:
+        C, inner = h[0].attn.c_attn.weight.n_in, h[0].mlp.c_fc.weight.n_out
+        panels = cache.keys.shape[3]
+        return plans.PassShape(self.dtype, len(h), C, inner, C // h[0].attn.n_head, V, panels)
+
+    @lru_cache(maxsize=64)  # noqa: B019 (operations live as long as their model)
+    def _most_rows(self, shape: plans.PassShape) -> int:
+        """Return the most rows of a pass in one launch; 0 if this GPU cannot do it."""
+        return plans.most_pass_rows(shape, self._device) if self._capability >= 80 else 0
+
+    def _pass(
+        self,
+        shape: plans.PassShape,
+        h: tuple[Any, ...],
+        cache: Any,
+        x: Array,
+        texts: Array,
+        positions: Array,
+        firsts: Array,
+        **fields: Any,
+    ) -> None:
+        """Launch the kernel of pass.cu for x (rows, C)."""
+        rows, C, step = len(texts), shape.C, len(cache.keys) > 1
+        plan = plans.pass_plan(rows, shape, self._device)
+        assert plan  # noqa: S101 (rows are at most `_most_rows`)
+        places = cupy.asarray(np.stack([texts, positions, firsts]).astype(np.int64))
+        size = cache.keys.dtype.itemsize
+        job = {"layers": self._table(h), "x": x, "steps": 1} | fields
+        job |= {
+            "mid": cupy.empty((rows, C), np.float32), "qkv": cupy.empty((rows, 3 * C), np.float32),
+            "z": cupy.empty((rows, C), np.float32),
+            "hidden": cupy.empty((rows, shape.inner), np.float32),
+            "keys": cache.keys, "values": cache.values,
+            "keys_step": step * cache.keys.strides[0] // size,
+            "values_step": step * cache.values.strides[0] // size,
+            "texts": places[0], "positions": places[1], "firsts": places[2],
+            "barrier": cupy.zeros(1, np.uint32), "n_layer": len(h), "rows": rows,
+            "C": C, "H": h[0].attn.n_head, "D": shape.D, "inner": shape.inner,
+            "cache_panels": shape.cache_panels, "stages": plan.stages, "chunk": plan.chunk,
+        }  # fmt: skip
+        function = self._passes.get(plan.most_rows)
+        if function is None:
+            options = (*self._options, f"-DROWS={plan.most_rows}")
+            function = compiler.load(_PASS, options).get_function("pass")
+            compiler.allow_shared(function, self._device.shared)
+            self._passes[plan.most_rows] = function
+        function(
+            (self._device.processors,), (plans.PASS_THREADS,), (_struct("pass", job),),
+            shared_mem=plan.shared, enable_cooperative_groups=True,
+        )  # fmt: skip
+
+    def _table(self, h: tuple[Any, ...]) -> Array:
+        """Return the layers of a model as structs on the device, which are kept for the next pass."""
+        table = self._tables.get(h[0])
+        if table is None or table.h != [weakref.ref(b) for b in h]:
+            table = self._tables[h[0]] = _Table(h)
+        return table.structs
+
+    def _run(self, launch: plans.Launch, struct: str, **fields: Any) -> None:
+        """Launch a kernel with a struct of these fields; the others are 0."""
+        function = self._functions.get(launch.kernel)
+        if function is None:
+            function = self._module.get_function(launch.kernel)
+            compiler.allow_shared(function, self._device.shared)
+            self._functions[launch.kernel] = function
+        job = _struct(struct, fields)
+        function(launch.grid, (launch.threads,), (job,), shared_mem=launch.shared)
+
+
+class _Table:
+    """The layers of a model (`model.Block`s) as an array of `struct layer` on the device."""
+
+    def __init__(self, h: tuple[Any, ...]):
+        self.h = [weakref.ref(b) for b in h]
+        layers = np.stack([self._layer(b) for b in h])
+        self.structs = cupy.asarray(layers.view(np.uint8))
+
+    def _layer(self, b: Any) -> Array:
+        linears = {
+            "c_attn": b.attn.c_attn, "attn_c_proj": b.attn.c_proj,
+            "c_fc": b.mlp.c_fc, "mlp_c_proj": b.mlp.c_proj,
+        }  # fmt: skip
+        fields = {name: w.weight.struct for name, w in linears.items()}
+        fields |= {f"{name}_bias": w.bias for name, w in linears.items()}
+        fields |= {"ln_1": _norm_of(b.ln_1), "ln_2": _norm_of(b.ln_2), "scale": b.attn.scale}
+        fields["activation"] = _ACTIVATIONS.index(b.mlp.activation)
+        return _struct("layer", fields).reshape(1)
+
+
+def _struct(name: str, fields: dict[str, Any]) -> Array:
+    """Return a struct of structs.cu as an array of one element; arrays become their addresses."""
+    kind = types()[name]
+    values = tuple(_value(fields.get(field)) for field in kind.names or ())
+    return np.array(values, kind)
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, cupy.ndarray):
+        return value.data.ptr
+    return 0 if value is None else value
+
+
+def _norm_of(ln: LayerNorm) -> tuple[int, int, float]:
+    """Return the fields of `struct norm`. The arrays are the model's, and contiguous."""
+    return ln.weight.data.ptr, ln.bias.data.ptr, ln.epsilon
+
+
+def _choice(params: SamplingParams) -> dict[str, Any]:
+    """Return the fields of `struct choose` and `struct pass` about the choice of a token."""
+    least = math.log(params.min_p) if params.min_p > 0 else -math.inf
+    filters = {"top_k": params.top_k, "top_p": params.top_p, "log_min_p": least}
+    return filters | {"temperature": params.temperature}
+
+
+def _scratch(rows: int, n: int) -> dict[str, Any]:
+    """Return the fields for the memory of the choice of a token among n."""
+    size = 1 << (-(-n // plans.SPAN) * plans.SPAN - 1).bit_length()
+    scratch = cupy.empty((rows, _CHOICE_ARRAYS, size), np.float32)
+    return {"scratch": scratch, "scratch_size": size}
+
+
+def _check_int8(weight: Array, scale: Array) -> None:
+    """Raise CheckpointError for int8 that `gpt-cli quantize` does not write."""
+    rest = np.ascontiguousarray(scale, np.float32).view(np.uint32) & 0xFFFF
+    if (weight < -LARGEST).any() or (rest[np.isfinite(scale)] != 0).any():
+        raise CheckpointError(
+            "a matrix: int8 weights must be from -127 to 127, with scales that bfloat16 can hold: "
+            "make the folder again with `gpt-cli quantize`"
         )
 
-    def _run(self, name: str, grid: int, *values: Any, shared: int = 0) -> None:
-        arguments = tuple(kind(x) for kind, x in zip(_KERNELS[name], values, strict=True))
-        self._kernels[name]((grid,), (_THREADS,), arguments, shared_mem=shared)
+
+def _alike(*arrays: Array) -> tuple[Array, ...]:
+    """Return arrays (B, H, T, D) in float32 with equal strides and a contiguous last axis.
+
+    In the model they have these already, as views of one array, and are not copied.
+    """
+    first = arrays[0]
+    if all(
+        x.dtype == np.float32 and x.strides == first.strides and x.strides[-1] == 4 for x in arrays
+    ):
+        return arrays
+    return tuple(cupy.ascontiguousarray(x, np.float32) for x in arrays)
 
 
-# The parameters of the kernels: arrays, or numbers with the types that the kernels expect.
-_P, _I, _L, _F = (lambda array: array), np.int32, np.int64, np.float32
-_KERNELS: dict[str, tuple[Callable[..., Any], ...]] = {
-    "embed": (_P, _P, _P, _P, _L, _L, _I, _P),
-    "layer_norm": (_P, _P, _P, _F, _I, _P),
-    "finish": (_P, _P, _I, _I, _L),
-    "store": (_P, _P, _L, _L, _L, _P, _P, _I, _I, _I, _L, _P, _P),
-    "softmax": (_P, _P, _F, _I, _I, _I, _P),
-    "attend_one": (_P, _L, _L, _P, _P, _L, _P, _F, _I, _I, _P),
-}
+def _strides(x: Array) -> dict[str, int]:
+    """Return the strides of x (B, H, T, D) in elements, by their names in structs.cu."""
+    names = "b_stride", "h_stride", "t_stride"
+    return {name: stride // 4 for name, stride in zip(names, x.strides[:3], strict=True)}
 
 
-def _strides(x: Array) -> tuple[int, ...]:
-    """Return the strides of an array in elements."""
-    return tuple(stride // x.itemsize for stride in x.strides)
-
-
-def _capacity(keys: Array, values: Array) -> int:
-    """Return the capacity in tokens of one layer of a cache (B, H, capacity, D)."""
+def _cache_fields(keys: Array, values: Array) -> dict[str, Any]:
+    """Return the fields of one layer of a cache."""
     if not (keys.flags.c_contiguous and values.flags.c_contiguous):
         raise ValueError("a layer of the cache must be contiguous")
-    return keys.shape[2]
+    return {"keys": keys, "values": values, "cache_panels": keys.shape[2]}
 
 
 def _on_device(counts: Array) -> Array:

@@ -149,7 +149,7 @@ def _pass(
     """Return the values of texts that are computed side by side."""
     ops = model.ops
     ids, lengths = right_pad([ids for ids, _ in texts])
-    recorder = Recorder(frozenset(names), editor([edits for _, edits in texts], ops.xp))
+    recorder = Recorder(frozenset(names), editor([edits for _, edits in texts], ops))
     x = hidden_states(model, ops.xp.asarray(ids), None, lengths, recorder)
     values: list[Values] = []
     for number, row in enumerate(rows_of(recorder.values, lengths.tolist())):

@@ -86,7 +86,7 @@ def attribute(
     config, ops, layers = model.config, model.ops, range(model.config.n_layer)
     final = f"blocks.{layers[-1]}.hook_resid_post"
     globs = ["hook_*embed", "*.attn.hook_z", "*.hook_attn_out", "*.hook_mlp_out", final]
-    recorder = Recorder(frozenset(select_hooks(config, globs)), editor([edits], ops.xp))
+    recorder = Recorder(frozenset(select_hooks(config, globs)), editor([edits], ops))
     state = hidden_states(model, ops.xp.asarray([ids]), hook=recorder)[:, -1]
     logits = ops.to_host(unembed(model, state)[0, ops.xp.asarray(answers)]).astype(np.float64)
     (row,) = rows_of(recorder.values, [len(ids)])
@@ -173,7 +173,7 @@ def _measures(
     ops, step = model.ops, max(1, _TOKENS // len(ids))
     for start in range(0, len(rows), step):
         part = rows[start : start + step]
-        logits = next_logits(model, [ids] * len(part), hook=editor(part, ops.xp))
+        logits = next_logits(model, [ids] * len(part), hook=editor(part, ops))
         columns = ops.to_host(logits[:, ops.xp.asarray(answers)]).astype(np.float64)
         yield from map(float, _difference(columns.T))
 

@@ -69,7 +69,7 @@ class Introspection:
 
     def _editor(self, rows: Sequence[Sequence[int]]) -> Hook:
         """Return the editor of texts, as ids."""
-        return editor([*map(self._bounds, rows)], self.model.ops.xp)
+        return editor([*map(self._bounds, rows)], self.model.ops)
 
     @checks_arguments()
     def logits(self, ids: Sequence[Sequence[int]]) -> NDArray[np.float32]:
@@ -201,7 +201,7 @@ class Introspection:
         check("count", count, AT_LEAST_1)
         ids = self.loaded.fitting_ids(prompt, special=special)
         bounds = self.loaded.bound_edits((), len(ids), self.model.config.n_positions)
-        return tree(self.model, ids, count, editor([bounds], self.model.ops.xp))
+        return tree(self.model, ids, count, editor([bounds], self.model.ops))
 
     def _text_ids(
         self, row: str | Mapping[str, Any], *, special: bool, start: int

@@ -271,7 +271,7 @@ def measure_passes(
     columns: dict[int, Columns] = {}
     names = select_hooks(model.config, ["*.hook_resid_pre"]) if layers else []
     for indices in passes([len(text) - 1 for text in texts], len(texts)):
-        hook = editor([edits[index] for index in indices if edits], ops.xp)
+        hook = editor([edits[index] for index in indices if edits], ops)
         recorder = Recorder(names, hook)
         ids, lengths = right_pad([texts[index][:-1] for index in indices])
         x = hidden_states(model, ops.xp.asarray(ids), None, lengths, recorder)

@@ -97,7 +97,7 @@ class Prompts:
                 self.states[row] = prefix.states[:length].copy()
         self.reused = int(self.cache.lengths.sum())
         rests = [ids[n:] for ids, n in zip(known, self.cache.lengths, strict=True)]
-        hook = editor([text.request.edits for text in texts], model.ops.xp)
+        hook = editor([text.request.edits for text in texts], model.ops)
         self._hook = Recorder({text.at for text in texts} - {FINAL}, hook)
         self._passes = prefill(model, rests, self.cache, PIECE, self._hook)
         self._passes_left = -(-max(map(len, rests)) // max(1, PIECE // len(texts)))

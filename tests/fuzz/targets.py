@@ -204,7 +204,7 @@ def arrays(data: bytes) -> None:
         (hook,) = edit.hooks
         positions = np.arange(4)[bound.start : bound.stop]
         values = np.zeros(SHAPES[hook], np.float32)[positions]
-        edited = edit.apply(hook, values, positions, np)
+        edited = edit.apply(hook, values, positions)
         assert edited.shape == values.shape
         assert edited.dtype == np.float32
         assert np.isfinite(edited).all()

@@ -40,10 +40,10 @@ def test_logits_with_edits_are_those_of_transformers(case, together, load_case, 
     reference, model = golden("edits.npz"), load_case(case)
     ids, edits = zip(*bound(case, EDITS), strict=True)
     if together:
-        states = row_states(model, ids, None, editor(edits, np))
+        states = row_states(model, ids, None, editor(edits, model.ops))
     else:
         states = [
-            row_states(model, [row], None, editor([bounds], np))[0]
+            row_states(model, [row], None, editor([bounds], model.ops))[0]
             for row, bounds in zip(ids, edits, strict=True)
         ]
     ends = np.cumsum([len(row) for row in ids])[:-1]

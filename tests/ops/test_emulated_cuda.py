@@ -1,8 +1,13 @@
 """The emulation of a GPU's threads, copies and barriers, with which the kernels are tested."""
 
+import re
+from importlib.resources import files
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from support import emulated_kernels
 from support.emulated_cuda import DeviceArray
 from support.emulated_kernels import Card, compile_kernels, read_source
 
@@ -61,6 +66,7 @@ KERNEL ring(const struct job job, int waits)
     if (threadIdx.x < 2) {
         init_phases(full + threadIdx.x, COPYING_LANES);
         init_phases(empty + threadIdx.x, WARP);
+        publish_phases();
     }
     sync_block();
     float sum = 0;
@@ -121,11 +127,38 @@ KERNEL mixed(const struct job job)
 
 KERNEL all_lanes(const struct job job) { sync_warp(); }
 
+// The last thread reads what the first has written, and the first what the last has written.
+KERNEL ends_meet(const struct job job)
+{
+    float *shared = (float *)shared_memory;
+    int last = blockDim.x - 1;
+    shared[threadIdx.x] = 1;
+    job.y[threadIdx.x] = shared[last - threadIdx.x];
+}
+
+KERNEL unpublished(const struct job job)
+{
+    phase_barrier *barrier = (phase_barrier *)shared_memory;
+    init_phases(barrier, 1);
+    copy_range(shared_memory + 128, job.x, 16, barrier);
+}
+
+KERNEL arrives_twice(const struct job job)
+{
+    phase_barrier *barrier = (phase_barrier *)shared_memory;
+    init_phases(barrier, 2);
+    for (int i = 0; i < job.n; i++)
+        arrive(barrier);
+    job.y[0] = has_ended(barrier, 0);
+    job.y[1] = has_ended(barrier, 1);
+}
+
+KERNEL bad_address(const struct job job) { job.y[threadIdx.x == 3 ? -(1LL << 40) : 0] = 1; }
+
 KERNEL too_far(const struct job job) { shared_memory[blockDim.x] = 1; }
 
-KERNEL numbers(const struct job job, int32_t *y, uint16_t *halves)
+KERNEL numbers(const struct job job, int32_t *y)
 {
-    halves[0] = narrow_float16(job.x[0]);
     y[0] = dot4(0x80ff017f, 0x7f02ff80, 5);
     job.y[0] = multiply_add(job.x[0], job.x[1], job.x[2]);
     job.y[1] = job.x[0] * job.x[1] + job.x[2];
@@ -235,7 +268,7 @@ def test_grid_barrier(module):
 
 
 def test_deadlock_is_an_error(module):
-    job, y, _ = _job([0], 4)
+    job, *_ = _job([0], 4)
     counter = _zeros(1, np.uint32)
     kernel = module.get_function("grid_barrier")
     for together in (False, True):  # one block after the other, or not enough blocks
@@ -268,11 +301,65 @@ def test_shared_memory_has_an_end(module):
         kernel.max_dynamic_shared_size_bytes = 300_000
 
 
+def test_threads_start_backwards():
+    for backwards in (False, True):
+        module = compile_kernels(_KERNELS, (), Card(backwards=backwards))
+        job, y, _ = _job([0], 64)
+        module.get_function("ends_meet")((1,), (64,), (job,), shared_mem=256)
+        assert np.array_equal(np.isnan(y.get()), (np.arange(64) < 32) ^ backwards)
+
+
+def test_arrivals_are_counted(module):
+    kernel = module.get_function("arrives_twice")
+    for arrivals, ended in {0: (0, 1), 1: (0, 1), 2: (1, 0), 3: (1, 0), 4: (0, 1)}.items():
+        job, y, _ = _job([0], 2, arrivals)
+        kernel((1,), (1,), (job,), shared_mem=16)
+        assert tuple(y.get()) == ended
+
+
+def test_errors_name_the_thread(module):
+    job, *_ = _job([0], 1)
+    with pytest.raises(RuntimeError, match="block 0 0 0, thread 3 0 0: bad address"):
+        module.get_function("bad_address")((1,), (32,), (job,))
+    test_block_barrier(module)
+
+
+def test_misuse_of_copies_is_an_error(module):
+    job, *_ = _job(np.zeros(4), 1)
+    kernel = module.get_function("unpublished")
+    match = "does not see this barrier" if module.card.capability == 90 else "ranges under way"
+    with pytest.raises(RuntimeError, match=match):
+        kernel((1,), (1,), (job,), shared_mem=256)
+    job["x"] += 4
+    with pytest.raises(RuntimeError, match="multiples of 16 bytes"):
+        kernel((1,), (1,), (job,), shared_mem=256)
+
+
+def test_card_without_asynchronous_copies():
+    module = compile_kernels(_KERNELS.split("// The first warp copies")[0], (), Card(75))
+    job, y, _ = _job(np.arange(256), 64)
+    module.get_function("copies")((1,), (32,), (job, np.int32(0)), shared_mem=1024)
+    assert np.array_equal(y.get(), np.arange(1, 256, 4))
+
+
+def test_all_of_the_device_is_emulated():
+    """Compare the names in device.cu with those in device.h."""
+    source = files("gpt_cli.ops.cuda").joinpath("device.cu").read_text()
+    names = re.findall(
+        r"#define (\w+)|enum { (\w+)|^(?:template <.*> )?DEVICE .*?(\w+)\(", source, re.M
+    )
+    names = {"".join(name) for name in names} - {"shared_address"}
+    assert len(names) > 30
+    emulated = (Path(emulated_kernels.__file__).parent / "cuda" / "device.h").read_text()
+    missing = names - set(re.findall(r"\w+", emulated))
+    assert not missing
+
+
 def test_numbers_are_rounded_as_on_a_gpu(module):
     x = np.float32([1 + 2**-13, 1 - 2**-13, -1])
     job, y, _ = _job(x, 2)
-    integers, halves = _zeros(1, np.int32), _zeros(1, np.uint16)
-    module.get_function("numbers")((1,), (1,), (job, integers, halves))
+    integers = _zeros(1, np.int32)
+    module.get_function("numbers")((1,), (1,), (job, integers))
     assert list(y.get()) == [-(2.0**-26), 0]
     assert integers.get()[0] == 5 + 127 * -128 + 1 * -1 + -1 * 2 + -128 * 127
 

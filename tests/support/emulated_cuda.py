@@ -6,7 +6,6 @@ Like CuPy's, these arrays refuse implicit conversion to NumPy. New arrays are fi
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -153,6 +152,10 @@ def modules(card: Card) -> dict[str, object]:
     }
 
 
+def _allow_shared(function, size: int) -> None:
+    function.max_dynamic_shared_size_bytes = size
+
+
 def loader(card: Card):
     """Return what replaces `gpt_cli.ops.cuda.compiler.load`."""
 
@@ -166,11 +169,10 @@ def install(patch, card: Card = Card()) -> None:  # noqa: B008 (it never changes
     """Make `import cupy` find this emulation and a GPU seem present, until the patch is undone."""
     for name, module in modules(card).items():
         patch.setitem(sys.modules, name, module)
-    # Import them anew, and drop them afterwards, because they keep references to these modules.
-    for name in ("gpt_cli.ops.cupy_ops", "gpt_cli.ops.cuda.compiler"):
-        patch.setitem(sys.modules, name, None)
-        patch.delitem(sys.modules, name)
-    if find_spec("gpt_cli.ops.cuda.compiler"):
-        patch.setattr("gpt_cli.ops.cuda.compiler.load", loader(card))
+    # Import it anew, and drop it afterwards, because it keeps references to these modules.
+    patch.setitem(sys.modules, "gpt_cli.ops.cupy_ops", None)
+    patch.delitem(sys.modules, "gpt_cli.ops.cupy_ops")
+    patch.setattr("gpt_cli.ops.cuda.compiler.load", loader(card))
+    patch.setattr("gpt_cli.ops.cuda.compiler.allow_shared", _allow_shared)
     patch.setattr("gpt_cli.system.gpu.problem", lambda: None)
     patch.setattr("gpt_cli.system.gpu.load_driver", lambda: None)

@@ -9,19 +9,21 @@ The emulation does not show a GPU's speed, lack of memory, or all missing barrie
 import ctypes
 import fcntl
 import hashlib
-import os
+import math
 import re
 import shutil
 import subprocess
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from gpt_cli.ops.cuda import compiler
 
 _FOLDER = Path(__file__).with_name("cuda")
 _COMPILED = Path(__file__).parents[2] / "build" / "emulated"  # kept for the next run of the tests
@@ -30,8 +32,14 @@ _STATIC_SHARED = 48 * 1024  # bytes that a kernel may have without asking for mo
 
 # No product and sum is fused but by `multiply_add`. Structs are read as vectors, and bytes as both.
 # _FORTIFY_SOURCE would take the jumps between stacks for errors.
-_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-U_FORTIFY_SOURCE")
-_ARITHMETIC = ("-ffp-contract=off", "-fno-strict-aliasing", "-fno-math-errno", "-fwrapv", "-fomit-frame-pointer")
+_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-w", "-U_FORTIFY_SOURCE")
+_ARITHMETIC = (
+    "-ffp-contract=off",
+    "-fno-strict-aliasing",
+    "-fno-math-errno",
+    "-fwrapv",
+    "-fomit-frame-pointer",
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,7 @@ class Card:
     capability: int = 90
     processors: int = 2
     shared_memory: int = 232_448  # bytes of a block, at most
+    backwards: bool = False  # start the last thread first, so that other missing barriers show
 
     def properties(self) -> dict[str, object]:
         """Return what `cupy.cuda.runtime.getDeviceProperties` returns."""
@@ -83,19 +92,32 @@ def _processor() -> str:
     return path.read_text() if path.exists() else ""
 
 
-def _compile(source: str, options: Sequence[str] = (), mode: int = ctypes.DEFAULT_MODE):
-    """Load the library of a source in C++. Processes that run at once compile it once."""
-    command = [*_compiler(), *options]
-    key = repr((source, command[1:], [path.read_text() for path in sorted(_FOLDER.iterdir())]))
-    path = _COMPILED / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.so"
+def _load(key: object, make: Callable[[], str], mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
+    """Load the library of a C++ source, which is made if this one was not compiled before.
+
+    Processes that run at once compile it once.
+    """
+    command = _compiler()
+    texts = [path.read_text() for path in sorted(_FOLDER.iterdir())]
+    digest = hashlib.sha256(repr((key, command[1:], texts)).encode()).hexdigest()
+    path = _COMPILED / f"{digest[:32]}.so"
     _COMPILED.mkdir(parents=True, exist_ok=True)
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
+            _forget_old()
             part = path.with_suffix(".part")
-            _run([*command, "-x", "c++", "-o", str(part), "-"], source)
-            os.replace(part, path)
+            _run([*command, "-shared", "-x", "c++", "-o", str(part), "-"], make())
+            part.replace(path)
+    path.touch()
     return ctypes.CDLL(str(path), mode)
+
+
+def _forget_old() -> None:
+    """Remove libraries that were not used for a week."""
+    for path in _COMPILED.iterdir():
+        if path.stat().st_mtime < time.time() - 7 * 24 * 3600:
+            path.unlink(missing_ok=True)
 
 
 def _run(command: list[str], text: str) -> str:
@@ -107,32 +129,16 @@ def _run(command: list[str], text: str) -> str:
 
 @cache
 def _launcher():
-    library = _compile((_FOLDER / "threads.cpp").read_text(), mode=ctypes.RTLD_GLOBAL)
+    source = '#include "threads.cpp"\n#include "copies.cpp"\n'
+    library = _load(source, lambda: source, ctypes.RTLD_GLOBAL)
     launch = library.emulated_launch
     launch.restype = ctypes.c_char_p
     return launch
 
 
 def read_source(names: Sequence[str]) -> str:
-    """Return files of gpt_cli/ops/cuda as one source, without device.cu and with their includes."""
-    folder = files("gpt_cli.ops").joinpath("cuda")
-
-    def included(match: re.Match) -> str:
-        name = match[1]
-        place = folder if folder.joinpath(name).is_file() else files("gpt_cli.ops")
-        return place.joinpath(name).read_text(encoding="utf-8")
-
-    parts = []
-    for name in names:
-        if name == "device.cu":
-            continue
-        text = folder.joinpath(name).read_text(encoding="utf-8")
-        parts.append(f'#line 1 "{name}"\n')
-        parts.append(re.sub(r'^#include "(.+)"$', included, text, flags=re.MULTILINE))
-    return "".join(parts)
-
-
-_KERNEL = re.compile(r"EMULATED_KERNEL\s+(?:EMULATED_BOUNDS\((.+?);(.+?)\)\s*)?(\w+)\(([^)]*)\)")
+    """Return files of gpt_cli/ops/cuda as one source, without what `device.h` replaces."""
+    return compiler.source([name for name in names if name != "device.cu"])
 
 
 @cache
@@ -141,45 +147,49 @@ def compile_kernels(source: str, options: tuple[str, ...], card: Card) -> "Modul
     _launcher()
     macros = [option for option in options if option.startswith("-D")]
     macros.append(f"-D__CUDA_ARCH__={card.capability * 10}")
-    command = [part for part in _compiler() if part != "-shared"]
-    marked = _run(
-        [*command, *macros, "-DKERNEL=EMULATED_KERNEL", "-E", "-x", "c++", "-"]
-        + ["-DLAUNCH_BOUNDS(threads,blocks)=EMULATED_BOUNDS(threads;blocks)"],
-        f'#include "device.h"\n{source}',
-    )
-    launchers, bounds = [], {}
-    for threads, _, name, parameters in _KERNEL.findall(marked):
+    return Module(_load((source, macros), lambda: _with_launchers(source, macros)), card)
+
+
+_KERNEL = re.compile(r"EMULATED_KERNEL\s+(?:EMULATED_BOUNDS\((.+?);.+?\)\s*)?(\w+)\(([^)]*)\)")
+
+
+def _with_launchers(source: str, macros: list[str]) -> str:
+    """Return a source after the preprocessor, with what `Function` needs of each kernel."""
+    bounds = "-DLAUNCH_BOUNDS(threads,blocks)=EMULATED_BOUNDS(threads;blocks)"
+    command = [*_compiler(), *macros, "-DKERNEL=EMULATED_KERNEL", bounds, "-E", "-x", "c++", "-"]
+    marked = _run(command, f'#include "device.h"\n{source}')
+    launchers = []
+    for threads, name, parameters in _KERNEL.findall(marked):
         kinds = [re.sub(r"\w+$", "", part.strip()) for part in parameters.split(",")]
         values = ", ".join(f"*({kind} *)arguments[{i}]" for i, kind in enumerate(kinds))
         sizes = ", ".join(f"sizeof({kind})" for kind in kinds)
         launchers.append(
             f'extern "C" void launch_{name}(void **arguments) {{ {name}({values}); }}\n'
-            f'extern "C" int sizes_{name}[] = {{{sizes}}};\n'
+            f'extern "C" int sizes_{name}[] = {{{len(kinds)}, {sizes}}};\n'
             f'extern "C" int threads_{name} = {threads or 1024};\n'
         )
-        bounds[name] = len(kinds)
     plain = re.sub(r"EMULATED_BOUNDS\(.+?;.+?\)", "", marked)
-    plain = plain.replace("EMULATED_KERNEL", 'extern "C" void')
-    return Module(_compile(plain + "".join(launchers)), bounds, card)
+    return plain.replace("EMULATED_KERNEL", 'extern "C" void') + "".join(launchers)
 
 
 class Module:
-    def __init__(self, library: ctypes.CDLL, kernels: dict[str, int], card: Card):
-        self._library, self._kernels, self._card = library, kernels, card
+    def __init__(self, library: ctypes.CDLL, card: Card):
+        self._library, self.card = library, card
 
     def get_function(self, name: str) -> "Function":
-        if name not in self._kernels:
+        if not hasattr(self._library, f"launch_{name}"):
             raise RuntimeError(f"CUDA_ERROR_NOT_FOUND: {name}")
-        return Function(self._library, name, self._kernels[name], self._card)
+        return Function(self._library, name, self.card)
 
 
 class Function:
     num_regs = 32
 
-    def __init__(self, library: ctypes.CDLL, name: str, parameters: int, card: Card):
+    def __init__(self, library: ctypes.CDLL, name: str, card: Card):
         self.name, self._card = name, card
         self._kernel = library[f"launch_{name}"]
-        self._sizes = list((ctypes.c_int * parameters).in_dll(library, f"sizes_{name}"))
+        count = ctypes.c_int.in_dll(library, f"sizes_{name}").value
+        self._sizes = list((ctypes.c_int * (count + 1)).in_dll(library, f"sizes_{name}"))[1:]
         self.max_threads_per_block = ctypes.c_int.in_dll(library, f"threads_{name}").value
         self._shared = _STATIC_SHARED
 
@@ -197,7 +207,7 @@ class Function:
         self, grid, block, arguments, *, shared_mem: int = 0, enable_cooperative_groups=False
     ) -> None:
         grid, block = ((*sizes, 1, 1)[:3] for sizes in (grid, block))
-        threads = int(np.prod(block))
+        threads = math.prod(block)
         self._check(grid, threads, shared_mem, enable_cooperative_groups)
         values = [_bytes_of(argument) for argument in arguments]
         assert [len(value) for value in values] == self._sizes, (self.name, self._sizes)
@@ -206,7 +216,12 @@ class Function:
         sizes = ((ctypes.c_uint * 3)(*map(int, sizes)) for sizes in (grid, block))
         with _ONE_LAUNCH:
             error = _launcher()(
-                self._kernel, pointers, *sizes, shared_mem, enable_cooperative_groups
+                self._kernel,
+                pointers,
+                *sizes,
+                shared_mem,
+                enable_cooperative_groups,
+                self._card.backwards,
             )
         if error is not None:
             raise RuntimeError(f"{self.name}: {error.decode()}")
@@ -220,7 +235,7 @@ class Function:
         if shared > self._shared:
             raise RuntimeError(f"CUDA_ERROR_INVALID_VALUE: {self.name}: {shared} bytes shared")
         fitting = min(2048 // threads, (self._card.shared_memory + 1024) // (shared + 1024))
-        if together and np.prod(grid) > fitting * self._card.processors:
+        if together and math.prod(grid) > fitting * self._card.processors:
             raise RuntimeError(f"CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE: {self.name}")
 
 

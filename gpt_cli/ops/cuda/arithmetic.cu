@@ -49,7 +49,7 @@ DEVICE float exp_of(float x)
 {
     const float taylor[] = EXP_TAYLOR;
     bool tiny = x < EXP_LOWEST;
-    x = tiny ? 0.0f : x;
+    x = tiny ? EXP_LOWEST : x; // no branch: the result becomes 0 at last
     x = x > EXP_HIGHEST ? EXP_HIGHEST : x;
     float shifted = multiply_add(x, EXP_PER_LN2, ROUNDER);
     float n = shifted - ROUNDER;
@@ -57,7 +57,7 @@ DEVICE float exp_of(float x)
     float f = multiply_add(n, EXP_MINUS_LN2_HIGH, x);
     f = multiply_add(n, EXP_MINUS_LN2_LOW, f);
     float power = float_of((int32_t)((uint32_t)(exponent + 127) << 23));
-    return tiny ? 0.0f : polynomial(f, taylor) * power;
+    return polynomial(f, taylor) * (tiny ? 0.0f : power);
 }
 
 DEVICE float absolute(float x) { return float_of(bits_of(x) & 0x7fffffff); }

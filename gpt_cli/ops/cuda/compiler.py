@@ -48,6 +48,14 @@ def load(names: Sequence[str], options: Sequence[str]) -> Any:
     return module
 
 
+def allow_shared(function: Any, size: int) -> None:
+    """Let a kernel have this many bytes of dynamic shared memory; by default it may have 48 KB."""
+    from cupy_backends.cuda.api import driver
+
+    attribute = driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    driver.funcSetAttribute(function.ptr, attribute, size)
+
+
 def source(names: Sequence[str]) -> str:
     """Return the text of some files of this folder as one; messages about it name the files."""
     return "".join(f"{line}\n" for name in names for line in _lines(name))

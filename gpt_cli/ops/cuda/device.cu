@@ -14,6 +14,8 @@ typedef unsigned char uint8_t;
 
 #define KERNEL extern "C" __global__ void
 #define DEVICE __device__ __forceinline__
+#define ROUTINE __device__ __noinline__ // large, and seldom called: compiled once
+#define ARGUMENT __grid_constant__      // of a kernel: its functions may take its address
 #define UNROLLED _Pragma("unroll")
 #define LAUNCH_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
 #define INFINITY __int_as_float(0x7f800000)
@@ -144,6 +146,14 @@ DEVICE uint32_t shared_address(const void *at) { return (uint32_t)__cvta_generic
 DEVICE void init_phases(phase_barrier *barrier, int count)
 {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
+}
+
+// Let other threads, and the processor of copies, see barriers that this thread has initialized.
+DEVICE void publish_phases()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
 }
 
 DEVICE void arrive(phase_barrier *barrier)

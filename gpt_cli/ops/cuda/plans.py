@@ -15,6 +15,8 @@ _STAGES = 3  # of products.cu
 _STAGE_INSTRUCTIONS, _STAGE_LATENCY = 50, 130
 _ROW_THREADS = 256  # of operations on single rows and numbers
 _NORM_WARPS = 4  # rows of a block of `layer_norm`
+_ROW_MEMORY = 21_120  # bytes of `struct row_memory`, at least
+SPAN = 64  # columns whose largest logit is computed first
 _RESERVED = 1024  # bytes of shared memory that the system takes for each block
 
 
@@ -173,3 +175,118 @@ def attend(heads: int, T: int, D: int, S: int, device: Device) -> Launch:
 def attend_scratch(launch: Launch, S: int) -> int:
     """Return the number of floats of `scratch` for an attention."""
     return launch.grid[0] * -(-S // SLOTS) * SLOTS if launch.kernel == "attend_long" else 0
+
+
+def of_rows(kernel: str, rows: int, n: int) -> Launch:
+    """Return the launch of a kernel of sampling.cu, a block a row of n logits."""
+    return Launch(kernel, (rows,), _ROW_THREADS, _ROW_MEMORY + 4 * -(-n // SPAN))
+
+
+# --- the pass: see pass.cu -----------------------------------------------------------------------
+
+PASS_WARPS = 8  # of a block, that compute
+PASS_THREADS = (PASS_WARPS + 1) * WARP  # with the one that copies
+_STAGE_BYTES = 4096  # about
+_PADDING = 4  # floats behind a row of x
+_TILE_KEYS = 64
+_FEWEST_STAGES, _MOST_STAGES = 3, 8
+_LAYER_BYTES = 216  # of `struct layer`
+
+# Rows of a pass for which its kernel is compiled.
+_PASS_ROWS = {"int8": (1, 4, 8, 16)}
+_FLOAT_PASS_ROWS = (4, 8, 16, 32)
+
+
+@dataclass(frozen=True)
+class PassShape:
+    """The sizes that the shared memory of a pass depends on."""
+
+    dtype: str
+    n_layer: int
+    C: int
+    inner: int
+    D: int
+    V: int
+    cache_panels: int
+
+
+@dataclass(frozen=True)
+class PassPlan:
+    """A compiled kernel for passes, and the arguments of its launch."""
+
+    most_rows: int  # the kernel's
+    stages: int  # of a ring
+    chunk: int  # rows of a matrix
+    shared: int  # bytes
+
+
+def unit_rows(dtype: str) -> int:
+    """Return the rows of a unit of a panel."""
+    return GROUP if dtype == "int8" else 32
+
+
+def unit_bytes(dtype: str) -> int:
+    """Return the bytes of a unit of a panel."""
+    if dtype == "int8":
+        return PANEL * (GROUP + 2)
+    return (4 if dtype == "float32" else 2) * PANEL * unit_rows(dtype)
+
+
+def padded(n_in: int, dtype: str) -> int:
+    """Return a number of rows of a matrix, padded to whole units."""
+    unit = unit_rows(dtype)
+    return -(-n_in // unit) * unit
+
+
+def pass_plan(rows: int, shape: PassShape, device: Device) -> PassPlan | None:
+    """Return how to compute passes of this many rows; None if shared memory is too small.
+
+    A kernel needs heads of whole 16-byte pieces, and at most 128 numbers.
+    """
+    if shape.D % 8 or shape.D > 128 or shape.C % 4 or shape.inner % 4:
+        return None
+    for most_rows in _PASS_ROWS.get(shape.dtype, _FLOAT_PASS_ROWS):
+        if most_rows >= rows:
+            return _plan_for(most_rows, rows, shape, device)
+    return None
+
+
+def most_pass_rows(shape: PassShape, device: Device) -> int:
+    """Return the most rows that a pass can have; 0 if it can have none."""
+    choices = _PASS_ROWS.get(shape.dtype, _FLOAT_PASS_ROWS)
+    return max((rows for rows in choices if pass_plan(rows, shape, device)), default=0)
+
+
+def _plan_for(most_rows: int, rows: int, shape: PassShape, device: Device) -> PassPlan | None:
+    """Return the plan with the longest chunk of x that leaves room for enough stages."""
+    stage_units = _STAGE_BYTES // unit_bytes(shape.dtype)
+    stage_rows, stage_bytes = stage_units * unit_rows(shape.dtype), stage_units * unit_bytes(shape.dtype)
+    narrow, wide = padded(shape.C, shape.dtype), padded(shape.inner, shape.dtype)
+    fixed = 128 + 16 + shape.n_layer * _LAYER_BYTES + 2 * 16 * -(-shape.C // 4)
+    longest = max(narrow, wide)
+    chunks = [longest]
+    if shape.dtype != "int8":
+        shortest = -(-narrow // stage_rows) * stage_rows
+        chunks += range(longest // stage_rows * stage_rows, shortest - 1, -stage_rows)
+    for chunk in chunks:
+        free = device.shared - fixed - _rest(rows, chunk, narrow, wide, shape)
+        stages = free // (PASS_WARPS * (stage_bytes + 16))
+        if stages >= _FEWEST_STAGES:
+            stages = min(stages, _MOST_STAGES)
+            used = device.shared - free + stages * PASS_WARPS * (stage_bytes + 16)
+            return PassPlan(most_rows, stages, chunk, used)
+    return None
+
+
+def _rest(rows: int, chunk: int, narrow: int, wide: int, shape: PassShape) -> int:
+    """Return the bytes that products, attention or the choice of a token need, one at a time."""
+    if shape.dtype == "int8":
+        x = 4 * (rows + 1) * (narrow + _PADDING)
+        x += rows * (2 * max(narrow, wide) + 4 + 4 * PASS_WARPS)
+    else:
+        x = 4 * (rows + 1) * (max(chunk, narrow) + _PADDING)
+    itemsize = 2 if shape.dtype == "int8" else 4
+    attention = 4 * (shape.D + 2 * PASS_WARPS + shape.cache_panels * SLOTS)
+    attention += 2 * _TILE_KEYS * shape.D * itemsize
+    choice = _ROW_MEMORY + 4 * -(-shape.V // SPAN)
+    return max(x, attention, choice)

@@ -1,29 +1,18 @@
 // Operations on single rows and numbers: embeddings, layer norm, rounding to integers, elementwise
 // functions. See kernels.c and int8.h in ops/native.
 
-// Return one weight of a panel.
-DEVICE float weight_at(const char *panel, int64_t row, int column)
-{
-    weight stored = *(const weight *)(panel + weight_offset(row, column));
-#if FORMAT == 3
-    const struct int8_group *group = (const struct int8_group *)panel + row / GROUP;
-    return (float)stored * widen_bfloat16(group->scales[column]);
-#else
-    return widen_weight(stored);
-#endif
-}
-
 // x (tokens, C) = columns `ids` of wte + rows `positions` of wpe.
 //
-// grid: tokens; block: any; no shared memory. A block computes a token.
+// grid: tokens; block: any; no shared memory. A block computes a token. An id or a position that is out
+// of range gives NaN, which is reported as an error of the results.
 KERNEL embed(const struct embed job)
 {
-    int64_t token = blockIdx.x, C = job.wte.n_in;
-    const char *panel = panel_of(job.wte, job.ids[token] / PANEL);
-    int column = (int)(job.ids[token] % PANEL);
-    const float *wpe = job.wpe + job.positions[token] * C;
+    int64_t token = blockIdx.x, C = job.wte.n_in, id = job.ids[token], position = job.positions[token];
+    bool is_valid = id >= 0 && id < job.wte.n_out && position >= 0 && position < job.n_positions;
+    const char *panel = panel_of(job.wte, is_valid ? id / PANEL : 0);
+    const float *wpe = job.wpe + (is_valid ? position * C : 0);
     for (int64_t c = threadIdx.x; c < C; c += blockDim.x)
-        job.x[token * C + c] = weight_at(panel, c, column) + wpe[c];
+        job.x[token * C + c] = is_valid ? weight_at(panel, c, id % PANEL) + wpe[c] : NAN;
 }
 
 // y (C) = (x - mean) / sqrt(variance + epsilon) * weight + bias.

@@ -14,7 +14,8 @@ enum {
 // Wait for the threads that share a row.
 DEVICE void sync_row() { sync_threads(1, ROW_THREADS); }
 
-// Shared memory for one row; the largest logits of its spans follow.
+// Shared memory for one row, at an offset that functions get as `at`. The largest logits of the spans
+// follow.
 struct row_memory {
     int counts[2][ROW_WARPS];
     float largest[ROW_WARPS], least[ROW_WARPS];
@@ -25,7 +26,9 @@ struct row_memory {
     int32_t count, is_finite, last;
 };
 
-DEVICE float *span_maxima(row_memory *memory) { return (float *)(memory + 1); }
+DEVICE row_memory *row_at(int at) { return shared_at<row_memory>(at); }
+
+DEVICE float *span_maxima(int at) { return (float *)(row_at(at) + 1); }
 
 // The elements of a row that a warp scans: whole spans, in the order of their columns.
 struct span_range {
@@ -39,21 +42,22 @@ DEVICE span_range spans_of_warp(int spans)
 }
 
 // Write the largest logits of the spans, and return the largest of all. Set is_finite.
-DEVICE float scan_row(const float *logits, int n, row_memory *memory)
+ROUTINE float scan_row(const float *logits, int n, int at)
 {
+    row_memory *memory = row_at(at);
     int spans = ceil_div(n, SPAN), lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    float *maxima = span_maxima(memory), largest = -INFINITY, least = INFINITY;
+    float *maxima = span_maxima(at), largest = -INFINITY, least = INFINITY;
     bool is_number = true;
     for (int span = 2 * warp + lane / 16; span - lane / 16 < spans; span += 2 * ROW_WARPS) {
-        float most = -INFINITY;
+        float most = -INFINITY, x[SPAN / 16];
         UNROLLED for (int i = 0; i < SPAN / 16; i++) {
-            int column = span * SPAN + i * 16 + lane % 16;
-            if (span < spans && column < n) {
-                float x = load_fresh(logits + column);
-                is_number = is_number && x == x;
-                most = larger_of(most, x);
-                least = x < least ? x : least;
-            }
+            int column = span * SPAN + i * 16 + lane % 16; // beyond the end, an earlier one
+            x[i] = load_fresh(logits + smaller(column, n - 1));
+        }
+        UNROLLED for (int i = 0; i < SPAN / 16; i++) {
+            is_number = is_number && x[i] == x[i];
+            most = larger_of(most, x[i]);
+            least = x[i] < least ? x[i] : least;
         }
         UNROLLED for (int lanes = 8; lanes; lanes /= 2)
             most = larger_of(most, exchange(most, lanes));
@@ -71,7 +75,9 @@ DEVICE float scan_row(const float *logits, int n, row_memory *memory)
     sync_row();
     UNROLLED for (int i = 0; i < ROW_WARPS; i++) {
         largest = larger_of(largest, memory->largest[i]);
-        is_number = is_number && absolute(memory->largest[i] - memory->least[i]) < INFINITY;
+        bool is_empty = memory->least[i] > memory->largest[i]; // the warp had no span
+        float width = absolute(memory->largest[i] - memory->least[i]);
+        is_number = is_number && (is_empty || width < INFINITY);
         least = memory->least[i] < least ? memory->least[i] : least;
     }
     if (threadIdx.x == 0)
@@ -82,20 +88,22 @@ DEVICE float scan_row(const float *logits, int n, row_memory *memory)
 // Return log(sum(exp(x))) of a row whose largest number is `most`, to all threads. LOG_SUM_STEP
 // elements at a time are added in float32 to PARTIAL_SUMS sums, each by a lane, and those to
 // PARTIAL_SUMS sums in float64 by the first warp.
-DEVICE double row_normalizer(const float *logits, int n, float most, row_memory *memory)
+ROUTINE double row_normalizer(const float *logits, int n, float most, int at)
 {
+    row_memory *memory = row_at(at);
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, part = lane % PARTIAL_SUMS;
     int steps = ceil_div(n, LOG_SUM_STEP);
     double sum = 0;
     for (int first = 0, turn = 0; first < steps; first += STEPS, turn ^= 1) {
         for (int i = 2 * warp + lane / PARTIAL_SUMS; i < STEPS; i += 2 * ROW_WARPS) {
-            float partial = 0;
+            float partial = 0, x[LOG_SUM_STEP / PARTIAL_SUMS];
             int start = (first + i) * LOG_SUM_STEP + part;
-            UNROLLED for (int j = 0; j < LOG_SUM_STEP / PARTIAL_SUMS; j++) {
+            UNROLLED for (int j = 0; j < LOG_SUM_STEP / PARTIAL_SUMS; j++) { // all loads at once
                 int column = start + j * PARTIAL_SUMS;
-                if (column < n)
-                    partial += exp_of(load_fresh(logits + column) - most);
+                x[j] = column < n ? load_fresh(logits + column) : -INFINITY;
             }
+            UNROLLED for (int j = 0; j < LOG_SUM_STEP / PARTIAL_SUMS; j++)
+                partial += exp_of(x[j] - most);
             memory->sums[turn][i * PARTIAL_SUMS + part] = partial;
         }
         sync_row(); // the sums of the turn before are read, too
@@ -115,10 +123,9 @@ DEVICE double row_normalizer(const float *logits, int n, float most, row_memory 
 
 KERNEL log_sum_exp(const struct log_sum_exp job)
 {
-    row_memory *memory = (row_memory *)shared_memory;
     const float *logits = job.x + blockIdx.x * job.n;
-    float most = scan_row(logits, job.n, memory);
-    double normalizer = row_normalizer(logits, job.n, most, memory);
+    float most = scan_row(logits, job.n, 0);
+    double normalizer = row_normalizer(logits, job.n, most, 0);
     if (threadIdx.x == 0)
         job.y[blockIdx.x] = normalizer;
 }
@@ -150,11 +157,10 @@ DEVICE int64_t sum_before(int64_t number, int64_t *sums, int64_t &total)
 // A count is 1 + floor(COUNT_OF_LIKELIEST * e^(x - the largest)): product and conversion are exact.
 KERNEL cumulate(const struct cumulate job)
 {
-    row_memory *memory = (row_memory *)shared_memory;
-    int64_t *warp_sums = (int64_t *)memory->kept, sum = 0, total;
+    int64_t *warp_sums = (int64_t *)row_at(0)->kept, sum = 0, total;
     const float *logits = job.logits + blockIdx.x * job.n;
     int64_t *sums = job.sums + blockIdx.x * job.n;
-    float most = scan_row(logits, job.n, memory);
+    float most = scan_row(logits, job.n, 0);
     for (int64_t start = 0; start < job.n; start += ROW_THREADS) {
         int64_t column = start + threadIdx.x, count = 0;
         if (column < job.n)
@@ -181,8 +187,9 @@ DEVICE float float_at(uint32_t order)
 }
 
 // Return the k-th largest of n numbers, bit by bit, 1 <= k <= n.
-DEVICE float kth_largest(const float *x, int n, int k, row_memory *memory)
+ROUTINE float kth_largest(const float *x, int n, int k, int at)
 {
+    row_memory *memory = row_at(at);
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     uint32_t found = 0;
     for (int bit = 31; bit >= 0; bit--) {
@@ -213,10 +220,11 @@ struct candidates {
 // Write the logits of a row that are at least `bound`, with their columns, in the order of these.
 // `scratch` has CHOICE_ARRAYS arrays of `size` numbers.
 DEVICE candidates gather(
-    const float *logits, int n, float bound, float *scratch, int64_t size, row_memory *memory)
+    const float *logits, int n, float bound, float *scratch, int64_t size, int at)
 {
+    row_memory *memory = row_at(at);
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, count = 0;
-    const float *maxima = span_maxima(memory);
+    const float *maxima = span_maxima(at);
     span_range range = spans_of_warp(ceil_div(n, SPAN));
     float *found = scratch + range.first * SPAN; // of this warp
     int32_t *where = (int32_t *)(scratch + size) + range.first * SPAN;
@@ -230,9 +238,9 @@ DEVICE candidates gather(
                 float x = column < n ? load_fresh(logits + column) : 0.0f;
                 bool is_kept = column < n && x >= bound;
                 uint32_t kept = vote(is_kept);
-                int at = count + count_bits(kept & ((1u << lane) - 1));
+                int to = count + count_bits(kept & ((1u << lane) - 1));
                 if (is_kept)
-                    found[at] = x, where[at] = column;
+                    found[to] = x, where[to] = column;
                 count += count_bits(kept);
             }
         }
@@ -256,8 +264,9 @@ DEVICE candidates gather(
 }
 
 // Drop the candidates below `bound`; the others keep their order. One warp moves them.
-DEVICE int keep_from(candidates all, float bound, row_memory *memory)
+DEVICE int keep_from(candidates all, float bound, int at)
 {
+    row_memory *memory = row_at(at);
     int lane = threadIdx.x % WARP, count = 0;
     if (threadIdx.x < WARP) {
         for (int start = 0; start < all.count; start += WARP) {
@@ -266,10 +275,10 @@ DEVICE int keep_from(candidates all, float bound, row_memory *memory)
             int32_t column = is_inside ? all.columns[start + lane] : 0;
             bool is_kept = is_inside && x >= bound;
             uint32_t kept = vote(is_kept);
-            int at = count + count_bits(kept & ((1u << lane) - 1));
+            int to = count + count_bits(kept & ((1u << lane) - 1));
             sync_warp(); // all have read
             if (is_kept)
-                all.kept[at] = x, all.columns[at] = column;
+                all.kept[to] = x, all.columns[to] = column;
             count += count_bits(kept);
             sync_warp();
         }
@@ -297,8 +306,9 @@ DEVICE void sort_descending(float *x, int size)
 }
 
 // Return the logit of the last of the likeliest tokens whose probabilities add up to p.
-DEVICE float nucleus_bound(candidates all, double p, row_memory *memory)
+DEVICE float nucleus_bound(candidates all, double p, int at)
 {
+    row_memory *memory = row_at(at);
     int n = all.count, size = 1;
     while (size < n)
         size *= 2;
@@ -330,11 +340,11 @@ struct choice {
 };
 
 // Return the token of a draw to the first thread. The logits are in `kept`, less the largest.
-DEVICE int32_t draw_token(candidates all, const choice &how, double uniform, row_memory *memory)
+DEVICE int32_t draw_token(candidates all, const choice &how, double uniform, int at)
 {
     float bound = -INFINITY;
     if (how.top_p < 1)
-        bound = nucleus_bound(all, how.top_p, memory);
+        bound = nucleus_bound(all, how.top_p, at);
     bound = how.log_min_p > bound ? how.log_min_p : bound;
     sync_row(); // the weights of the nucleus are read
     for (int i = threadIdx.x; i < all.count; i += ROW_THREADS)
@@ -353,19 +363,19 @@ DEVICE int32_t draw_token(candidates all, const choice &how, double uniform, row
 
 // Choose the token of a row; `scan_row` has written the largest logits of its spans. Return it to the
 // first thread.
-DEVICE int32_t choose_token(
+ROUTINE int32_t choose_token(
     const float *logits, int n, const choice &how, double uniform, float *scratch, int64_t size,
-    row_memory *memory)
+    int at)
 {
     int spans = ceil_div(n, SPAN);
     float bound = LOWEST;
     if (how.top_k <= spans) // the k-th largest of the spans' largest is at most that of the row
-        bound = larger_of(bound, kth_largest(span_maxima(memory), spans, how.top_k, memory));
-    candidates all = gather(logits, n, bound, scratch, size, memory);
+        bound = larger_of(bound, kth_largest(span_maxima(at), spans, how.top_k, at));
+    candidates all = gather(logits, n, bound, scratch, size, at);
     if (!all.count) // damaged weights: no logit of the row is a number
         return 0;
-    bound = kth_largest(all.kept, all.count, smaller(how.top_k, (int64_t)all.count), memory);
-    all.count = keep_from(all, bound, memory);
+    bound = kth_largest(all.kept, all.count, smaller(how.top_k, (int64_t)all.count), at);
+    all.count = keep_from(all, bound, at);
     float most = -INFINITY;
     for (int i = 0; i < all.count; i++)
         most = larger_of(most, all.kept[i]);
@@ -376,20 +386,19 @@ DEVICE int32_t choose_token(
     for (int i = threadIdx.x; i < all.count; i += ROW_THREADS)
         all.kept[i] = (all.kept[i] - most) / how.temperature;
     sync_row();
-    return draw_token(all, how, uniform, memory);
+    return draw_token(all, how, uniform, at);
 }
 
 KERNEL choose(const struct choose job)
 {
-    row_memory *memory = (row_memory *)shared_memory;
     int64_t row = blockIdx.x;
     const float *logits = job.logits + row * job.n;
-    scan_row(logits, job.n, memory);
+    scan_row(logits, job.n, 0);
     sync_row();
     choice how = {job.top_k, job.top_p, job.temperature, job.log_min_p};
     float *scratch = job.scratch + row * CHOICE_ARRAYS * job.scratch_size;
     int32_t id = choose_token(
-        logits, job.n, how, job.uniforms[row], scratch, job.scratch_size, memory);
+        logits, job.n, how, job.uniforms[row], scratch, job.scratch_size, 0);
     if (threadIdx.x == 0)
         job.ids[row] = id;
 }

@@ -35,6 +35,9 @@ enum {
     SLOTS = 32, // of a panel of the cache
 };
 
+// Return what is at an offset of shared memory.
+template <class T> DEVICE T *shared_at(int offset) { return (T *)(shared_memory + offset); }
+
 // GROUP rows of an INT8 panel.
 struct int8_group {
     int8_t weights[GROUP / 16][PANEL][16];
@@ -72,6 +75,18 @@ DEVICE int64_t weight_offset(int64_t row, int column)
 {
     int64_t unit = row / ROW_UNIT, load = row % ROW_UNIT / ROWS_PER_LOAD * PANEL + column;
     return unit * UNIT_BYTES + load * 16 + row % ROWS_PER_LOAD * (int64_t)sizeof(weight);
+}
+
+// Return one weight of a panel.
+DEVICE float weight_at(const char *panel, int64_t row, int column)
+{
+    weight stored = *(const weight *)(panel + weight_offset(row, column));
+#if FORMAT == 3
+    const struct int8_group *group = (const struct int8_group *)panel + row / GROUP;
+    return (float)stored * widen_bfloat16(group->scales[column]);
+#else
+    return widen_weight(stored);
+#endif
 }
 
 // Keys and values of a cache: float, or float16 beside INT8 weights.
@@ -192,3 +207,41 @@ struct choose {
 };
 
 enum { CHOICE_ARRAYS = 6 };
+
+// A layer, with the names of model.py.
+struct layer {
+    struct norm ln_1, ln_2;
+    matrix c_attn, attn_c_proj, c_fc, mlp_c_proj;
+    const float *c_attn_bias, *attn_c_proj_bias, *c_fc_bias, *mlp_c_proj_bias; // or NULL
+    float scale;
+    int32_t activation;
+};
+
+// `steps` passes over `rows` tokens each: see pass.cu.
+struct pass {
+    const layer *layers;
+    struct norm ln_f;
+    matrix lm_head, wte;
+    const float *lm_head_bias, *wpe;   // a bias or NULL
+    float *x, *mid, *qkv, *z, *hidden; // (rows, C), (rows, C), (rows, 3C), (rows, C), (rows, inner)
+    float *logits;                     // (rows, V)
+    cached *keys, *values;             // of the first layer, as in `struct store`
+    int64_t keys_step, values_step;    // elements from one layer to the next
+    const int64_t *texts;              // (rows,) rows of the cache
+    const int64_t *positions;          // (rows,) in the first pass; one more in each further pass
+    const int64_t *firsts;             // (rows,) the row of the first token of this text in a pass
+    int64_t *ids;                      // (steps + 1, rows): the first are given, the others chosen
+    double *logprobs;                  // (steps, rows)
+    int32_t *is_finite;                // (rows,), set to 0 if logits are not finite
+    const double *uniforms;            // (steps, rows)
+    const int64_t *banned;             // ids that may not be chosen
+    float *scratch;                    // (rows, CHOICE_ARRAYS, scratch_size)
+    uint32_t *barrier;                 // a counter, at first 0
+    int64_t banned_count, scratch_size, n_layer, steps, rows, C, H, D, inner, cache_panels;
+    int64_t stages; // of a ring
+    int64_t chunk;  // rows of a matrix whose x is in shared memory at a time: whole stages
+    int64_t top_k;
+    double top_p;
+    float temperature, log_min_p;
+    int32_t only_layers; // from x to x: no embedding, no head
+};

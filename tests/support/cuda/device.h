@@ -14,6 +14,8 @@ typedef __SIZE_TYPE__ size_t;
 
 // KERNEL and LAUNCH_BOUNDS are flags of the compiler.
 #define DEVICE inline
+#define ROUTINE [[gnu::noinline]] inline
+#define ARGUMENT
 #define UNROLLED
 #define INFINITY __builtin_inff()
 #define NAN float_of(0x7fffffff)
@@ -42,10 +44,9 @@ VECTOR2(ushort, uint16_t) VECTOR4(ushort, uint16_t)
 
 // --- numbers -------------------------------------------------------------------------------------
 
-extern "C" float sqrtf(float);
-extern "C" double sqrt(double);
-
 DEVICE float multiply_add(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
+DEVICE float square_root(float x) { return __builtin_sqrtf(x); }
+extern "C" float sqrtf(float);
 
 template <class To, class From> DEVICE To same_bits(From x)
 {
@@ -137,15 +138,7 @@ template <class T> DEVICE T exchange(T x, int lanes)
 
 template <class T> DEVICE T from_lane(T x, int lane) { return value_of_lane(x, lane, "from_lane"); }
 
-DEVICE uint32_t vote(bool is_so)
-{
-    const unsigned long long *all = emulated::meet_lanes(is_so, "vote");
-    uint32_t votes = 0;
-    for (int lane = 0; lane < WARP; lane++)
-        votes |= (uint32_t)all[lane] << lane;
-    return votes;
-}
-
+DEVICE uint32_t vote(bool is_so) { return emulated::meet_lanes(is_so, "vote")[WARP]; }
 DEVICE int count_bits(uint32_t bits) { return __builtin_popcount(bits); }
 
 // --- barriers between blocks ---------------------------------------------------------------------
@@ -174,6 +167,7 @@ typedef uint64_t phase_barrier;
 enum { COPYING_LANES = __CUDA_ARCH__ >= 900 ? 1 : WARP };
 
 DEVICE void init_phases(phase_barrier *barrier, int count) { emulated::init_phases(barrier, count); }
+DEVICE void publish_phases() { emulated::publish_phases(); }
 DEVICE void arrive(phase_barrier *barrier) { emulated::arrive(barrier); }
 
 DEVICE bool has_ended(phase_barrier *barrier, uint32_t parity)

@@ -5,137 +5,35 @@
 // the stack of one that has ended takes the next that has not started: without barriers, all threads
 // run on one stack.
 
-#include "contexts.h"
-#include "threads.h"
+#include "scheduler.h"
 
-#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <deque>
 #include <map>
-#include <string>
-#include <vector>
 
+#include <signal.h>
 #include <sys/mman.h>
 
 namespace emulated {
 
 identity *self;
 place block_size, grid_size;
+thread *running;
+int64_t fruitless;
 
 namespace {
 
-constexpr int LANES = 32, BARRIERS = 16, STACK = 1 << 17, PAGE = 1 << 12;
-constexpr int SHARED = 232448, MARGIN = 256; // the margin shows writes beyond shared memory
+constexpr int STACK = 1 << 17, PAGE = 1 << 12;
+constexpr int ALIGNMENT = 128, MARGIN = 256; // of shared memory; writes beyond it show
 constexpr int64_t PATIENCE = 30'000'000;     // yields without any progress: half a second
-constexpr unsigned char GARBAGE = 0xff;      // floats of these bytes are NaN
 
-struct stack {
-    char *memory;
-    int size;
-    context idle; // between two threads
-};
-
-struct copy {
-    char *to;
-    const char *from;
-    int group;
-};
-
-struct block;
-
-struct thread : identity {
-    context here; // while it does not run
-    stack *on;    // if it has started
-    thread *next; // in its queue
-    struct block *of;
-    int warp;
-    const char *waits_in; // this function
-    int at;               // this barrier
-    std::vector<copy> copies;
-    int groups; // that are closed
-};
-
-struct queue {
-    thread *first = nullptr, *last = nullptr;
-
-    void append(thread *t)
-    {
-        t->next = nullptr;
-        (first ? last->next : first) = t;
-        last = t;
-    }
-
-    void append(queue &others)
-    {
-        if (!others.first)
-            return;
-        (first ? last->next : first) = others.first;
-        last = others.last;
-        others = {};
-    }
-
-    void prepend(queue &others)
-    {
-        if (!others.first)
-            return;
-        others.last->next = first;
-        if (!first)
-            last = others.last;
-        first = others.first;
-        others = {};
-    }
-
-    thread *take()
-    {
-        thread *t = first;
-        if (t)
-            first = t->next;
-        return t;
-    }
-};
-
-struct barrier {
-    int arrived, threads;
-    queue waiting;
-    const char *function;
-};
-
-struct warp {
-    barrier lanes;
-    int turn; // of two arrays: lanes may still read the other one
-    unsigned long long brought[2][LANES];
-};
-
-// In shared memory.
-struct phases {
-    uint16_t ended, count, arrived, mark;
-};
-constexpr uint16_t MARK = 0x6b1d;
-
-struct range {
-    char *to;
-    const char *from;
-    int bytes, lane, lanes;
-    phases *ends_in;
-};
-
-struct block {
-    int running; // threads that have not ended
-    barrier barriers[BARRIERS];
-    std::vector<warp> warps;
-    std::vector<range> ranges; // under way
-    std::vector<char> memory;
-};
-
-thread *running;
 queue ready;
 std::deque<thread> threads; // a deque does not move them
 std::deque<block> blocks;
 std::deque<stack> stacks;
 std::vector<stack *> idle_stacks;
 int unfinished;
-int64_t fruitless; // yields since the last progress
 context launcher;
 std::string error;
 void (*kernel)(void **);
@@ -159,13 +57,17 @@ void make_idle(stack &s)
     jump(launcher);
 }
 
-[[noreturn]] void fail_here(const std::string &why)
+} // namespace
+
+void fail_here(const std::string &why)
 {
     char where[100];
     snprintf(where, sizeof where, "block %u %u %u, thread %u %u %u: ", self->block.x, self->block.y,
              self->block.z, self->thread.x, self->thread.y, self->thread.z);
     fail(where + why);
 }
+
+namespace {
 
 [[noreturn]] void fail_waiting()
 {
@@ -245,8 +147,8 @@ void end_block(block &b)
 {
     if (!b.ranges.empty())
         fail_here("the block ends with ranges under way");
-    for (char byte : std::vector<char>(b.memory.end() - MARGIN, b.memory.end()))
-        if ((unsigned char)byte != GARBAGE)
+    for (size_t i = b.memory.size() - MARGIN; i < b.memory.size(); i++)
+        if ((unsigned char)b.memory[i] != GARBAGE)
             fail_here("the block wrote beyond its shared memory");
 }
 
@@ -289,7 +191,8 @@ void reset(block &b, int count, int shared)
         one = {};
     b.warps.assign((count + LANES - 1) / LANES, {});
     b.ranges.clear();
-    b.memory.assign(shared + 128 + MARGIN, (char)GARBAGE);
+    b.unpublished.clear();
+    b.memory.assign(shared + ALIGNMENT + MARGIN, (char)GARBAGE);
 }
 
 // Make the threads of a block ready, the threads from number `first` on.
@@ -298,7 +201,7 @@ void start_block(block &b, int first, place index, int shared)
     int count = block_size.x * block_size.y * block_size.z, number = 0;
     reset(b, count, shared);
     // The margin follows directly.
-    char *aligned = (char *)(((uintptr_t)b.memory.data() + 127) / 128 * 128);
+    char *aligned = (char *)(((uintptr_t)b.memory.data() + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
     b.memory.resize(aligned - b.memory.data() + shared + MARGIN);
     for (unsigned z = 0; z < block_size.z; z++)
         for (unsigned y = 0; y < block_size.y; y++)
@@ -316,6 +219,14 @@ void start_block(block &b, int first, place index, int shared)
     unfinished += count;
 }
 
+// An address that is not mapped, or not aligned.
+void on_fault(int, siginfo_t *info, void *)
+{
+    char where[40];
+    snprintf(where, sizeof where, "bad address %p", info->si_addr);
+    fail_here(where);
+}
+
 // Run all threads that are ready; return whether they ended.
 bool run_ready()
 {
@@ -330,19 +241,18 @@ place place_of(unsigned number)
             number / grid_size.x / grid_size.y};
 }
 
-void copy_and_arrive(const range &r)
+// Start as many blocks as are to be alive at once, until all have ended.
+void run_blocks(unsigned count, unsigned at_once, int shared, bool backwards)
 {
-    for (int at = r.lane * 16; at < r.bytes; at += r.lanes * 16)
-        memcpy(r.to + at, r.from + at, 16);
-    arrive(r.ends_in);
-}
-
-phases *checked(void *barrier)
-{
-    phases *p = (phases *)barrier;
-    if (p->mark != MARK)
-        fail_here("this barrier has no phases yet");
-    return p;
+    unsigned size = block_size.x * block_size.y * block_size.z;
+    for (unsigned first = 0; first < count; first += at_once) {
+        for (unsigned i = 0; i < at_once; i++)
+            start_block(blocks[i], i * size, place_of(first + i), shared);
+        if (backwards)
+            ready.reverse();
+        if (!run_ready())
+            return;
+    }
 }
 
 } // namespace
@@ -351,15 +261,16 @@ const unsigned long long *meet_lanes(unsigned long long brought, const char *fun
 {
     warp &w = running->of->warps[running->warp];
     unsigned long long *all = w.brought[w.turn];
-    if (w.lanes.arrived && w.lanes.function != function)
-        if (strcmp(w.lanes.function, function))
-            fail_here(std::string("a lane is in ") + function + ", another in " + w.lanes.function);
+    if (w.lanes.arrived && w.lanes.function != function && strcmp(w.lanes.function, function))
+        fail_here(std::string("a lane is in ") + function + ", another in " + w.lanes.function);
     w.lanes.function = function;
     all[running->lane] = brought;
+    all[LANES] |= (brought & 1) << running->lane;
     if (++w.lanes.arrived < LANES)
         wait_in(w.lanes.waiting, function, 0);
     else {
         w.turn ^= 1;
+        w.brought[w.turn][LANES] = 0;
         w.lanes.arrived = 0;
         ready.prepend(w.lanes.waiting); // a warp that goes on finds its stacks in the cache
     }
@@ -403,86 +314,12 @@ void yield(const char *function)
 
 void note_progress() { fruitless = 0; }
 
-static void check_copy(void *to, const void *from)
-{
-    if ((uintptr_t)to % 16 || (uintptr_t)from % 16)
-        fail_here("copies need multiples of 16 bytes");
-}
-
-void copy16(void *to, const void *from)
-{
-    check_copy(to, from);
-    memset(to, GARBAGE, 16);
-    running->copies.push_back({(char *)to, (const char *)from, running->groups});
-}
-
-void commit_copies() { running->groups++; }
-
-void wait_for_copies(int groups)
-{
-    std::vector<copy> &copies = running->copies;
-    size_t done = 0;
-    for (; done < copies.size() && copies[done].group < running->groups - groups; done++)
-        memcpy(copies[done].to, copies[done].from, 16);
-    copies.erase(copies.begin(), copies.begin() + done);
-}
-
-void init_phases(void *barrier, int count) { *(phases *)barrier = {0, (uint16_t)count, 0, MARK}; }
-
-void arrive(void *barrier)
-{
-    phases *p = checked(barrier);
-    fruitless = 0;
-    int arriving = 0;
-    for (range &r : running->of->ranges)
-        arriving += r.ends_in == p;
-    if (p->arrived + arriving >= p->count)
-        fail_here("more threads arrive than the phase counts");
-    if (++p->arrived == p->count) {
-        p->arrived = 0;
-        p->ended++;
-    }
-}
-
-bool has_ended(void *barrier, unsigned parity)
-{
-    phases *p = checked(barrier);
-    if ((p->ended & 1) != parity)
-        return true;
-    std::vector<range> &ranges = running->of->ranges;
-    for (size_t i = 0; i < ranges.size();)
-        if (ranges[i].ends_in == p) {
-            range r = ranges[i];
-            ranges.erase(ranges.begin() + i);
-            copy_and_arrive(r);
-        } else
-            i++;
-    yield("has_ended");
-    return false;
-}
-
-void copy_range(void *to, const void *from, int bytes, void *barrier, int lane, int lanes)
-{
-    phases *p = checked(barrier);
-    check_copy(to, from);
-    if (bytes <= 0 || bytes % 16)
-        fail_here("a range is a multiple of 16 bytes");
-    int arriving = 0;
-    for (range &r : running->of->ranges)
-        arriving += r.ends_in == p;
-    if (p->arrived + arriving >= p->count)
-        fail_here("more threads arrive than the phase counts");
-    for (int at = lane * 16; at < bytes; at += lanes * 16)
-        memset((char *)to + at, GARBAGE, 16);
-    running->of->ranges.push_back({(char *)to, (const char *)from, bytes, lane, lanes, p});
-}
-
 } // namespace emulated
 
-// Run a kernel. Return an error, or NULL.
-extern "C" __attribute__((visibility("default"))) const char *
-emulated_launch(void (*kernel)(void **), void **arguments, const unsigned *grid,
-                const unsigned *block, int shared, int together)
+// Run a kernel; the threads start in order, or backwards. Return an error, or NULL.
+extern "C" const char *emulated_launch(void (*kernel)(void **), void **arguments,
+                                       const unsigned *grid, const unsigned *block, int shared,
+                                       int together, int backwards)
 {
     using namespace emulated;
     emulated::kernel = kernel;
@@ -495,16 +332,23 @@ emulated_launch(void (*kernel)(void **), void **arguments, const unsigned *grid,
         threads.resize(at_once * size);
     if (blocks.size() < at_once)
         blocks.resize(at_once);
+    for (thread &t : threads)
+        t.of = nullptr;
     error.clear();
     ready = {};
     unfinished = 0;
-    for (thread &t : threads)
-        t.of = nullptr;
-    for (unsigned first = 0; first < count; first += at_once) {
-        for (unsigned i = 0; i < at_once; i++)
-            start_block(blocks[i], i * size, place_of(first + i), shared);
-        if (!run_ready())
-            return error.c_str();
-    }
-    return nullptr;
+
+    static char fault_stack[1 << 15]; // that of a thread may be full
+    stack_t own = {fault_stack, 0, sizeof fault_stack}, kept;
+    struct sigaction action = {}, segv, bus;
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+    sigaltstack(&own, &kept);
+    sigaction(SIGSEGV, &action, &segv);
+    sigaction(SIGBUS, &action, &bus);
+    run_blocks(count, at_once, shared, backwards);
+    sigaction(SIGBUS, &bus, nullptr);
+    sigaction(SIGSEGV, &segv, nullptr);
+    sigaltstack(&kept, nullptr);
+    return error.empty() ? nullptr : error.c_str();
 }

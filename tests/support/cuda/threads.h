@@ -1,5 +1,7 @@
 // What the threads of an emulated GPU know of themselves, and the calls in which they may wait.
 
+#pragma once
+
 namespace emulated {
 
 struct place {
@@ -15,7 +17,7 @@ struct identity {
 extern identity *self; // the thread that runs
 extern place block_size, grid_size;
 
-// Wait for the other lanes of the warp. Return what all of them brought.
+// Wait for the other lanes of the warp. Return what all of them brought, and then a bit of each.
 const unsigned long long *meet_lanes(unsigned long long brought, const char *function);
 // Wait at a barrier of the block, or only arrive: at number 0 for all threads that have not ended.
 void wait_at(int number, int threads);
@@ -32,6 +34,7 @@ void wait_for_copies(int groups);
 
 // Barriers with phases, and copies that are made when a thread waits for the barrier.
 void init_phases(void *barrier, int count);
+void publish_phases();
 void arrive(void *barrier);
 bool has_ended(void *barrier, unsigned parity);
 void copy_range(void *to, const void *from, int bytes, void *barrier, int lane, int lanes);

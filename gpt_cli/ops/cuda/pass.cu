@@ -1,0 +1,918 @@
+// A pass of the whole model for few rows, or several passes one after the other, as one persistent
+// kernel: each step of `block` in model.py, with the bits of the operations one by one.
+//
+// All blocks of the grid are on the device at once, one per multiprocessor, and wait for one another
+// at barriers in global memory. A block has PASS_WARPS warps that compute and one that copies. Each
+// computing warp has a ring of stages in shared memory. The order of the weights is known, so the
+// copying warp runs ahead, across products and barriers, as far as the rings have room:
+//
+//     weights in global memory            ring of warp 0            warp 0
+//     panel 5 of c_attn    ---copy--->   | stage | stage | ... |   8 columns x up to 4 J rows,
+//     panel 5 + 1056, then                                          one chain of multiply-adds each
+//     panels of c_proj, c_fc, ...         ring of warp 1            warp 1
+//                                        | stage | stage | ... |   ...
+//
+// A warp that computes never copies: its next multiply-add waits for the one before, 4 cycles, and
+// whatever else it does beyond that is lost. Lane l computes column l % 8 of a panel. In float, it
+// has the rows l / 8, l / 8 + 4, ... In int8, the lanes l, l + 8, l + 16 and l + 24 add a
+// quarter of a group of all rows, and exchange their sums, which are integers and exact.
+
+#ifndef ROWS
+#define ROWS 4 // at most, of a pass
+#endif
+
+enum {
+    PASS_WARPS = 8, // that compute
+    PASS_THREADS = PASS_WARPS * WARP,
+    STAGE_UNITS = 4096 / UNIT_BYTES, // units of a panel in a stage: 4, 8 or 7
+    STAGE_BYTES = STAGE_UNITS * UNIT_BYTES,
+    PRODUCTS = 4, // of a layer, in the order of `struct layer`
+    PADDING = 4,  // floats between rows in shared memory: they begin at different banks
+    RESULTS = (ROWS + 3) / 4, // of a lane: of rows l / 8, l / 8 + 4, ...
+    TILE_KEYS = 64, // whose values are in shared memory together
+};
+
+enum product { C_ATTN, ATTN_C_PROJ, C_FC, MLP_C_PROJ, LM_HEAD };
+
+// --- shared memory -------------------------------------------------------------------------------
+
+// Offsets of what a block has in shared memory.
+struct block_memory {
+    int full, empty; // barriers (PASS_WARPS, stages)
+    int rings;       // (PASS_WARPS, stages, STAGE_BYTES)
+    int layers;
+    int gain, offset; // (C,) of the next layer norm
+    int rest;         // x (rows, chunk + PADDING), digits, or what attention and choice need
+};
+
+DEVICE block_memory divide(const struct pass &job)
+{
+    block_memory at;
+    int count = PASS_WARPS * (int)job.stages, width = ceil_div((int)job.C, 4) * 16;
+    at.full = 0;
+    at.empty = count * sizeof(phase_barrier);
+    at.rings = ceil_div(2 * at.empty, 128) * 128;
+    at.layers = at.rings + count * STAGE_BYTES;
+    at.gain = at.layers + ceil_div((int)job.n_layer * (int)sizeof(layer), 16) * 16;
+    at.offset = at.gain + width;
+    at.rest = at.offset + width;
+    return at;
+}
+
+DEVICE const layer *layers_of(const struct pass &job)
+{
+    return shared_at<layer>(divide(job).layers);
+}
+
+// The matrix of a product: number 4 L + P is product P of layer L, and the last one is the head.
+DEVICE matrix matrix_of(const struct pass &job, int number)
+{
+    if (number == PRODUCTS * job.n_layer)
+        return job.lm_head;
+    return (&layers_of(job)[number / PRODUCTS].c_attn)[number % PRODUCTS];
+}
+
+DEVICE int products_of(const struct pass &job)
+{
+    return PRODUCTS * (int)job.n_layer + (job.only_layers ? 0 : 1);
+}
+
+// --- the warp that copies ------------------------------------------------------------------------
+
+// The next weights of one computing warp, in the order of use.
+struct stream {
+    const char *from;
+    int step, product, panel, units; // units that are left of the panel
+    int slot, filled;                // where they go, and the number of stages so far
+    bool is_done;
+};
+
+// Go on to the next product that has the panel of this number, or is at the end.
+DEVICE void find_panel(stream &next, const struct pass &job, int first)
+{
+    int products = products_of(job);
+    while (next.step < job.steps) {
+        matrix w = matrix_of(job, next.product);
+        if ((int64_t)next.panel * PANEL < w.n_out) {
+            next.from = panel_of(w, next.panel);
+            next.units = w.units;
+            return;
+        }
+        next.panel = first;
+        if (++next.product == products)
+            next.product = 0, next.step++;
+    }
+    next.is_done = true;
+}
+
+// Fill the rings of all computing warps, each by a lane, until all weights are copied.
+ROUTINE void copy_weights(const struct pass &job)
+{
+    block_memory memory = divide(job);
+    phase_barrier *full = shared_at<phase_barrier>(memory.full), *empty = shared_at<phase_barrier>(memory.empty);
+    int lane = threadIdx.x % WARP, stages = job.stages;
+    int first = lane * gridDim.x + blockIdx.x, apart = PASS_WARPS * gridDim.x;
+    stream next = {};
+    next.panel = first;
+    next.is_done = lane >= PASS_WARPS;
+    if (!next.is_done)
+        find_panel(next, job, first);
+    while (vote(!next.is_done)) {
+        int slot = (next.is_done ? 0 : lane) * stages + next.slot;
+        bool is_free = next.filled < stages
+            || has_ended(empty + slot, (next.filled / stages + 1) % 2);
+        bool is_ready = !next.is_done && is_free;
+        uint32_t ready = vote(is_ready);
+        int units = smaller(next.units, (int)STAGE_UNITS), bytes = units * UNIT_BYTES;
+        if (COPYING_LANES == 1) {
+            if (is_ready)
+                copy_range(shared_at<char>(memory.rings + slot * STAGE_BYTES), next.from, bytes, full + slot);
+        } else
+            for (int i = 0; i < PASS_WARPS; i++) {
+                int other_slot = from_lane(slot, i), other_bytes = from_lane(bytes, i);
+                const char *from = (const char *)from_lane((int64_t)next.from, i);
+                if (ready >> i & 1)
+                    copy_range(shared_at<char>(memory.rings + other_slot * STAGE_BYTES), from,
+                               other_bytes, full + other_slot);
+            }
+        if (is_ready) {
+            next.filled++;
+            next.slot = next.slot + 1 == stages ? 0 : next.slot + 1;
+            next.from += bytes;
+            next.units -= units;
+            if (!next.units) {
+                next.panel += apart;
+                find_panel(next, job, first);
+            }
+        }
+        if (!ready)
+            pause();
+    }
+}
+
+// --- the warps that compute ----------------------------------------------------------------------
+
+DEVICE void sync_computing() { sync_threads(1, PASS_THREADS); }
+
+// Wait for all blocks of the grid. `target` is the counter's value at which they have arrived.
+DEVICE void sync_grid(const struct pass &job, uint32_t &target)
+{
+    sync_computing();
+    if (threadIdx.x == 0) {
+        target += gridDim.x;
+        add_released(job.barrier, 1);
+        while ((int32_t)(load_acquired(job.barrier) - target) < 0)
+            ;
+    }
+    sync_computing();
+}
+
+// The ring of a computing warp: offsets in shared memory, and the stage that it reads.
+struct ring {
+    int full, empty, stages;
+    int count, slot;
+    uint32_t parity; // of the phase in which the stage is filled
+};
+
+DEVICE phase_barrier *full_of(const ring &from)
+{
+    return shared_at<phase_barrier>(from.full) + from.slot;
+}
+
+DEVICE void wait_for(const ring &from)
+{
+    while (!has_ended(full_of(from), from.parity))
+        ;
+}
+
+DEVICE int stage_of(const ring &from) { return from.stages + from.slot * STAGE_BYTES; }
+
+// Go on to the next stage.
+DEVICE void advance(ring &from)
+{
+    if (++from.slot == from.count)
+        from.slot = 0, from.parity ^= 1;
+}
+
+// The offset of the barrier by which the stage is given back.
+DEVICE int empty_of(const ring &from) { return from.empty + from.slot * (int)sizeof(phase_barrier); }
+
+// Give back a stage that this warp has read, by its barrier; none if that is -1.
+DEVICE void release_stage(int barrier)
+{
+    sync_warp();
+    if (threadIdx.x % WARP == 0 && barrier >= 0)
+        arrive(shared_at<phase_barrier>(barrier));
+}
+
+#if FORMAT != 3
+
+// The chains of a lane in float: one column of a panel and every fourth row of x.
+struct chains {
+    static const int J = RESULTS;
+    static const int AHEAD = J > 2 || ROWS_PER_LOAD == 8 ? 2 : 4; // loads before their use
+    float sums[J];
+    float4 weights[AHEAD]; // the bits, as stored
+    float4 x[J][AHEAD][ROWS_PER_LOAD / 4];
+    int rows[J]; // offsets of x
+};
+
+// Return weight i of 16 loaded bytes.
+DEVICE float loaded_weight(const float4 &bits, int i)
+{
+#if FORMAT == 0
+    return (&bits.x)[i];
+#else
+    uint32_t two = (uint32_t)bits_of((&bits.x)[i / 2]);
+    uint16_t one = i % 2 ? two >> 16 : two & 0xffff;
+    return FORMAT == 1 ? widen_bfloat16(one) : widen_float16(one);
+#endif
+}
+
+DEVICE void load_next(chains &all, int at, int w, int k)
+{
+    all.weights[at] = *shared_at<float4>(w);
+    UNROLLED for (int j = 0; j < chains::J; j++)
+        UNROLLED for (int i = 0; i < ROWS_PER_LOAD / 4; i++)
+            all.x[j][at][i] = *shared_at<float4>(all.rows[j] + 4 * k + 16 * i);
+}
+
+// Add `UNITS` units of a panel to the chains. The first loads are done already; the last ones are of
+// the units that follow, at w_next and k_next. If `waits`, these are in the next stage. `read` is the
+// barrier of a stage that has been read, or -1: it is given back between two multiply-adds.
+template <int UNITS> DEVICE void add_units(
+    chains &all, int w, int k, int w_next, int k_next, bool waits, const ring &next, int read)
+{
+    const int J = chains::J, AHEAD = chains::AHEAD, LOADS = UNITS * ROW_UNIT / ROWS_PER_LOAD;
+    bool is_there = true;
+    UNROLLED for (int i = 0; i < LOADS; i++) {
+        if (i == AHEAD - 1)
+            release_stage(read);
+        if (waits && i == (LOADS - AHEAD) / 2)
+            is_there = has_ended(full_of(next), next.parity);
+        if (waits && i == LOADS - AHEAD && !is_there)
+            wait_for(next);
+        float4 weights = all.weights[i % AHEAD], x[J][ROWS_PER_LOAD / 4];
+        UNROLLED for (int j = 0; j < J; j++)
+            UNROLLED for (int h = 0; h < ROWS_PER_LOAD / 4; h++)
+                x[j][h] = all.x[j][i % AHEAD][h];
+        bool is_inside = i + AHEAD < LOADS;
+        int load = is_inside ? i + AHEAD : i + AHEAD - LOADS;
+        load_next(all, i % AHEAD, (is_inside ? w : w_next) + load * 16 * PANEL,
+                  (is_inside ? k : k_next) + load * ROWS_PER_LOAD);
+        UNROLLED for (int r = 0; r < ROWS_PER_LOAD; r++)
+            UNROLLED for (int j = 0; j < J; j++)
+                all.sums[j] =
+                    multiply_add((&x[j][r / 4].x)[r % 4], loaded_weight(weights, r), all.sums[j]);
+    }
+}
+
+// Add a range of units of a panel, from the ring, with their x in shared memory.
+DEVICE void add_panel(chains &all, ring &ring_of_warp, int units)
+{
+    ring from = ring_of_warp;
+    int column = threadIdx.x % PANEL * 16, k = 0, read = -1;
+    wait_for(from);
+    int w = stage_of(from) + column;
+    UNROLLED for (int i = 0; i < chains::AHEAD; i++)
+        load_next(all, i, w + i * 16 * PANEL, i * ROWS_PER_LOAD);
+    for (; units >= STAGE_UNITS; units -= STAGE_UNITS) {
+        ring next = from;
+        advance(next);
+        bool is_last = units == STAGE_UNITS;
+        int w_next = is_last ? w : stage_of(next) + column;
+        int k_next = is_last ? 0 : k + STAGE_UNITS * ROW_UNIT;
+        add_units<STAGE_UNITS>(all, w, k, w_next, k_next, !is_last, next, read);
+        read = empty_of(from);
+        from = next, w = w_next, k = k_next;
+    }
+    for (int left = units; left; left--) { // a stage that is not full
+        int w_next = left == 1 ? w : w + UNIT_BYTES, k_next = left == 1 ? 0 : k + ROW_UNIT;
+        add_units<1>(all, w, k, w_next, k_next, false, from, read);
+        w = w_next, k = k_next, read = -1;
+    }
+    release_stage(read);
+    if (units) {
+        release_stage(empty_of(from));
+        advance(from);
+    }
+    ring_of_warp = from;
+}
+
+#else
+
+// Return the sum of the products of 16 int8 weights with 16 digits.
+DEVICE int32_t dot16(int4 weights, int4 digits)
+{
+    int32_t sum = dot4(weights.x, digits.x, 0);
+    sum = dot4(weights.y, digits.y, sum);
+    sum = dot4(weights.z, digits.z, sum);
+    return dot4(weights.w, digits.w, sum);
+}
+
+// The chains of a lane in int8: one column of a panel and all rows of x.
+struct chains {
+    float sums[ROWS];
+    int rows[ROWS]; // offsets of digits
+};
+
+// Add a range of units of a panel: groups, whose sums are integers.
+DEVICE void add_panel(chains &all, ring &from, int units)
+{
+    int lane = threadIdx.x % WARP, quarter = lane / PANEL;
+    for (int first = 0; first < units; first += STAGE_UNITS) {
+        int count = smaller(units - first, (int)STAGE_UNITS);
+        wait_for(from);
+        const int8_group *groups = shared_at<int8_group>(stage_of(from));
+        _Pragma("unroll 4") for (int i = 0; i < count; i++) {
+            int4 weights = *(const int4 *)groups[i].weights[quarter][lane % PANEL];
+            float scale = widen_bfloat16(groups[i].scales[lane % PANEL]);
+            UNROLLED for (int j = 0; j < ROWS; j++) {
+                const digits *x = shared_at<digits>(all.rows[j]) + first + i;
+                int32_t high = dot16(weights, *(const int4 *)(x->high + 16 * quarter));
+                int32_t low = dot16(weights, *(const int4 *)(x->low + 16 * quarter));
+                int32_t sum = (int32_t)((uint32_t)high << 8) + low;
+                sum += exchange(sum, PANEL);
+                sum += exchange(sum, 2 * PANEL);
+                all.sums[j] = multiply_add((float)sum, scale, all.sums[j]);
+            }
+        }
+        release_stage(empty_of(from));
+        advance(from);
+    }
+}
+
+#endif
+
+// --- x in shared memory --------------------------------------------------------------------------
+
+DEVICE float *row_of(const block_memory &memory, int row, int stride)
+{
+    return shared_at<float>(memory.rest) + row * stride;
+}
+
+// Copy `count` columns of x (rows, K) from `first` on to shared memory, with zeros behind the last.
+ROUTINE void load_rows(
+    const struct pass &job, const float *x, int64_t K, int first, int count, int stride)
+{
+    block_memory memory = divide(job);
+    int rows = job.rows;
+    int fours = count / 4;
+    for (int i = threadIdx.x; i < rows * fours; i += PASS_THREADS) {
+        int row = i / fours, column = i % fours * 4;
+        bool is_inside = first + column < K;
+        float4 four = is_inside ? load_fresh((const float4 *)(x + row * K + first + column))
+                                : make_float4(0, 0, 0, 0);
+        *(float4 *)(row_of(memory, row, stride) + column) = four;
+    }
+    sync_computing();
+}
+
+// Write the embeddings of the tokens of a step to shared memory, and one row of them to job.x.
+ROUTINE void embed_rows(const struct pass &job, int step, int stride)
+{
+    block_memory memory = divide(job);
+    int C = job.C, writers = smaller((int)gridDim.x, ceil_div(3 * C, (int)PANEL)); // blocks with work
+    for (int i = threadIdx.x; i < (int)job.rows * stride; i += PASS_THREADS) {
+        int row = i / stride, c = i % stride;
+        if (c >= C) {
+            row_of(memory, row, stride)[c] = 0;
+            continue;
+        }
+        int64_t id = load_fresh(job.ids + step * job.rows + row);
+        float token = weight_at(panel_of(job.wte, id / PANEL), c, id % PANEL);
+        float sum = token + job.wpe[(job.positions[row] + step) * C + c];
+        row_of(memory, row, stride)[c] = sum;
+        if (row % writers == blockIdx.x)
+            job.x[(int64_t)row * C + c] = sum;
+    }
+    sync_computing();
+}
+
+// Normalize the rows in shared memory: a warp computes the sums of a row, all threads the rest.
+ROUTINE void normalize_rows(const struct pass &job, float epsilon, int stride)
+{
+    block_memory memory = divide(job);
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, C = job.C, rows = job.rows;
+    const float *gain = shared_at<float>(memory.gain), *offset = shared_at<float>(memory.offset);
+    float2 *of_rows = (float2 *)row_of(memory, rows, stride); // mean and 1 / deviation
+    for (int row = warp; row < rows; row += PASS_WARPS) {
+        const float *x = row_of(memory, row, stride);
+        float sum = 0, squares = 0;
+        _Pragma("unroll 16") for (int c = lane % PARTIAL_SUMS; c < C; c += PARTIAL_SUMS)
+            sum += x[c];
+        float mean = tree_sum(sum) / (float)C;
+        _Pragma("unroll 16") for (int c = lane % PARTIAL_SUMS; c < C; c += PARTIAL_SUMS) {
+            float difference = x[c] - mean;
+            squares = multiply_add(difference, difference, squares);
+        }
+        float per_deviation = 1.0f / sqrtf(tree_sum(squares) / (float)C + epsilon);
+        if (lane == 0)
+            of_rows[row] = make_float2(mean, per_deviation);
+    }
+    sync_computing();
+    for (int row = 0; row < rows; row++) {
+        float *x = row_of(memory, row, stride), mean = of_rows[row].x, per = of_rows[row].y;
+        for (int c = threadIdx.x; c < C; c += PASS_THREADS)
+            x[c] = multiply_add((x[c] - mean) * per, gain[c], offset[c]);
+    }
+    sync_computing();
+}
+
+// Fetch the parameters of a layer norm, which do not depend on other blocks.
+DEVICE void load_norm(const struct pass &job, const struct norm &ln)
+{
+    block_memory memory = divide(job);
+    float *gain = shared_at<float>(memory.gain), *offset = shared_at<float>(memory.offset);
+    for (int c = threadIdx.x; c < job.C; c += PASS_THREADS)
+        gain[c] = ln.weight[c], offset[c] = ln.bias[c];
+}
+
+#if FORMAT == 3
+
+// Return the offset of digits (rows, units) behind the rows of C columns, and of the steps of the rows.
+DEVICE int digits_at(const struct pass &job)
+{
+    int stride = ceil_div((int)job.C, (int)ROW_UNIT) * ROW_UNIT + PADDING;
+    return divide(job).rest + ((int)job.rows + 1) * stride * (int)sizeof(float);
+}
+
+DEVICE int steps_at(const struct pass &job, int units)
+{
+    return digits_at(job) + (int)job.rows * units * (int)sizeof(digits);
+}
+
+// Round four elements to integers from -32639 to 32639, in steps.
+DEVICE void round_four(float4 x, float per_step, digits *to, int first)
+{
+    uint32_t high = 0, low = 0;
+    UNROLLED for (int i = 0; i < 4; i++) {
+        int32_t whole = bits_of(multiply_add((&x.x)[i], per_step, ROUNDER)) - bits_of(ROUNDER);
+        int32_t lower = ((whole + 128) & 255) - 128;
+        low |= (uint32_t)(lower & 255) << 8 * i;
+        high |= (uint32_t)((whole - lower) >> 8 & 255) << 8 * i;
+    }
+    *(uint32_t *)(to->high + first) = high;
+    *(uint32_t *)(to->low + first) = low;
+}
+
+// Return four elements of a row: from shared memory, or from `x` (rows, K), with zeros behind the last.
+DEVICE float4 four_of(const struct pass &job, const float *x, int64_t K, int row, int k, int stride)
+{
+    if (!x)
+        return *(const float4 *)(row_of(divide(job), row, stride) + k);
+    return k < K ? load_fresh((const float4 *)(x + row * K + k)) : make_float4(0, 0, 0, 0);
+}
+
+// Round rows to digits: see `round_row` in native/int8.h. `x` is NULL for the rows in shared memory.
+ROUTINE void round_x(const struct pass &job, const float *x, int64_t K, int units, int stride)
+{
+    digits *to = shared_at<digits>(digits_at(job));
+    int rows = job.rows, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    float *steps = shared_at<float>(steps_at(job, units)), *largest = steps + rows;
+    for (int row = 0; row < rows; row++) {
+        int32_t most = 0; // bits of |x|, which compare as the floats do, and keep NaN
+        for (int k = 4 * threadIdx.x; k < units * GROUP; k += 4 * PASS_THREADS) {
+            float4 four = four_of(job, x, K, row, k, stride);
+            UNROLLED for (int i = 0; i < 4; i++)
+                most = larger(most, bits_of(absolute((&four.x)[i])));
+        }
+        UNROLLED for (int lanes = WARP / 2; lanes; lanes /= 2)
+            most = larger(most, exchange(most, lanes));
+        if (lane == 0)
+            largest[row * PASS_WARPS + warp] = float_of(most);
+    }
+    sync_computing();
+    for (int row = 0; row < rows; row++) {
+        int32_t most = 0;
+        UNROLLED for (int i = 0; i < PASS_WARPS; i++)
+            most = larger(most, bits_of(largest[row * PASS_WARPS + i]));
+        float size = float_of(most);
+        bool is_finite = size < INFINITY; // 0 times another step is NaN, and so are the results
+        float per_step = LARGEST_ACTIVATION / (size < SMALLEST_SIZE ? SMALLEST_SIZE : size);
+        for (int k = 4 * threadIdx.x; k < units * GROUP; k += 4 * PASS_THREADS) {
+            float4 four = make_float4(0, 0, 0, 0);
+            if (is_finite)
+                four = four_of(job, x, K, row, k, stride);
+            round_four(four, per_step, to + row * units + k / GROUP, k % GROUP);
+        }
+        if (threadIdx.x == 0)
+            steps[row] = is_finite ? size / LARGEST_ACTIVATION : size;
+    }
+    sync_computing();
+}
+
+#endif
+
+// --- products ------------------------------------------------------------------------------------
+
+#if FORMAT == 3
+
+// Begin the chains of a panel: at 0, since the bias is added last.
+DEVICE void start_chains(
+    chains &all, const struct pass &job, int units, int stride, float bias)
+{
+    UNROLLED for (int j = 0; j < ROWS; j++) {
+        all.sums[j] = 0;
+        all.rows[j] = digits_at(job) + (j < job.rows ? j : 0) * units * (int)sizeof(digits);
+    }
+}
+
+// Return a lane's result number i: of row 4 i + lane / PANEL.
+DEVICE float result_of(
+    const chains &all, const struct pass &job, int units, int i, float bias)
+{
+    int quarter = threadIdx.x % WARP / PANEL, row = 4 * i + quarter;
+    const float *steps = shared_at<float>(steps_at(job, units));
+    float sum = all.sums[4 * i];
+    UNROLLED for (int j = 4 * i + 1; j < 4 * i + 4; j++)
+        if (j < ROWS)
+            sum = j == row ? all.sums[j] : sum;
+    return multiply_add(sum, steps[row < job.rows ? row : 0], bias);
+}
+
+#else
+
+// Begin the chains of a panel at the bias.
+DEVICE void start_chains(
+    chains &all, const struct pass &job, int units, int stride, float bias)
+{
+    int quarter = threadIdx.x % WARP / PANEL;
+    UNROLLED for (int j = 0; j < chains::J; j++) {
+        int row = 4 * j + quarter;
+        all.sums[j] = bias;
+        all.rows[j] = divide(job).rest + (row < job.rows ? row : 0) * stride * (int)sizeof(float);
+    }
+}
+
+DEVICE float result_of(
+    const chains &all, const struct pass &job, int units, int i, float bias)
+{
+    return all.sums[i];
+}
+
+#endif
+
+// A product of all rows: its number, its matrix, and where x comes from and the results go.
+struct work {
+    int product;
+    matrix w;
+    const float *bias, *x; // a bias or NULL
+    const float *residual; // (rows, n_out), or NULL
+    float *y;              // (rows, n_out)
+    int activation;
+};
+
+DEVICE struct work work_of(const struct pass &job, int number)
+{
+    int product = number % PRODUCTS;
+    if (number == PRODUCTS * job.n_layer)
+        return {LM_HEAD, job.lm_head, job.lm_head_bias, job.x, 0, job.logits, NONE};
+    const layer &of = layers_of(job)[number / PRODUCTS];
+    const matrix &w = (&of.c_attn)[product];
+    const float *bias = (&of.c_attn_bias)[product];
+    if (product == C_ATTN)
+        return {product, w, bias, job.x, 0, job.qkv, NONE};
+    if (product == ATTN_C_PROJ)
+        return {product, w, bias, job.z, job.x, job.mid, NONE};
+    if (product == C_FC)
+        return {product, w, bias, job.mid, 0, job.hidden, of.activation};
+    return {product, w, bias, job.hidden, job.mid, job.x, NONE};
+}
+
+DEVICE float bias_of(const struct work &work, int64_t n)
+{
+    return work.bias && n < work.w.n_out ? work.bias[n] : 0.0f;
+}
+
+// Compute a product, a panel a warp at a time. x is in shared memory if that holds all of its columns;
+// otherwise it comes in chunks. `bias` is that of the first panel.
+ROUTINE void multiply(
+    const struct pass &job, const struct work &work, ring &from, float bias)
+{
+    const matrix &w = work.w;
+    int lane = threadIdx.x % WARP, rows = job.rows, units = w.units, quarter = lane / PANEL;
+    int K = units * ROW_UNIT, chunk = smaller(K, (int)job.chunk), stride = chunk + PADDING;
+    int panel = threadIdx.x / WARP * gridDim.x + blockIdx.x, apart = PASS_WARPS * gridDim.x;
+    for (int first = blockIdx.x; (int64_t)first * PANEL < w.n_out; first += apart, panel += apart) {
+        int64_t n = (int64_t)panel * PANEL + lane % PANEL;
+        bool has_panel = (int64_t)panel * PANEL < w.n_out;
+        chains all;
+        float residual[RESULTS];
+        bias = first == blockIdx.x ? bias : bias_of(work, n);
+        start_chains(all, job, units, stride, bias);
+        UNROLLED for (int i = 0; i < RESULTS; i++) {
+            bool is_added = work.residual && 4 * i + quarter < rows && n < w.n_out;
+            int64_t at = (4 * i + quarter) * w.n_out + n;
+            residual[i] = is_added ? load_fresh(work.residual + at) : 0.0f;
+        }
+        for (int k = 0; k < K; k += chunk) { // in int8, one chunk
+            int count = smaller(chunk, K - k);
+            if (chunk < K) {
+                sync_computing(); // all have used the chunk before
+                load_rows(job, work.x, w.n_in, k, count, stride);
+            }
+            if (has_panel)
+                add_panel(all, from, count / ROW_UNIT);
+        }
+        UNROLLED for (int i = 0; i < RESULTS; i++) {
+            int64_t at = (4 * i + quarter) * w.n_out + n;
+            float y = result_of(all, job, units, i, bias);
+            y = activate(y, work.activation);
+            if (has_panel && 4 * i + quarter < rows && n < w.n_out)
+                work.y[at] = work.residual ? residual[i] + y : y;
+        }
+    }
+}
+
+// --- attention -----------------------------------------------------------------------------------
+
+// A query of a head: its row and the keys that it sees. Keys from `past` on are of tokens of this
+// pass, whose row in qkv is firsts + the rest.
+struct query {
+    const float *qkv; // of this row and head
+    cached *keys, *values;
+    int past, visible, first;
+};
+
+DEVICE query query_of(const struct pass &job, int layer, int row, int head, int step)
+{
+    query one;
+    int64_t position = job.positions[row] + step, panels = job.cache_panels;
+    int64_t at = (job.texts[row] * job.H + head) * panels * SLOTS * job.D;
+    one.first = job.firsts[row];
+    one.visible = position + 1;
+    one.past = position - (row - one.first);
+    one.qkv = job.qkv + row * 3 * job.C + head * job.D;
+    one.keys = job.keys + layer * job.keys_step + at;
+    one.values = job.values + layer * job.values_step + at;
+    return one;
+}
+
+// Return q, k or v (`part` 0, 1 or 2) of a token of this pass, which is key `s`.
+DEVICE const float *of_new_key(const struct pass &job, const query &one, int s, int head, int part)
+{
+    return job.qkv + ((one.first + s - one.past) * 3 + part) * job.C + head * job.D;
+}
+
+// Append this token's key and value to the cache.
+DEVICE void store_token(const struct pass &job, const query &one)
+{
+    int s = one.visible - 1, D = job.D;
+    for (int d = threadIdx.x; d < D; d += PASS_THREADS) {
+        one.keys[((int64_t)(s / SLOTS) * D + d) * SLOTS + s % SLOTS] =
+            narrow(load_fresh(one.qkv + job.C + d));
+        one.values[(int64_t)s * D + d] = narrow(load_fresh(one.qkv + 2 * job.C + d));
+    }
+}
+
+// Return q (D) times one key.
+DEVICE float score_of(const struct pass &job, const query &one, const float *q, int s, int head)
+{
+    int D = job.D;
+    float score = 0;
+    if (s >= one.past) {
+        const float *key = of_new_key(job, one, s, head, 1);
+        for (int d = 0; d < D; d++)
+            score = multiply_add(q[d], widen(narrow(load_fresh(key + d))), score);
+        return score;
+    }
+    const cached *key = one.keys + (int64_t)(s / SLOTS) * SLOTS * D + s % SLOTS;
+    for (int d = 0; d < D; d += 8) { // D is a multiple of 8
+        cached eight[8];
+        UNROLLED for (int i = 0; i < 8; i++)
+            eight[i] = load_fresh(key + (d + i) * SLOTS);
+        UNROLLED for (int i = 0; i < 8; i++)
+            score = multiply_add(q[d + i], widen(eight[i]), score);
+    }
+    return score;
+}
+
+// Begin to copy the values of the keys from `start` on to shared memory, by `threads` threads.
+DEVICE void copy_tile(
+    const struct pass &job, const query &one, int start, int head, cached *tile, int thread, int threads)
+{
+    const int EACH = 16 / sizeof(cached);
+    int D = job.D, count = smaller(TILE_KEYS, one.visible - start) * D / EACH;
+    for (int i = thread; i < count; i += threads) {
+        int s = start + i * EACH / D, d = i * EACH % D;
+        if (s < one.past)
+            copy16(tile + i * EACH, one.values + (int64_t)s * D + d);
+        else
+            for (int j = 0; j < EACH; j++)
+                tile[i * EACH + j] = narrow(load_fresh(of_new_key(job, one, s, head, 2) + d + j));
+    }
+    commit_copies();
+}
+
+// Write the weights of the keys, and return their sum to all threads.
+DEVICE float weigh_keys(
+    const struct pass &job, const query &one, const float *q, int head, float scale, float *weights,
+    float *largest)
+{
+    int thread = threadIdx.x, visible = one.visible, lane = thread % WARP;
+    float most = -INFINITY;
+    for (int s = thread; s < visible; s += PASS_THREADS) {
+        float score = score_of(job, one, q, s, head) * scale;
+        weights[s] = score;
+        most = larger_of(most, score);
+    }
+    most = warp_largest(most);
+    if (lane == 0)
+        largest[thread / WARP] = most;
+    sync_computing();
+    UNROLLED for (int i = 0; i < PASS_WARPS; i++)
+        most = larger_of(most, largest[i]);
+    for (int s = thread; s < visible; s += PASS_THREADS)
+        weights[s] = exp_of(weights[s] - most);
+    sync_computing();
+    if (thread / WARP == PASS_WARPS - 1) {
+        float sum = 0;
+        _Pragma("unroll 8") for (int s = lane % PARTIAL_SUMS; s < visible; s += PARTIAL_SUMS)
+            sum += weights[s];
+        sum = tree_sum(sum);
+        if (lane == 0)
+            largest[PASS_WARPS] = sum;
+    }
+    sync_computing();
+    return largest[PASS_WARPS];
+}
+
+// Attend with all heads of all rows, a head of a row a block at a time. The first warps add values,
+// a column a lane; the others copy the next tile of values meanwhile.
+ROUTINE void attend_rows(const struct pass &job, int layer, int step)
+{
+    block_memory memory = divide(job);
+    int D = job.D, H = job.H, thread = threadIdx.x, adding = ceil_div(D, (int)WARP) * WARP;
+    float *q = shared_at<float>(memory.rest), *largest = q + D, *weights = largest + 2 * PASS_WARPS;
+    float scale = layers_of(job)[layer].scale;
+    cached *tiles = (cached *)(weights + job.cache_panels * SLOTS);
+    for (int task = blockIdx.x; task < job.rows * H; task += gridDim.x) {
+        int row = task / H, head = task % H;
+        query one = query_of(job, layer, row, head, step);
+        if (thread >= adding)
+            copy_tile(job, one, 0, head, tiles, thread - adding, PASS_THREADS - adding);
+        for (int d = thread; d < D; d += PASS_THREADS)
+            q[d] = load_fresh(one.qkv + d);
+        sync_computing();
+        store_token(job, one);
+        float sum = weigh_keys(job, one, q, head, scale, weights, largest), mixed = 0;
+        for (int start = 0, turn = 0; start < one.visible; start += TILE_KEYS, turn ^= 1) {
+            cached *tile = tiles + turn * TILE_KEYS * D, *next = tiles + (turn ^ 1) * TILE_KEYS * D;
+            if (thread >= adding) {
+                if (start + TILE_KEYS < one.visible)
+                    copy_tile(job, one, start + TILE_KEYS, head, next, thread - adding,
+                              PASS_THREADS - adding);
+                else
+                    commit_copies();
+                wait_for_copies<1>();
+            }
+            sync_computing();
+            if (thread < D) {
+                int count = smaller(TILE_KEYS, one.visible - start);
+                _Pragma("unroll 16") for (int s = 0; s < count; s++)
+                    mixed = multiply_add(weights[start + s], widen(tile[s * D + thread]), mixed);
+            }
+            sync_computing();
+        }
+        if (thread < D)
+            job.z[row * job.C + head * D + thread] = mixed / sum;
+    }
+}
+
+// --- the pass ------------------------------------------------------------------------------------
+
+// Set the logits of tokens that may not be chosen to -INFINITY, and the largest of their spans anew.
+DEVICE void ban(const struct pass &job, float *logits, int n, int at)
+{
+    for (int i = threadIdx.x; i < job.banned_count; i += ROW_THREADS)
+        logits[job.banned[i]] = -INFINITY;
+    sync_row();
+    for (int i = threadIdx.x; i < job.banned_count; i += ROW_THREADS) {
+        int span = job.banned[i] / SPAN;
+        float most = -INFINITY;
+        for (int c = span * SPAN; c < smaller((span + 1) * SPAN, n); c++)
+            most = larger_of(most, load_fresh(logits + c));
+        span_maxima(at)[span] = most;
+    }
+    sync_row();
+}
+
+// Choose the next tokens, a row a block at a time.
+ROUTINE void choose_rows(const struct pass &job, int step)
+{
+    block_memory memory = divide(job);
+    int at = memory.rest;
+    int n = job.lm_head.n_out;
+    choice how = {job.top_k, job.top_p, job.temperature, job.log_min_p};
+    for (int row = blockIdx.x; row < job.rows; row += gridDim.x) {
+        float *logits = job.logits + (int64_t)row * n;
+        float most = scan_row(logits, n, at);
+        double normalizer = row_normalizer(logits, n, most, at);
+        bool is_finite = row_at(at)->is_finite;
+        if (threadIdx.x == 0 && !is_finite)
+            job.is_finite[row] = 0;
+        float *masked = job.scratch + row * CHOICE_ARRAYS * job.scratch_size;
+        int32_t id = 0;
+        ban(job, logits, n, at);
+        if (is_finite)
+            id = choose_token(logits, n, how, job.uniforms[step * job.rows + row], masked,
+                              job.scratch_size, at);
+        if (threadIdx.x == 0) {
+            job.ids[(step + 1) * job.rows + row] = id;
+            job.logprobs[step * job.rows + row] = load_fresh(logits + id) - normalizer;
+        }
+    }
+}
+
+// Return whether a layer norm is before a product.
+DEVICE bool is_normalized(int product)
+{
+    return product == C_ATTN || product == C_FC || product == LM_HEAD;
+}
+
+// Bring x of a product to shared memory, normalized or rounded.
+ROUTINE void prepare_x(
+    const struct pass &job, const struct work &work, int number, int step, float epsilon)
+{
+    int K = work.w.units * ROW_UNIT, stride = K + PADDING;
+    bool is_embedding = number == 0 && !job.only_layers, has_norm = is_normalized(work.product);
+    if (is_embedding)
+        embed_rows(job, step, stride);
+    else if (has_norm || (FORMAT != 3 && K <= job.chunk)) // `multiply` loads chunks
+        load_rows(job, work.x, work.w.n_in, 0, K, stride);
+    if (has_norm)
+        normalize_rows(job, epsilon, stride);
+#if FORMAT == 3
+    round_x(job, has_norm ? 0 : work.x, work.w.n_in, work.w.units, stride);
+#endif
+}
+
+// Return the layer norm that is before a product.
+DEVICE struct norm norm_before(const struct pass &job, int number)
+{
+    if (number == PRODUCTS * job.n_layer)
+        return job.ln_f;
+    const layer &of = layers_of(job)[number / PRODUCTS];
+    return number % PRODUCTS == C_ATTN ? of.ln_1 : of.ln_2;
+}
+
+// Compute one product, and what is before it: a barrier, attention, a layer norm.
+DEVICE void compute(
+    const struct pass &job, int number, int step, ring &from, uint32_t &target)
+{
+    struct work work = work_of(job, number);
+    bool has_work = (int64_t)blockIdx.x * PANEL < work.w.n_out;
+    float epsilon = norm_before(job, number).epsilon;
+    int panel = threadIdx.x / WARP * gridDim.x + blockIdx.x;
+    float bias = bias_of(work, (int64_t)panel * PANEL + threadIdx.x % PANEL);
+    if (has_work && is_normalized(work.product))
+        load_norm(job, norm_before(job, number));
+    if (number || step)
+        sync_grid(job, target);
+    if (work.product == ATTN_C_PROJ) {
+        attend_rows(job, number / PRODUCTS, step);
+        sync_grid(job, target);
+    }
+    if (!has_work)
+        return;
+    prepare_x(job, work, number, step, epsilon);
+    multiply(job, work, from, bias);
+}
+
+// Fill shared memory with what is there from the beginning: barriers and layers.
+DEVICE void begin(const struct pass &job)
+{
+    block_memory memory = divide(job);
+    for (int i = threadIdx.x; i < PASS_WARPS * job.stages; i += blockDim.x) {
+        init_phases(shared_at<phase_barrier>(memory.full) + i, COPYING_LANES);
+        init_phases(shared_at<phase_barrier>(memory.empty) + i, 1);
+    }
+    publish_phases();
+    for (int i = threadIdx.x; i < job.n_layer * (int)sizeof(layer) / 8; i += blockDim.x)
+        shared_at<int64_t>(memory.layers)[i] = ((const int64_t *)job.layers)[i];
+    sync_block();
+}
+
+KERNEL LAUNCH_BOUNDS(PASS_THREADS + WARP, 1) pass(const ARGUMENT struct pass job)
+{
+    block_memory memory = divide(job);
+    int warp = threadIdx.x / WARP, stages = job.stages, first = warp * stages;
+    begin(job);
+    if (warp == PASS_WARPS) {
+        copy_weights(job);
+        return;
+    }
+    ring from = {memory.full + first * (int)sizeof(phase_barrier),
+                 memory.empty + first * (int)sizeof(phase_barrier),
+                 memory.rings + first * STAGE_BYTES, stages, 0, 0};
+    uint32_t target = 0;
+    for (int step = 0; step < job.steps; step++) {
+        for (int number = 0; number < products_of(job); number++)
+            compute(job, number, step, from, target);
+        if (!job.only_layers) {
+            sync_grid(job, target);
+            choose_rows(job, step);
+        }
+    }
+}
