@@ -98,7 +98,7 @@ def linear(x, matrix, dtype, *, tile, bias=None, residual=None, activation=None,
     return y
 
 
-def attend(q, keys, values, scale, visible, dtype, plan, *, steps=None, edited=None):
+def attend(q, keys, values, scale, visible, dtype, plan, *, steps=None, edited=None, card=_H100):
     """Return attention (B, H, T, D) of q, with any strides, to a cache."""
     B, H, T, D = q.shape
     S = steps[0].shape[3] if steps else int(visible.max())
@@ -113,6 +113,6 @@ def attend(q, keys, values, scale, visible, dtype, plan, *, steps=None, edited=N
         scratch=result((max(1, plans.attend_scratch(plan, S)),))[0],
         edited=EDITED.index(edited), **strides,
     )  # fmt: skip
-    launch(dtype, plan, job)
+    launch(dtype, plan, job, card)
     assert_guarded(y, memory)
     return y.reshape(B, T, H, D).swapaxes(1, 2)
