@@ -8,7 +8,7 @@ float32, or in float16 beside int8 weights.
 import math
 import weakref
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -439,15 +439,21 @@ class _Table:
 
 def _struct(name: str, fields: dict[str, Any]) -> Array:
     """Return a struct of structs.cu as an array of one element; arrays become their addresses."""
+    kind, empty = _empty_struct(name)
+    values = empty | fields
+    for field, value in fields.items():
+        if isinstance(value, cupy.ndarray):
+            values[field] = value.data.ptr
+        elif value is None:
+            values[field] = 0
+    return np.array(tuple(values.values()), kind)
+
+
+@cache
+def _empty_struct(name: str) -> tuple[np.dtype[np.void], dict[str, Any]]:
+    """Return a struct's type, and its fields with zeros."""
     kind = types()[name]
-    values = tuple(_value(fields.get(field)) for field in kind.names or ())
-    return np.array(values, kind)
-
-
-def _value(value: Any) -> Any:
-    if isinstance(value, cupy.ndarray):
-        return value.data.ptr
-    return 0 if value is None else value
+    return kind, dict(zip(kind.names or (), np.zeros(1, kind).tolist()[0], strict=True))
 
 
 def _norm_of(ln: LayerNorm) -> tuple[int, int, float]:

@@ -29,7 +29,8 @@ enum {
     PRODUCTS = 4, // of a layer, in the order of `struct layer`
     PADDING = 4,  // floats between rows in shared memory: they begin at different banks
     RESULTS = (ROWS + 3) / 4, // of a lane: of rows l / 8, l / 8 + 4, ...
-    TILE_KEYS = 64, // whose values are in shared memory together
+    TILE_KEYS = 32, // whose values are copied together
+    TILES = 6,      // of values in shared memory
 };
 
 enum product { C_ATTN, ATTN_C_PROJ, C_FC, MLP_C_PROJ, LM_HEAD };
@@ -356,35 +357,39 @@ ROUTINE void load_rows(
     const struct pass &job, const float *x, int64_t K, int first, int count, int stride)
 {
     block_memory memory = divide(job);
-    int rows = job.rows;
-    int fours = count / 4;
-    for (int i = threadIdx.x; i < rows * fours; i += PASS_THREADS) {
-        int row = i / fours, column = i % fours * 4;
-        bool is_inside = first + column < K;
-        float4 four = is_inside ? load_fresh((const float4 *)(x + row * K + first + column))
-                                : make_float4(0, 0, 0, 0);
-        *(float4 *)(row_of(memory, row, stride) + column) = four;
+    for (int row = 0; row < (int)job.rows; row++) {
+        float *to = row_of(memory, row, stride);
+        const float *from = x + row * K + first;
+        for (int k = 4 * threadIdx.x; k < count; k += 4 * PASS_THREADS) {
+            if (first + k < K)
+                copy16(to + k, from + k);
+            else
+                *(float4 *)(to + k) = make_float4(0, 0, 0, 0);
+        }
     }
+    commit_copies();
+    wait_for_copies<0>();
     sync_computing();
 }
 
-// Write the embeddings of the tokens of a step to shared memory, and one row of them to job.x.
+// Write the embeddings of the tokens of a step to shared memory, and each row of them to job.x by one
+// block.
 ROUTINE void embed_rows(const struct pass &job, int step, int stride)
 {
     block_memory memory = divide(job);
     int C = job.C, writers = smaller((int)gridDim.x, ceil_div(3 * C, (int)PANEL)); // blocks with work
-    for (int i = threadIdx.x; i < (int)job.rows * stride; i += PASS_THREADS) {
-        int row = i / stride, c = i % stride;
-        if (c >= C) {
-            row_of(memory, row, stride)[c] = 0;
-            continue;
-        }
+    for (int row = 0; row < (int)job.rows; row++) {
         int64_t id = load_fresh(job.ids + step * job.rows + row);
-        float token = weight_at(panel_of(job.wte, id / PANEL), c, id % PANEL);
-        float sum = token + job.wpe[(job.positions[row] + step) * C + c];
-        row_of(memory, row, stride)[c] = sum;
-        if (row % writers == blockIdx.x)
-            job.x[(int64_t)row * C + c] = sum;
+        const char *token = panel_of(job.wte, id / PANEL);
+        const float *position = job.wpe + (job.positions[row] + step) * C;
+        float *to = row_of(memory, row, stride), *x = job.x + (int64_t)row * C;
+        bool is_writer = row % writers == blockIdx.x;
+        _Pragma("unroll 4") for (int c = threadIdx.x; c < stride; c += PASS_THREADS) {
+            float sum = c < C ? weight_at(token, c, id % PANEL) + position[c] : 0.0f;
+            to[c] = sum;
+            if (is_writer && c < C)
+                x[c] = sum;
+        }
     }
     sync_computing();
 }
@@ -396,6 +401,7 @@ ROUTINE void normalize_rows(const struct pass &job, float epsilon, int stride)
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, C = job.C, rows = job.rows;
     const float *gain = shared_at<float>(memory.gain), *offset = shared_at<float>(memory.offset);
     float2 *of_rows = (float2 *)row_of(memory, rows, stride); // mean and 1 / deviation
+    wait_for_copies<0>(); // of gain and offset, which all see after the next barrier
     for (int row = warp; row < rows; row += PASS_WARPS) {
         const float *x = row_of(memory, row, stride);
         float sum = 0, squares = 0;
@@ -419,13 +425,16 @@ ROUTINE void normalize_rows(const struct pass &job, float epsilon, int stride)
     sync_computing();
 }
 
-// Fetch the parameters of a layer norm, which do not depend on other blocks.
+// Begin to copy the parameters of a layer norm, which do not depend on other blocks. C is a multiple of 4.
 DEVICE void load_norm(const struct pass &job, const struct norm &ln)
 {
     block_memory memory = divide(job);
     float *gain = shared_at<float>(memory.gain), *offset = shared_at<float>(memory.offset);
-    for (int c = threadIdx.x; c < job.C; c += PASS_THREADS)
-        gain[c] = ln.weight[c], offset[c] = ln.bias[c];
+    for (int c = 4 * threadIdx.x; c < job.C; c += 4 * PASS_THREADS) {
+        copy16(gain + c, ln.weight + c);
+        copy16(offset + c, ln.bias + c);
+    }
+    commit_copies();
 }
 
 #if FORMAT == 3
@@ -649,52 +658,88 @@ DEVICE query query_of(const struct pass &job, int layer, int row, int head, int 
     return one;
 }
 
-// Return q, k or v (`part` 0, 1 or 2) of a token of this pass, which is key `s`.
+// Return k or v (`part` 1 or 2) of a token of this pass, which is key `s`.
 DEVICE const float *of_new_key(const struct pass &job, const query &one, int s, int head, int part)
 {
     return job.qkv + ((one.first + s - one.past) * 3 + part) * job.C + head * job.D;
 }
 
-// Append this token's key and value to the cache.
-DEVICE void store_token(const struct pass &job, const query &one)
+// What a block has in shared memory for the attention of a head of a row.
+struct attention {
+    float *q, *key; // (D,): of this token
+    float *largest; // (PASS_WARPS,), then the sum of the weights
+    float *weights; // (capacity,)
+    cached *tiles;  // (TILES, TILE_KEYS, D)
+};
+
+DEVICE attention divide_rest(const struct pass &job)
 {
-    int s = one.visible - 1, D = job.D;
-    for (int d = threadIdx.x; d < D; d += PASS_THREADS) {
-        one.keys[((int64_t)(s / SLOTS) * D + d) * SLOTS + s % SLOTS] =
-            narrow(load_fresh(one.qkv + job.C + d));
-        one.values[(int64_t)s * D + d] = narrow(load_fresh(one.qkv + 2 * job.C + d));
+    attention of;
+    of.q = shared_at<float>(divide(job).rest);
+    of.key = of.q + job.D;
+    of.largest = of.key + job.D;
+    of.weights = of.largest + 2 * PASS_WARPS;
+    of.tiles = (cached *)(of.weights + job.cache_panels * SLOTS);
+    return of;
+}
+
+// Copy this token's query and key to shared memory, and append its key and value to the cache. The
+// last warps append, since the first ones have scores to compute.
+DEVICE void take_token(const struct pass &job, const query &one, const attention &of)
+{
+    int s = one.visible - 1, D = job.D, d = threadIdx.x;
+    if (d < D) {
+        of.q[d] = load_fresh(one.qkv + d);
+        of.key[d] = widen(narrow(load_fresh(one.qkv + job.C + d)));
+    }
+    d = PASS_THREADS - 1 - threadIdx.x;
+    if (d < D) {
+        cached key = narrow(load_fresh(one.qkv + job.C + d));
+        cached value = narrow(load_fresh(one.qkv + 2 * job.C + d));
+        one.keys[((int64_t)(s / SLOTS) * D + d) * SLOTS + s % SLOTS] = key;
+        one.values[(int64_t)s * D + d] = value;
     }
 }
 
-// Return q (D) times one key.
-DEVICE float score_of(const struct pass &job, const query &one, const float *q, int s, int head)
+// Add COUNT products of q with a key in the cache, whose numbers are SLOTS apart.
+template <int COUNT> DEVICE float add_scores(const float *q, const cached *key, float score)
 {
-    int D = job.D;
-    float score = 0;
-    if (s >= one.past) {
-        const float *key = of_new_key(job, one, s, head, 1);
-        for (int d = 0; d < D; d++)
-            score = multiply_add(q[d], widen(narrow(load_fresh(key + d))), score);
-        return score;
-    }
-    const cached *key = one.keys + (int64_t)(s / SLOTS) * SLOTS * D + s % SLOTS;
-    for (int d = 0; d < D; d += 8) { // D is a multiple of 8
-        cached eight[8];
-        UNROLLED for (int i = 0; i < 8; i++)
-            eight[i] = load_fresh(key + (d + i) * SLOTS);
-        UNROLLED for (int i = 0; i < 8; i++)
-            score = multiply_add(q[d + i], widen(eight[i]), score);
-    }
+    cached numbers[COUNT];
+    UNROLLED for (int i = 0; i < COUNT; i++) // all loads at once
+        numbers[i] = load_fresh(key + i * SLOTS);
+    UNROLLED for (int i = 0; i < COUNT; i++)
+        score = multiply_add(q[i], widen(numbers[i]), score);
     return score;
 }
 
-// Begin to copy the values of the keys from `start` on to shared memory, by `threads` threads.
+// Return q (D) times one key.
+DEVICE float score_of(const struct pass &job, const query &one, const attention &of, int s, int head)
+{
+    int D = job.D, d = 0;
+    float score = 0;
+    if (s >= one.past) {
+        const float *key = s == one.visible - 1 ? of.key : of_new_key(job, one, s, head, 1);
+        _Pragma("unroll 8") for (; d < D; d++)
+            score = multiply_add(of.q[d], widen(narrow(key[d])), score);
+        return score;
+    }
+    const cached *key = one.keys + (int64_t)(s / SLOTS) * SLOTS * D + s % SLOTS;
+    for (; d + 32 <= D; d += 32)
+        score = add_scores<32>(of.q + d, key + d * SLOTS, score);
+    for (; d < D; d += 8) // a multiple of 8
+        score = add_scores<8>(of.q + d, key + d * SLOTS, score);
+    return score;
+}
+
+// Begin to copy the values of tile number `number` to shared memory, by the threads from `adding` on.
 DEVICE void copy_tile(
-    const struct pass &job, const query &one, int start, int head, cached *tile, int thread, int threads)
+    const struct pass &job, const query &one, const attention &of, int number, int head, int adding)
 {
     const int EACH = 16 / sizeof(cached);
-    int D = job.D, count = smaller(TILE_KEYS, one.visible - start) * D / EACH;
-    for (int i = thread; i < count; i += threads) {
+    int D = job.D, start = number * TILE_KEYS, threads = PASS_THREADS - adding;
+    int count = smaller((int)TILE_KEYS, one.visible - start) * D / EACH;
+    cached *tile = of.tiles + number % TILES * TILE_KEYS * D;
+    for (int i = threadIdx.x - adding; i < count; i += threads) {
         int s = start + i * EACH / D, d = i * EACH % D;
         if (s < one.past)
             copy16(tile + i * EACH, one.values + (int64_t)s * D + d);
@@ -705,24 +750,23 @@ DEVICE void copy_tile(
     commit_copies();
 }
 
-// Write the weights of the keys, and return their sum to all threads.
-DEVICE float weigh_keys(
-    const struct pass &job, const query &one, const float *q, int head, float scale, float *weights,
-    float *largest)
+// Write the weights of the keys, and their sum, which all see after the next barrier.
+DEVICE void weigh_keys(
+    const struct pass &job, const query &one, const attention &of, int head, float scale)
 {
     int thread = threadIdx.x, visible = one.visible, lane = thread % WARP;
-    float most = -INFINITY;
+    float most = -INFINITY, *weights = of.weights;
     for (int s = thread; s < visible; s += PASS_THREADS) {
-        float score = score_of(job, one, q, s, head) * scale;
+        float score = score_of(job, one, of, s, head) * scale;
         weights[s] = score;
         most = larger_of(most, score);
     }
     most = warp_largest(most);
     if (lane == 0)
-        largest[thread / WARP] = most;
+        of.largest[thread / WARP] = most;
     sync_computing();
     UNROLLED for (int i = 0; i < PASS_WARPS; i++)
-        most = larger_of(most, largest[i]);
+        most = larger_of(most, of.largest[i]);
     for (int s = thread; s < visible; s += PASS_THREADS)
         weights[s] = exp_of(weights[s] - most);
     sync_computing();
@@ -732,51 +776,46 @@ DEVICE float weigh_keys(
             sum += weights[s];
         sum = tree_sum(sum);
         if (lane == 0)
-            largest[PASS_WARPS] = sum;
+            of.largest[PASS_WARPS] = sum;
     }
-    sync_computing();
-    return largest[PASS_WARPS];
 }
 
 // Attend with all heads of all rows, a head of a row a block at a time. The first warps add values,
-// a column a lane; the others copy the next tile of values meanwhile.
+// a column a lane; the others copy the next tiles of values meanwhile:
+//
+//     tile i + 5 in global memory --copy--> | tile i - 1, free | tile i | ... | tile i + 4 |
+//                                             the warps that add read ^
 ROUTINE void attend_rows(const struct pass &job, int layer, int step)
 {
-    block_memory memory = divide(job);
     int D = job.D, H = job.H, thread = threadIdx.x, adding = ceil_div(D, (int)WARP) * WARP;
-    float *q = shared_at<float>(memory.rest), *largest = q + D, *weights = largest + 2 * PASS_WARPS;
     float scale = layers_of(job)[layer].scale;
-    cached *tiles = (cached *)(weights + job.cache_panels * SLOTS);
+    attention of = divide_rest(job);
     for (int task = blockIdx.x; task < job.rows * H; task += gridDim.x) {
         int row = task / H, head = task % H;
         query one = query_of(job, layer, row, head, step);
+        int tiles = ceil_div(one.visible, (int)TILE_KEYS);
         if (thread >= adding)
-            copy_tile(job, one, 0, head, tiles, thread - adding, PASS_THREADS - adding);
-        for (int d = thread; d < D; d += PASS_THREADS)
-            q[d] = load_fresh(one.qkv + d);
+            for (int number = 0; number < TILES - 1; number++)
+                copy_tile(job, one, of, number, head, adding); // none behind the last
+        take_token(job, one, of);
         sync_computing();
-        store_token(job, one);
-        float sum = weigh_keys(job, one, q, head, scale, weights, largest), mixed = 0;
-        for (int start = 0, turn = 0; start < one.visible; start += TILE_KEYS, turn ^= 1) {
-            cached *tile = tiles + turn * TILE_KEYS * D, *next = tiles + (turn ^ 1) * TILE_KEYS * D;
-            if (thread >= adding) {
-                if (start + TILE_KEYS < one.visible)
-                    copy_tile(job, one, start + TILE_KEYS, head, next, thread - adding,
-                              PASS_THREADS - adding);
-                else
-                    commit_copies();
-                wait_for_copies<1>();
-            }
-            sync_computing();
-            if (thread < D) {
-                int count = smaller(TILE_KEYS, one.visible - start);
+        weigh_keys(job, one, of, head, scale);
+        float mixed = 0;
+        for (int number = 0; number < tiles; number++) {
+            if (thread >= adding)
+                wait_for_copies<TILES - 2>();
+            sync_computing(); // all copies of this tile are done, and the tile before is free
+            if (thread >= adding)
+                copy_tile(job, one, of, number + TILES - 1, head, adding);
+            const cached *tile = of.tiles + number % TILES * TILE_KEYS * D;
+            int start = number * TILE_KEYS, count = smaller((int)TILE_KEYS, one.visible - start);
+            if (thread < D)
                 _Pragma("unroll 16") for (int s = 0; s < count; s++)
-                    mixed = multiply_add(weights[start + s], widen(tile[s * D + thread]), mixed);
-            }
-            sync_computing();
+                    mixed = multiply_add(of.weights[start + s], widen(tile[s * D + thread]), mixed);
         }
         if (thread < D)
-            job.z[row * job.C + head * D + thread] = mixed / sum;
+            job.z[row * job.C + head * D + thread] = mixed / of.largest[PASS_WARPS];
+        sync_computing(); // all have read what the next task overwrites
     }
 }
 
