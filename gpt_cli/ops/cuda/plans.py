@@ -168,9 +168,9 @@ def attend(heads: int, T: int, D: int, S: int, device: Device) -> Launch:
         return 4 * (queries * -(-D // 4) * 4 + sums + queries * scores)
 
     stride = -(-S // SLOTS) * SLOTS
-    for queries in (16, 8):
-        # Two blocks of a multiprocessor hide each other's waits.
-        if T > 1 and shared(queries, stride) <= device.shared // 2 - _RESERVED:
+    half = device.shared // 2 - _RESERVED  # two blocks at a time hide each other's waits
+    for queries, most in ((16, half), (8, half), (8, device.shared)):
+        if T > 1 and shared(queries, stride) <= most:
             grid = (heads * -(-T // queries),)
             return Launch(f"attend_{queries}", grid, 128, shared(queries, stride))
     if shared(1, stride) <= device.shared:
