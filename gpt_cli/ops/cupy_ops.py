@@ -86,7 +86,7 @@ class CuPyOps(Ops):
         except Exception as error:  # CuPy raises many types for missing libraries
             raise ImportError(f"{type(error).__name__}: {error}") from error
         self._functions: dict[str, Any] = {}
-        self._passes: dict[int, Any] = {}  # kernels, by their rows
+        self._passes: dict[int, tuple[Any, Any]] = {}  # modules and kernels, by their rows
         self._tables: weakref.WeakKeyDictionary[Any, _Table] = weakref.WeakKeyDictionary()
 
     def free_memory(self) -> int:
@@ -388,14 +388,16 @@ class CuPyOps(Ops):
             "C": C, "H": h[0].attn.n_head, "D": shape.D, "inner": shape.inner,
             "cache_panels": shape.cache_panels, "stages": plan.stages, "chunk": plan.chunk,
         }  # fmt: skip
-        function = self._passes.get(plan.most_rows)
+        module, function = self._passes.get(plan.most_rows, (None, None))
         if function is None:
             options = (*self._options, f"-DROWS={plan.most_rows}")
-            function = compiler.load(_PASS, options).get_function("pass")
+            module = compiler.load(_PASS, options)
+            function = module.get_function("pass")
             compiler.allow_shared(function, self._device.shared)
-            self._passes[plan.most_rows] = function
+            self._passes[plan.most_rows] = module, function
+        compiler.set_constant(module, "job", _struct("pass", job))
         function(
-            (self._device.processors,), (plans.PASS_THREADS,), (_struct("pass", job),),
+            (self._device.processors,), (plans.PASS_THREADS,), (),
             shared_mem=plan.shared, enable_cooperative_groups=True,
         )  # fmt: skip
 

@@ -174,5 +174,6 @@ def install(patch, card: Card = Card()) -> None:  # noqa: B008 (it never changes
     patch.delitem(sys.modules, "gpt_cli.ops.cupy_ops")
     patch.setattr("gpt_cli.ops.cuda.compiler.load", loader(card))
     patch.setattr("gpt_cli.ops.cuda.compiler.allow_shared", _allow_shared)
+    patch.setattr("gpt_cli.ops.cuda.compiler.set_constant", Module.set_constant)
     patch.setattr("gpt_cli.system.gpu.problem", lambda: None)
     patch.setattr("gpt_cli.system.gpu.load_driver", lambda: None)

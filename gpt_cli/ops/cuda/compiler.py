@@ -14,6 +14,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+
 from gpt_cli.errors import GPTCLIError
 from gpt_cli.system import gpu
 from gpt_cli.system.atomic import write_file
@@ -67,6 +69,16 @@ def allow_shared(function: Any, size: int) -> None:
 
     attribute = driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     driver.funcSetAttribute(function.ptr, attribute, size)
+
+
+def set_constant(module: Any, name: str, value: NDArray[Any]) -> None:
+    """Write a variable in constant memory before the next launch on the current stream."""
+    from cupy.cuda import get_current_stream, runtime
+
+    address, kind = module.get_global_var(name), runtime.memcpyHostToDevice
+    stream = get_current_stream().ptr
+    # From memory that is not pinned, the driver copies `value` before it returns.
+    runtime.memcpyAsync(address, value.ctypes.data, value.nbytes, kind, stream)
 
 
 def source(names: Sequence[str]) -> str:
