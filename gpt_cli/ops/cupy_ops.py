@@ -30,7 +30,12 @@ _FORMATS = ("float32", "bfloat16", "float16", "int8")  # in the order of `enum f
 _ACTIVATIONS = (None, *config.ACTIVATIONS)  # in the order of `enum activation`
 _EDITED = (None, "scores", "pattern")  # in the order of `enum edited`
 _COMMON = ("device.cu", "arithmetic.cu", "structs.cu")
-_OPERATIONS = (*_COMMON, "pack.cu", "products.cu", "rows.cu", "attention.cu", "sampling.cu")
+# Modules that are compiled at the same time: none takes much longer than the others.
+_OPERATIONS = (
+    (*_COMMON, "pack.cu", "products.cu"),
+    (*_COMMON, "attention.cu"),
+    (*_COMMON, "rows.cu", "sampling.cu"),
+)
 _PASS = (*_COMMON, "sampling.cu", "pass.cu")
 _CHOICE_ARRAYS = 6  # in structs.cu
 LARGEST_TOP_K = 1024  # as in `native_ops`
@@ -82,7 +87,7 @@ class CuPyOps(Ops):
             )
             self._capability = 10 * properties["major"] + properties["minor"]
             self._options = (f"-DFORMAT={_FORMATS.index(dtype)}",)
-            self._module = compiler.load(_OPERATIONS, self._options)
+            self._modules = compiler.load_all(_OPERATIONS, self._options)
         except Exception as error:  # CuPy raises many types for missing libraries
             raise ImportError(f"{type(error).__name__}: {error}") from error
         self._functions: dict[str, Any] = {}
@@ -412,7 +417,7 @@ class CuPyOps(Ops):
         """Launch a kernel with a struct of these fields; the others are 0."""
         function = self._functions.get(launch.kernel)
         if function is None:
-            function = self._module.get_function(launch.kernel)
+            function = self._modules[launch.kernel].get_function(launch.kernel)
             compiler.allow_shared(function, self._device.shared)
             self._functions[launch.kernel] = function
         job = _struct(struct, fields)

@@ -129,21 +129,25 @@ def test_without_a_cache_on_disk_nothing_is_kept(compiled, tmp_path, monkeypatch
 
 def test_modules_are_compiled_at_the_same_time_on_the_current_device(compiled, monkeypatch):
     together, devices = threading.Barrier(2, timeout=30), []
-    compile = compiler._compile
     runtime = SimpleNamespace(getDevice=lambda: 5, setDevice=devices.append)
     for name in ("cupy", "cupy.cuda"):
         monkeypatch.setitem(sys.modules, name, type(sys)(name))
     sys.modules["cupy.cuda"].runtime = runtime
-    monkeypatch.setattr(compiler, "_compile", lambda *job: (together.wait(), compile(*job))[1])
+
+    def compile(code, options, capability):
+        together.wait()
+        return code.encode()
+
+    monkeypatch.setattr(compiler, "_compile", compile)
     monkeypatch.setattr(compiler, "_module", lambda binary: binary)
-    modules = compiler.load_all([FILES, FILES[:1]], ("-DFORMAT=2",))
+    groups = [(*FILES, "rows.cu"), (*FILES, "attention.cu")]
+    modules = compiler.load_all(groups, ("-DFORMAT=2",))
     assert devices == [5, 5]
-    assert sorted(modules) == [b"machine code 1", b"machine code 2"]
-    sources = {binary: code for binary, (code, _, _) in zip(sorted(modules), compiled, strict=True)}
-    assert [sources[binary] for binary in modules] == [
-        compiler.source(FILES),
-        compiler.source(FILES[:1]),
-    ]
+    rows, attention = (compiler.source(names).encode() for names in groups)
+    assert (modules["layer_norm"], modules["store"], modules["attend_1"]) == (
+        *(rows, attention, attention),
+    )
+    assert {*modules.values()} == {rows, attention}
 
 
 PROCESS = """

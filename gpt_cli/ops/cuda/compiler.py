@@ -6,6 +6,7 @@ CuPy's RawModule would append -ftz=true to the options: tiny numbers would becom
 import hashlib
 import logging
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -49,8 +50,8 @@ def load(names: Sequence[str], options: Sequence[str]) -> Any:
     return module
 
 
-def load_all(groups: Sequence[Sequence[str]], options: Sequence[str]) -> list[Any]:
-    """Return the modules of several lists of files: see `load`. They are compiled in parallel."""
+def load_all(groups: Sequence[Sequence[str]], options: Sequence[str]) -> dict[str, Any]:
+    """Return the modules of several lists of files, by kernel: see `load`. Compile in parallel."""
     from cupy.cuda import runtime
 
     device = runtime.getDevice()
@@ -60,7 +61,14 @@ def load_all(groups: Sequence[Sequence[str]], options: Sequence[str]) -> list[An
         return load(names, options)
 
     with ThreadPoolExecutor(len(groups)) as pool:
-        return list(pool.map(load_here, groups))
+        modules = [*pool.map(load_here, groups)]
+    pairs = zip(groups, modules, strict=True)
+    return {kernel: module for names, module in pairs for kernel in kernels(names)}
+
+
+def kernels(names: Sequence[str]) -> list[str]:
+    """Return the names of the kernels in some files, for all formats."""
+    return re.findall(r"^KERNEL.* (\w+)\(", source(names), re.MULTILINE)
 
 
 def allow_shared(function: Any, size: int) -> None:
