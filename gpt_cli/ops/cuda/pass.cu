@@ -47,6 +47,7 @@ struct block_memory {
     int layers;
     int gain, offset; // (C,) of the next layer norm
     int biases;       // (PASS_WARPS, PANEL) of the next panels
+    int residuals;    // (PASS_WARPS, ROWS, PANEL) of a panel
     int places;       // (PLACES, ROWS): texts, positions, firsts
     int rest;         // x of some rows and columns, digits, or what attention and choice need
 };
@@ -62,7 +63,8 @@ DEVICE block_memory divide()
     at.gain = at.layers + ceil_div((int)job.n_layer * (int)sizeof(layer), 16) * 16;
     at.offset = at.gain + width;
     at.biases = at.offset + width;
-    at.places = at.biases + PASS_WARPS * PANEL * (int)sizeof(float);
+    at.residuals = at.biases + PASS_WARPS * PANEL * (int)sizeof(float);
+    at.places = at.residuals + PASS_WARPS * ROWS * PANEL * (int)sizeof(float);
     at.rest = at.places + ceil_div(PLACES * ROWS, 4) * 16;
     return at;
 }
@@ -639,15 +641,28 @@ DEVICE void copy_biases(const struct work &work, int panel)
     commit_copies();
 }
 
+// Return whether a layer norm is before a product.
+DEVICE bool is_normalized(int product)
+{
+    return product == C_ATTN || product == C_FC || product == LM_HEAD;
+}
+
+// Return whether x of a product is in shared memory as a whole: if it is normalized, or short.
+DEVICE bool is_in_memory(const struct work &work)
+{
+    return FORMAT == 3 || is_normalized(work.product) || work.w.units * ROW_UNIT <= job.chunk;
+}
+
 // Add the products of a panel, with x in shared memory as a whole or in chunks: of these, the next one
 // is copied while one is used. Warps without a panel copy, too.
 DEVICE void add_products(chains &all, const struct work &work, ring &from, bool has_panel)
 {
     int units = work.w.units;
 #if FORMAT != 3
-    int rows = job.rows, K = units * ROW_UNIT, chunk = smaller(K, (int)job.chunk), stride = chunk + PADDING, rest = divide().rest;
+    int rows = job.rows, K = units * ROW_UNIT, rest = divide().rest;
+    int chunk = is_in_memory(work) ? K : (int)job.chunk, stride = chunk + PADDING;
     int turn_bytes = rows * stride * (int)sizeof(float);
-    if (chunk < K) {
+    if (!is_in_memory(work)) {
         sync_computing(); // all have used what was there before
         copy_rows(work.x, work.w.n_in, 0, chunk, rest, stride);
         for (int k = 0, at = rest; k < K; k += chunk, at = 2 * rest + turn_bytes - at) {
@@ -668,39 +683,55 @@ DEVICE void add_products(chains &all, const struct work &work, ring &from, bool 
         add_panel(all, from, units);
 }
 
+// Begin to copy what is added to the results of this warp's panel. Rows of C numbers, a multiple of 4.
+DEVICE void copy_residuals(const struct work &work, int panel)
+{
+    float *to = shared_at<float>(divide().residuals) + threadIdx.x / WARP * ROWS * PANEL;
+    for (int i = threadIdx.x % WARP; i < job.rows * (PANEL / 4); i += WARP) {
+        int row = i / (PANEL / 4), column = i % (PANEL / 4) * 4, n = panel * PANEL + column;
+        if (work.residual && n < work.w.n_out)
+            copy16(to + row * PANEL + column, work.residual + row * work.w.n_out + n);
+    }
+    commit_copies();
+}
+
+// Return what is added to result number i of this lane.
+DEVICE float copied_residual(int i)
+{
+    int row = 4 * i + threadIdx.x % WARP / PANEL, column = threadIdx.x % PANEL;
+    return shared_at<float>(divide().residuals)[(threadIdx.x / WARP * ROWS + row) * PANEL + column];
+}
+
 ROUTINE float activated(float x, int activation) { return activate(x, activation); }
 
 // Compute a product, a panel a warp at a time.
 DEVICE void multiply(const struct work &work, ring &from)
 {
-    int lane = threadIdx.x % WARP, rows = job.rows, units = work.w.units, quarter = lane / PANEL;
-    int n_out = work.w.n_out, apart = PASS_WARPS * gridDim.x;
-    int panel = threadIdx.x / WARP * gridDim.x + blockIdx.x;
+    int lane = threadIdx.x % WARP, units = work.w.units, n_out = work.w.n_out;
+    int panel = threadIdx.x / WARP * gridDim.x + blockIdx.x, apart = PASS_WARPS * gridDim.x;
     for (int first = blockIdx.x; first * PANEL < n_out; first += apart, panel += apart) {
-        int n = panel * PANEL + lane % PANEL;
         bool has_panel = panel * PANEL < n_out;
         chains all;
-        float residual[RESULTS], bias = copied_bias();
+        sync_warp(); // all have read the residuals before, and the biases are there
+        float bias = copied_bias();
         start_chains(all, units, bias);
         sync_warp();
-        if (first + apart < (n_out + PANEL - 1) / PANEL)
+        copy_residuals(work, panel);
+        if ((first + apart) * PANEL < n_out)
             copy_biases(work, panel + apart);
-        UNROLLED for (int i = 0; i < RESULTS; i++) {
-            bool is_added = work.residual && 4 * i + quarter < rows && n < n_out;
-            int64_t at = (int64_t)(4 * i + quarter) * n_out + n;
-            residual[i] = is_added ? load_fresh(work.residual + at) : 0.0f;
-        }
         add_products(all, work, from, has_panel);
+        wait_for_copies<0>();
+        sync_warp();
         UNROLLED for (int i = 0; i < RESULTS; i++) {
-            int64_t at = (int64_t)(4 * i + quarter) * n_out + n;
+            int row = 4 * i + lane / PANEL, n = panel * PANEL + lane % PANEL;
             float y = result_of(all, units, i, bias);
             if (work.activation != NONE)
                 y = activated(y, work.activation);
-            if (has_panel && 4 * i + quarter < rows && n < n_out)
-                work.y[at] = work.residual ? residual[i] + y : y;
+            if (work.residual)
+                y = copied_residual(i) + y;
+            if (has_panel && row < job.rows && n < n_out)
+                work.y[(int64_t)row * n_out + n] = y;
         }
-        wait_for_copies<0>();
-        sync_warp(); // the next biases are there
     }
 }
 
@@ -929,6 +960,8 @@ ROUTINE void attend_rows(int layer, int step)
 // Set the logits of tokens that may not be chosen to -INFINITY, and the largest of their spans anew.
 DEVICE void ban(float *logits, int n, int at)
 {
+    if (!job.banned_count)
+        return;
     for (int i = threadIdx.x; i < job.banned_count; i += ROW_THREADS)
         logits[job.banned[i]] = -INFINITY;
     sync_row();
@@ -942,37 +975,110 @@ DEVICE void ban(float *logits, int n, int at)
     sync_row();
 }
 
-// Choose the next tokens, a row a block at a time.
+// The index of this half of a warp in the grid, and the number of halves.
+DEVICE int half_of_grid()
+{
+    return (threadIdx.x / WARP * gridDim.x + blockIdx.x) * 2 + threadIdx.x % WARP / 16;
+}
+
+DEVICE int halves_of_grid() { return gridDim.x * PASS_WARPS * 2; }
+
+// Write the largest logits of spans of all rows, half a warp a span.
+DEVICE void scan_logits()
+{
+    int n = job.lm_head.n_out, spans = ceil_div(n, (int)SPAN), count = (int)job.rows * spans;
+    int lane = threadIdx.x % WARP, steps = ceil_div(count, halves_of_grid());
+    for (int step = 0, half = half_of_grid(); step < steps; step++, half += halves_of_grid()) {
+        int row = smaller(half, count - 1) / spans, span = smaller(half, count - 1) % spans;
+        const float *logits = job.logits + (int64_t)row * n;
+        float x[SPAN / 16], most = -INFINITY;
+        bool is_finite = true;
+        UNROLLED for (int i = 0; i < SPAN / 16; i++) // beyond the end, the last number
+            x[i] = load_fresh(logits + smaller(span * SPAN + i * 16 + lane % 16, n - 1));
+        UNROLLED for (int i = 0; i < SPAN / 16; i++) {
+            most = larger_of(most, x[i]);
+            is_finite = is_finite && absolute(x[i]) < LARGEST_LOGIT;
+        }
+        UNROLLED for (int lanes = 8; lanes; lanes /= 2)
+            most = larger_of(most, exchange(most, lanes));
+        if (!is_finite)
+            job.is_finite[row] = 0;
+        if (lane % 16 == 0 && half < count)
+            job.maxima[half] = most;
+    }
+}
+
+// Return the largest logit of a row to all threads of the block, from those of its spans.
+DEVICE float largest_logit(int row)
+{
+    float *largest = shared_at<float>(divide().rest), most = -INFINITY;
+    int spans = ceil_div((int)job.lm_head.n_out, (int)SPAN);
+    _Pragma("unroll 4") for (int span = threadIdx.x; span < spans; span += PASS_THREADS)
+        most = larger_of(most, load_fresh(job.maxima + row * spans + span));
+    most = warp_largest(most);
+    sync_computing(); // the numbers of the call before are read
+    if (threadIdx.x % WARP == 0)
+        largest[threadIdx.x / WARP] = most;
+    sync_computing();
+    UNROLLED for (int i = 0; i < PASS_WARPS; i++)
+        most = larger_of(most, largest[i]);
+    return most;
+}
+
+// Add exponentials of the logits of all rows, half a warp LOG_SUM_STEP of them: see `row_normalizer`.
+DEVICE void sum_logits()
+{
+    int n = job.lm_head.n_out, steps = ceil_div(n, LOG_SUM_STEP), lane = threadIdx.x % WARP;
+    for (int row = 0; row < job.rows; row++) {
+        float most = largest_logit(row);
+        for (int half = half_of_grid(); half - lane / 16 < steps; half += halves_of_grid())
+            if (half < steps)
+                job.sums[((int64_t)row * steps + half) * PARTIAL_SUMS + lane % 16] =
+                    step_sum(job.logits + (int64_t)row * n, n, half, most);
+    }
+}
+
+// Return the normalizer of a row, from the sums of its steps, to all threads of the block.
+DEVICE double normalizer_of(int row, float most, int at)
+{
+    int steps = ceil_div((int)job.lm_head.n_out, LOG_SUM_STEP), lane = threadIdx.x % WARP;
+    float *batch = row_at(at)->kept; // and what follows it
+    const float *sums = job.sums + (int64_t)row * steps * PARTIAL_SUMS;
+    double sum = 0;
+    for (int first = 0; first < steps; first += 2 * CANDIDATES / PARTIAL_SUMS) {
+        int count = smaller(steps - first, 2 * CANDIDATES / PARTIAL_SUMS);
+        sync_row();
+        _Pragma("unroll 8") for (int i = threadIdx.x; i < count * PARTIAL_SUMS; i += PASS_THREADS)
+            batch[i] = load_fresh(sums + first * PARTIAL_SUMS + i);
+        sync_row();
+        if (threadIdx.x < WARP)
+            _Pragma("unroll 16") for (int i = 0; i < count; i++)
+                sum += batch[i * PARTIAL_SUMS + lane % PARTIAL_SUMS];
+    }
+    return finish_normalizer(sum, most, at);
+}
+
+// Choose the next tokens, a row a block at a time, once the whole grid has scanned the logits.
 ROUTINE void choose_rows(int step)
 {
-    block_memory memory = divide();
-    int at = memory.rest;
-    int n = job.lm_head.n_out;
+    int n = job.lm_head.n_out, at = divide().rest, spans = ceil_div(n, (int)SPAN);
     choice how = {job.top_k, job.top_p, job.temperature, job.log_min_p};
     for (int row = blockIdx.x; row < job.rows; row += gridDim.x) {
-        float *logits = job.logits + (int64_t)row * n;
-        float most = scan_row(logits, n, at);
-        double normalizer = row_normalizer(logits, n, most, at);
-        bool is_finite = row_at(at)->is_finite;
-        if (threadIdx.x == 0 && !is_finite)
-            job.is_finite[row] = 0;
-        float *masked = job.scratch + row * CHOICE_ARRAYS * job.scratch_size;
-        int32_t id = 0;
+        float *logits = job.logits + (int64_t)row * n, most = largest_logit(row);
+        sync_computing();
+        double normalizer = normalizer_of(row, most, at);
+        _Pragma("unroll 4") for (int span = threadIdx.x; span < spans; span += PASS_THREADS)
+            span_maxima(at)[span] = load_fresh(job.maxima + row * spans + span);
+        sync_row();
         ban(logits, n, at);
-        if (is_finite)
-            id = choose_token(logits, n, how, job.uniforms[step * job.rows + row], masked,
-                              job.scratch_size, at);
+        float *masked = job.scratch + row * CHOICE_ARRAYS * job.scratch_size;
+        int32_t id = choose_token(logits, n, how, job.uniforms[step * job.rows + row], masked,
+                                  job.scratch_size, at);
         if (threadIdx.x == 0) {
             job.ids[(step + 1) * job.rows + row] = id;
             job.logprobs[step * job.rows + row] = load_fresh(logits + id) - normalizer;
         }
     }
-}
-
-// Return whether a layer norm is before a product.
-DEVICE bool is_normalized(int product)
-{
-    return product == C_ATTN || product == C_FC || product == LM_HEAD;
 }
 
 // Bring x of a product to shared memory, normalized or rounded.
@@ -983,7 +1089,7 @@ DEVICE void prepare_x(
     bool is_embedding = number == 0 && !job.only_layers, has_norm = is_normalized(work.product);
     if (is_embedding)
         embed_rows(step, stride);
-    else if (has_norm || (FORMAT != 3 && K <= job.chunk)) // `multiply` loads chunks
+    else if (has_norm || (FORMAT != 3 && is_in_memory(work))) // `multiply` loads chunks
         load_rows(work.x, work.w.n_in, K, stride);
     if (has_norm)
         normalize_rows(epsilon, stride);
@@ -1061,9 +1167,13 @@ KERNEL LAUNCH_BOUNDS(PASS_THREADS + WARP, 1) pass()
     for (int step = 0; step < job.steps; step++) {
         for (int number = 0; number < products_of(); number++)
             compute(number, step, from, target);
-        if (!job.only_layers) {
-            sync_grid(target);
-            choose_rows(step);
-        }
+        if (job.only_layers)
+            return;
+        sync_grid(target);
+        scan_logits();
+        sync_grid(target);
+        sum_logits();
+        sync_grid(target);
+        choose_rows(step);
     }
 }
