@@ -277,15 +277,23 @@ def test_weights_that_only_a_dropped_token_uses_are_not_missed(model, tokenizer)
 # --- beside drafts -------------------------------------------------------------------------------
 
 
-def test_calls_go_on_where_there_are_no_drafts(model, tokenizer):
+def test_calls_go_on_where_there_are_no_drafts(model, tokenizer, monkeypatch):
     rows = requests([1, 2], max_tokens=30, ignore_eos=True)
     expected = outcomes(completions_of(model, tokenizer, rows))
+    learned, learn = [], DraftPolicy.learn
+
+    def learning(policy, rows, new, passes=1):
+        learned.append(passes)
+        learn(policy, rows, new, passes)
+
+    monkeypatch.setattr(DraftPolicy, "learn", learning)
     with decoding_ahead(model.ops) as calls, planned((0, False), (3, True)):
         actual = completions_of(model, tokenizer, rows, Speculator(model))
     assert outcomes(actual) == expected
     assert calls[0] == (16, 1)
     assert actual[0].drafted
     assert sum(passes for passes, _ in calls) < 29
+    assert learned[:3] == [1, 16, 1]  # the first token, a call, a pass with drafts
 
 
 def test_the_policy_learns_the_seconds_of_a_pass(model, tokenizer, monkeypatch):
