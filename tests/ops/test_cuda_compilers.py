@@ -20,6 +20,7 @@ PARTS = (
     "rows",
     "attention",
     "sampling",
+    "tokens",
     "pass",
 )
 FILES = [f"{name}.cu" for name in PARTS]

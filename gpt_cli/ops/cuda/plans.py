@@ -27,7 +27,7 @@ class Launch:
     """A kernel and the arguments of its launch."""
 
     kernel: str
-    grid: tuple[int, ...]
+    grid: tuple[int, int]  # blocks
     threads: int
     shared: int = 0  # bytes
 
@@ -124,29 +124,30 @@ def linear(rows: int, n_out: int, dtype: str, device: Device) -> Launch:
 
 def pack(count: int, length: int, device: Device) -> Launch:
     """Return the launch that packs `count` stored rows of `length` weights."""
-    return Launch("pack", (_blocks(count * length, device),), _ROW_THREADS)
+    return Launch("pack", (_blocks(count * length, device), 1), _ROW_THREADS)
 
 
 @lru_cache(maxsize=256)
 def embed(tokens: int) -> Launch:
     """Return the launch that embeds tokens, one a block."""
-    return Launch("embed", (tokens,), _ROW_THREADS)
+    return Launch("embed", (tokens, 1), _ROW_THREADS)
 
 
 @lru_cache(maxsize=256)
 def layer_norm(rows: int) -> Launch:
     """Return the launch that normalizes rows, one a warp."""
-    return Launch("layer_norm", (-(-rows // _NORM_WARPS),), _NORM_WARPS * WARP)
+    return Launch("layer_norm", (-(-rows // _NORM_WARPS), 1), _NORM_WARPS * WARP)
 
 
+@lru_cache(maxsize=256)
 def round_rows(rows: int) -> Launch:
     """Return the launch that rounds rows to integers, before `linear` with int8 weights."""
-    return Launch("round_rows", (rows,), _ROW_THREADS, _ROW_THREADS // WARP * 4)
+    return Launch("round_rows", (rows, 1), _ROW_THREADS, _ROW_THREADS // WARP * 4)
 
 
 def elementwise(kernel: str, numbers: int, device: Device) -> Launch:
     """Return the launch of `exponentials` or `activations`."""
-    return Launch(kernel, (_blocks(numbers, device),), _ROW_THREADS)
+    return Launch(kernel, (_blocks(numbers, device), 1), _ROW_THREADS)
 
 
 def _blocks(numbers: int, device: Device) -> int:
@@ -172,11 +173,11 @@ def attend(heads: int, T: int, D: int, S: int, device: Device) -> Launch:
     half = device.shared // 2 - _RESERVED  # two blocks at a time hide each other's waits
     for queries, most in ((16, half), (8, half), (8, device.shared)):
         if T > 1 and shared(queries, stride) <= most:
-            grid = (heads * -(-T // queries),)
+            grid = heads * -(-T // queries), 1
             return Launch(f"attend_{queries}", grid, 128, shared(queries, stride))
     if shared(1, stride) <= device.shared:
-        return Launch("attend_1", (heads * T,), 128, shared(1, stride))
-    return Launch("attend_long", (heads * T,), 128, shared(1, 0))
+        return Launch("attend_1", (heads * T, 1), 128, shared(1, stride))
+    return Launch("attend_long", (heads * T, 1), 128, shared(1, 0))
 
 
 def attend_scratch(launch: Launch, S: int) -> int:
@@ -184,9 +185,10 @@ def attend_scratch(launch: Launch, S: int) -> int:
     return launch.grid[0] * -(-S // SLOTS) * SLOTS if launch.kernel == "attend_long" else 0
 
 
+@lru_cache(maxsize=256)
 def of_rows(kernel: str, rows: int, n: int) -> Launch:
     """Return the launch of a kernel of sampling.cu, a block a row of n logits."""
-    return Launch(kernel, (rows,), _ROW_THREADS, _ROW_MEMORY + 4 * -(-n // SPAN))
+    return Launch(kernel, (rows, 1), _ROW_THREADS, _ROW_MEMORY + 4 * -(-n // SPAN))
 
 
 # --- the pass: see pass.cu -----------------------------------------------------------------------
