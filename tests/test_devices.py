@@ -1,5 +1,7 @@
 """A GPU, here an emulated one, gives what the CPU gives: models, texts, files, checks."""
 
+import json
+import queue
 from io import BytesIO
 
 import numpy as np
@@ -10,6 +12,7 @@ from gpt_cli.checks import computed, verify
 from gpt_cli.compression.archive import ArchiveReader
 from gpt_cli.compression.codec import Codec
 from gpt_cli.engine import Engine
+from gpt_cli.generation.generate import Completion
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
 from gpt_cli.generation.speculator import Speculator
@@ -17,6 +20,8 @@ from gpt_cli.gpt2.digests import logits_digest, weights_digest
 from gpt_cli.ops import get_ops, ops_for
 from gpt_cli.ops.numpy_ops import NumPyOps
 from gpt_cli.options.request import Options
+from gpt_cli.serve.prompts import PendingText
+from gpt_cli.serve.scheduler import Scheduler
 from support import emulated_cuda
 from support.adapters import ADAPTERS
 from support.drafting import planned
@@ -184,6 +189,51 @@ def test_commands_compress_and_decompress_on_a_device(emulated, case_folder):
     for here, there in (("cpu", "cuda"), ("cuda", "cpu")):
         packed, _ = run_here("compress", "-m", model, "--device", here, input=data)
         assert run_here("decompress", "-m", model, "--device", there, input=packed)[0] == data
+
+
+def served(model, tokenizer, requests):
+    """Return the completions of requests that a server computes side by side."""
+    shared, events = Scheduler(LoadedModel(model, tokenizer), max_batch=2), queue.Queue()
+    completions = [Completion(len(request.prompt), request.seed) for request in requests]
+    shared.submit(
+        PendingText(request, lambda event, number=number: events.put((number, event)))
+        for number, request in enumerate(requests)
+    )
+    left = len(requests)
+    while left:
+        number, event = events.get(timeout=60)
+        completions[number].add(event)
+        left -= event.finish_reason is not None
+    shared.stop()
+    shared.join()
+    return outcomes(completions)
+
+
+def test_a_server_on_a_gpu_gives_the_texts_of_the_cpu(both, tokenizer):
+    how = {"temperature": 0.9, "ignore_eos": True}
+    requests = [Request([1, 2, id], Options(max_tokens=3 + id, seed=id, **how)) for id in range(3)]
+    cpu, cuda = both()
+    (expected, *_), *others = (
+        (served(model, tokenizer, requests), outcomes(completions_of(model, tokenizer, requests)))
+        for model in (cpu, cuda)
+    )
+    assert others[0] == (expected, expected)
+
+
+def test_a_job_that_began_on_a_cpu_is_resumed_on_a_gpu(emulated, case_folder, tmp_path):
+    rows, out = tmp_path / "rows.txt", tmp_path / "out.jsonl"
+    rows.write_text("The cat\nThe dog\na b c\n")
+    job = ("batch", rows, "-o", out, "-m", case_folder("saved"), "-n", "4", "--seed", "1")
+
+    def records():
+        return [json.loads(line) | {"timing": None} for line in out.read_text().splitlines()]
+
+    run_here(*job, "--device", "cpu")
+    expected = records()
+    out.write_text(out.read_text().splitlines(keepends=True)[0])
+    run_here(*job, "--device", "cuda", "--resume")
+    assert records() == expected
+    assert len(expected) == 3
 
 
 def checks_of(folder):
