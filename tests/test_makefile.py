@@ -22,6 +22,8 @@ def make(tmp_path):
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "hatch_build.py").touch()
+    (tmp_path / "gpt_cli" / "ops").mkdir(parents=True)
+    (tmp_path / "gpt_cli" / "ops" / "constants.inc").touch()
     outer = ("PYTHON", "VENV", "PIP_CONSTRAINT", "MAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL")
     variables = {name: value for name, value in os.environ.items() if name not in outer}
 
