@@ -122,8 +122,7 @@ DEVICE int first_bit(uint32_t bits) { return __ffs(bits); }
 // Add to a counter, after all writes of this thread that other blocks are to see.
 DEVICE void add_released(uint32_t *counter, uint32_t number)
 {
-    __threadfence();
-    atomicAdd(counter, number);
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(number) : "memory");
 }
 
 // Read a counter; what its writers wrote before is visible afterwards.

@@ -2,27 +2,27 @@
 // kernel: each step of `block` in model.py, with the bits of the operations one by one.
 //
 // All blocks of the grid are on the device at once, one per multiprocessor, and wait for one another
-// at barriers in global memory. A block has PASS_WARPS warps that compute and one that copies. Each
-// computing warp has a ring of stages in shared memory. The order of the weights is known, so the
-// copying warp runs ahead, across products and barriers, as far as the rings have room:
+// at barriers in global memory. Each warp has a ring of stages in shared memory. The order of the
+// weights is known, so a stage that has been read is filled at once with weights that come later, of
+// this panel, the next product or the next layer:
 //
-//     weights in global memory            ring of warp 0            warp 0
-//     panel 5 of c_attn    ---copy--->   | stage | stage | ... |   8 columns x up to 4 J rows,
-//     panel 5 + 1056, then                                          one chain of multiply-adds each
-//     panels of c_proj, c_fc, ...         ring of warp 1            warp 1
-//                                        | stage | stage | ... |   ...
+//     weights in global memory                    ring of warp 0
+//     panel 0 of c_attn, panel 0 of c_proj, ...   | stage | stage | stage | ... |
+//              ^ copied next, asynchronously          ^ read next
 //
-// A warp that computes never copies: its next multiply-add waits for the one before, 4 cycles, and
-// whatever else it does beyond that is lost. Lane l computes column l % 8 of a panel. In float, it
-// has the rows l / 8, l / 8 + 4, ... In int8, the lanes l, l + 8, l + 16 and l + 24 add a
-// quarter of a group of all rows, and exchange their sums, which are integers and exact.
+// One thread begins a copy of a whole stage, between two multiply-adds of its chain: these take 4
+// cycles each, since each waits for the one before, and whatever does not fit between them is lost.
+//
+// Lane l computes column l % 8 of a panel. In float, it has the rows l / 8, l / 8 + 4, ... In int8,
+// the lanes l, l + 8, l + 16 and l + 24 add a quarter of a group of all rows, and exchange their sums,
+// which are integers and exact.
 
 #ifndef ROWS
 #define ROWS 4 // at most, of a pass
 #endif
 
 enum {
-    PASS_WARPS = 8, // that compute
+    PASS_WARPS = 8,
     PASS_THREADS = PASS_WARPS * WARP,
     STAGE_UNITS = 4096 / UNIT_BYTES, // units of a panel in a stage: 4, 8 or 7
     STAGE_BYTES = STAGE_UNITS * UNIT_BYTES,
@@ -42,11 +42,12 @@ enum product { C_ATTN, ATTN_C_PROJ, C_FC, MLP_C_PROJ, LM_HEAD };
 
 // Offsets of what a block has in shared memory.
 struct block_memory {
-    int full, empty; // barriers (PASS_WARPS, stages)
-    int rings;       // (PASS_WARPS, stages, STAGE_BYTES)
+    int full;  // barriers (PASS_WARPS, stages)
+    int rings; // (PASS_WARPS, stages, STAGE_BYTES)
     int layers;
     int gain, offset; // (C,) of the next layer norm
     int biases;       // (PASS_WARPS, PANEL) of the next panels
+    int residuals;    // (PASS_WARPS, ROWS, PANEL) of a panel
     int places;       // (PLACES, ROWS): texts, positions, firsts
     int rest;         // x of some rows and columns, digits, or what attention and choice need
 };
@@ -56,13 +57,13 @@ DEVICE block_memory divide()
     block_memory at;
     int count = PASS_WARPS * (int)job.stages, width = ceil_div((int)job.C, 4) * 16;
     at.full = 0;
-    at.empty = count * sizeof(phase_barrier);
-    at.rings = ceil_div(2 * at.empty, 128) * 128;
+    at.rings = ceil_div(count * (int)sizeof(phase_barrier), 128) * 128;
     at.layers = at.rings + count * STAGE_BYTES;
     at.gain = at.layers + ceil_div((int)job.n_layer * (int)sizeof(layer), 16) * 16;
     at.offset = at.gain + width;
     at.biases = at.offset + width;
-    at.places = at.biases + PASS_WARPS * PANEL * (int)sizeof(float);
+    at.residuals = at.biases + PASS_WARPS * PANEL * (int)sizeof(float);
+    at.places = at.residuals + PASS_WARPS * ROWS * PANEL * (int)sizeof(float);
     at.rest = at.places + ceil_div(PLACES * ROWS, 4) * 16;
     return at;
 }
@@ -85,82 +86,95 @@ DEVICE int products_of()
     return PRODUCTS * (int)job.n_layer + (job.only_layers ? 0 : 1);
 }
 
-// --- the warp that copies ------------------------------------------------------------------------
-
-// The next weights of one computing warp, in the order of use.
-struct stream {
-    const char *from;
-    int step, product, panel, units; // units that are left of the panel
-    int slot, filled;                // where they go, and the number of stages so far
-    bool is_done;
-};
-
-// Go on to the next product that has the panel of this number, or is at the end.
-DEVICE void find_panel(stream &next, int first)
-{
-    int products = products_of();
-    while (next.step < job.steps) {
-        matrix w = matrix_of(next.product);
-        if ((int64_t)next.panel * PANEL < w.n_out) {
-            next.from = panel_of(w, next.panel);
-            next.units = w.units;
-            return;
-        }
-        next.panel = first;
-        if (++next.product == products)
-            next.product = 0, next.step++;
-    }
-    next.is_done = true;
-}
-
-// Fill the rings of all computing warps, each by a lane, until all weights are copied.
-ROUTINE void copy_weights()
-{
-    block_memory memory = divide();
-    phase_barrier *full = shared_at<phase_barrier>(memory.full), *empty = shared_at<phase_barrier>(memory.empty);
-    int lane = threadIdx.x % WARP, stages = job.stages;
-    int first = lane * gridDim.x + blockIdx.x, apart = PASS_WARPS * gridDim.x;
-    stream next = {};
-    next.panel = first;
-    next.is_done = lane >= PASS_WARPS;
-    if (!next.is_done)
-        find_panel(next, first);
-    while (vote(!next.is_done)) {
-        int slot = (next.is_done ? 0 : lane) * stages + next.slot;
-        bool is_free = next.filled < stages
-            || has_ended(empty + slot, (next.filled / stages + 1) % 2);
-        bool is_ready = !next.is_done && is_free;
-        uint32_t ready = vote(is_ready);
-        int units = smaller(next.units, (int)STAGE_UNITS), bytes = units * UNIT_BYTES;
-        if (COPYING_LANES == 1) {
-            if (is_ready)
-                copy_range(shared_at<char>(memory.rings + slot * STAGE_BYTES), next.from, bytes, full + slot);
-        } else
-            for (int i = 0; i < PASS_WARPS; i++) {
-                int other_slot = from_lane(slot, i), other_bytes = from_lane(bytes, i);
-                const char *from = (const char *)from_lane((int64_t)next.from, i);
-                if (ready >> i & 1)
-                    copy_range(shared_at<char>(memory.rings + other_slot * STAGE_BYTES), from,
-                               other_bytes, full + other_slot);
-            }
-        if (is_ready) {
-            next.filled++;
-            next.slot = next.slot + 1 == stages ? 0 : next.slot + 1;
-            next.from += bytes;
-            next.units -= units;
-            if (!next.units) {
-                next.panel += apart;
-                find_panel(next, first);
-            }
-        }
-        if (!ready)
-            pause();
-    }
-}
-
-// --- the warps that compute ----------------------------------------------------------------------
+// --- weights -------------------------------------------------------------------------------------
 
 DEVICE void sync_computing() { sync_threads(1, PASS_THREADS); }
+
+// The ring of a warp: a stage is read, and then filled with weights that come later.
+struct ring {
+    int full, stages;  // offsets in shared memory: of the barriers, and of the stages
+    int count, slot;   // the number of stages, and the one that is read next
+    uint32_t parity;   // of the phase in which that is filled
+    const char *from;  // the weights that are copied next, in the order of use
+    int step, product, panel, units; // where they are, and the units that are left of their panel
+};
+
+DEVICE phase_barrier *full_of(const ring &of, int slot)
+{
+    return shared_at<phase_barrier>(of.full) + slot;
+}
+
+DEVICE int stage_of(const ring &of) { return of.stages + of.slot * STAGE_BYTES; }
+
+DEVICE void wait_for(const ring &of)
+{
+    while (!has_ended(full_of(of, of.slot), of.parity))
+        ;
+}
+
+// Go on to the next stage.
+DEVICE void advance(ring &of)
+{
+    if (++of.slot == of.count)
+        of.slot = 0, of.parity ^= 1;
+}
+
+// Find the next product that has the panel of this number for this warp. Behind the last one, there
+// are no units left.
+DEVICE void find_panel(ring &of)
+{
+    while (of.step < job.steps) {
+        matrix w = matrix_of(of.product);
+        if ((int64_t)of.panel * PANEL < w.n_out) {
+            of.from = panel_of(w, of.panel);
+            of.units = w.units;
+            return;
+        }
+        of.panel = threadIdx.x / WARP * gridDim.x + blockIdx.x;
+        if (++of.product == products_of())
+            of.product = 0, of.step++;
+    }
+    of.units = 0;
+}
+
+// Begin to fill a stage, which no lane reads any more.
+DEVICE void fill(ring &of, int slot)
+{
+    if (!of.units)
+        return;
+    int units = smaller(of.units, (int)STAGE_UNITS), bytes = units * UNIT_BYTES;
+    if (COPYING_LANES == WARP || threadIdx.x % WARP == 0)
+        copy_range(shared_at<char>(of.stages + slot * STAGE_BYTES), of.from, bytes, full_of(of, slot));
+    of.from += bytes;
+    of.units -= units;
+    if (!of.units) {
+        of.panel += PASS_WARPS * gridDim.x;
+        find_panel(of);
+    }
+}
+
+// Fill the stage that was read last again.
+DEVICE void refill(ring &of)
+{
+    sync_warp();
+    fill(of, of.slot ? of.slot - 1 : of.count - 1);
+}
+
+// Return the ring of this warp, and begin to fill all of its stages.
+DEVICE ring begin_ring()
+{
+    block_memory memory = divide();
+    int stages = job.stages, first = threadIdx.x / WARP * stages;
+    ring of = {memory.full + first * (int)sizeof(phase_barrier), memory.rings + first * STAGE_BYTES,
+               stages, 0, 0};
+    of.panel = threadIdx.x / WARP * gridDim.x + blockIdx.x;
+    find_panel(of);
+    for (int slot = 0; slot < stages; slot++)
+        fill(of, slot);
+    return of;
+}
+
+// --- blocks --------------------------------------------------------------------------------------
 
 // Wait for all blocks of the grid. `target` is the counter's value at which they have arrived.
 DEVICE void sync_grid(uint32_t &target)
@@ -175,43 +189,7 @@ DEVICE void sync_grid(uint32_t &target)
     sync_computing();
 }
 
-// The ring of a computing warp: offsets in shared memory, and the stage that it reads.
-struct ring {
-    int full, empty, stages;
-    int count, slot;
-    uint32_t parity; // of the phase in which the stage is filled
-};
-
-DEVICE phase_barrier *full_of(const ring &from)
-{
-    return shared_at<phase_barrier>(from.full) + from.slot;
-}
-
-DEVICE void wait_for(const ring &from)
-{
-    while (!has_ended(full_of(from), from.parity))
-        ;
-}
-
-DEVICE int stage_of(const ring &from) { return from.stages + from.slot * STAGE_BYTES; }
-
-// Go on to the next stage.
-DEVICE void advance(ring &from)
-{
-    if (++from.slot == from.count)
-        from.slot = 0, from.parity ^= 1;
-}
-
-// The offset of the barrier by which the stage is given back.
-DEVICE int empty_of(const ring &from) { return from.empty + from.slot * (int)sizeof(phase_barrier); }
-
-// Give back a stage that this warp has read, by its barrier; none if that is -1.
-DEVICE void release_stage(int barrier)
-{
-    sync_warp();
-    if (threadIdx.x % WARP == 0 && barrier >= 0)
-        arrive(shared_at<phase_barrier>(barrier));
-}
+// --- chains --------------------------------------------------------------------------------------
 
 #if FORMAT != 3
 
@@ -246,18 +224,20 @@ DEVICE void load_next(chains &all, int at, int w, int k)
 }
 
 // Add `UNITS` units of a panel to the chains. The first loads are done already; the last ones are of
-// the units that follow, at w_next and k_next. If `waits`, these are in the next stage. `read` is the
-// barrier of a stage that has been read, or -1: it is given back between two multiply-adds.
+// the units that follow, at w_next and k_next. If these are in the next stage, `waits` for it. The
+// stage before this one is filled again between two multiply-adds, if it `was_read`.
 template <int UNITS> DEVICE void add_units(
-    chains &all, int w, int k, int w_next, int k_next, bool waits, const ring &next, int read)
+    chains &all, ring &from, int w, int k, int w_next, int k_next, bool was_read, bool waits)
 {
     const int J = chains::J, AHEAD = chains::AHEAD, LOADS = UNITS * ROW_UNIT / ROWS_PER_LOAD;
+    ring next = from;
+    advance(next);
     bool is_there = true;
     UNROLLED for (int i = 0; i < LOADS; i++) {
-        if (i == AHEAD - 1)
-            release_stage(read);
+        if (i == AHEAD && was_read)
+            refill(from);
         if (waits && i == (LOADS - AHEAD) / 2)
-            is_there = has_ended(full_of(next), next.parity);
+            is_there = has_ended(full_of(next, next.slot), next.parity);
         if (waits && i == LOADS - AHEAD && !is_there)
             wait_for(next);
         float4 weights = all.weights[i % AHEAD], x[J][ROWS_PER_LOAD / 4];
@@ -276,10 +256,10 @@ template <int UNITS> DEVICE void add_units(
 }
 
 // Add a range of units of a panel, from the ring, with their x in shared memory.
-DEVICE void add_panel(chains &all, ring &ring_of_warp, int units)
+DEVICE void add_panel(chains &all, ring &from, int units)
 {
-    ring from = ring_of_warp;
-    int column = threadIdx.x % PANEL * 16, k = 0, read = -1;
+    int column = threadIdx.x % PANEL * 16, k = 0;
+    bool was_read = false;
     wait_for(from);
     int w = stage_of(from) + column;
     UNROLLED for (int i = 0; i < chains::AHEAD; i++)
@@ -290,21 +270,21 @@ DEVICE void add_panel(chains &all, ring &ring_of_warp, int units)
         bool is_last = units == STAGE_UNITS;
         int w_next = is_last ? w : stage_of(next) + column;
         int k_next = is_last ? 0 : k + STAGE_UNITS * ROW_UNIT;
-        add_units<STAGE_UNITS>(all, w, k, w_next, k_next, !is_last, next, read);
-        read = empty_of(from);
-        from = next, w = w_next, k = k_next;
+        add_units<STAGE_UNITS>(all, from, w, k, w_next, k_next, was_read, !is_last);
+        advance(from);
+        was_read = true, w = w_next, k = k_next;
     }
     for (int left = units; left; left--) { // a stage that is not full
         int w_next = left == 1 ? w : w + UNIT_BYTES, k_next = left == 1 ? 0 : k + ROW_UNIT;
-        add_units<1>(all, w, k, w_next, k_next, false, from, read);
-        w = w_next, k = k_next, read = -1;
+        add_units<1>(all, from, w, k, w_next, k_next, was_read, false);
+        w = w_next, k = k_next, was_read = false;
     }
-    release_stage(read);
     if (units) {
-        release_stage(empty_of(from));
         advance(from);
+        was_read = true;
     }
-    ring_of_warp = from;
+    if (was_read)
+        refill(from);
 }
 
 #else
@@ -345,8 +325,8 @@ DEVICE void add_panel(chains &all, ring &from, int units)
                 all.sums[j] = multiply_add((float)sum, scale, all.sums[j]);
             }
         }
-        release_stage(empty_of(from));
         advance(from);
+        refill(from);
     }
 }
 
@@ -639,15 +619,28 @@ DEVICE void copy_biases(const struct work &work, int panel)
     commit_copies();
 }
 
+// Return whether a layer norm is before a product.
+DEVICE bool is_normalized(int product)
+{
+    return product == C_ATTN || product == C_FC || product == LM_HEAD;
+}
+
+// Return whether x of a product is in shared memory as a whole: if it is normalized, or short.
+DEVICE bool is_in_memory(const struct work &work)
+{
+    return FORMAT == 3 || is_normalized(work.product) || work.w.units * ROW_UNIT <= job.chunk;
+}
+
 // Add the products of a panel, with x in shared memory as a whole or in chunks: of these, the next one
 // is copied while one is used. Warps without a panel copy, too.
 DEVICE void add_products(chains &all, const struct work &work, ring &from, bool has_panel)
 {
     int units = work.w.units;
 #if FORMAT != 3
-    int rows = job.rows, K = units * ROW_UNIT, chunk = smaller(K, (int)job.chunk), stride = chunk + PADDING, rest = divide().rest;
+    int rows = job.rows, K = units * ROW_UNIT, rest = divide().rest;
+    int chunk = is_in_memory(work) ? K : (int)job.chunk, stride = chunk + PADDING;
     int turn_bytes = rows * stride * (int)sizeof(float);
-    if (chunk < K) {
+    if (!is_in_memory(work)) {
         sync_computing(); // all have used what was there before
         copy_rows(work.x, work.w.n_in, 0, chunk, rest, stride);
         for (int k = 0, at = rest; k < K; k += chunk, at = 2 * rest + turn_bytes - at) {
@@ -668,39 +661,55 @@ DEVICE void add_products(chains &all, const struct work &work, ring &from, bool 
         add_panel(all, from, units);
 }
 
+// Begin to copy what is added to the results of this warp's panel. Rows of C numbers, a multiple of 4.
+DEVICE void copy_residuals(const struct work &work, int panel)
+{
+    float *to = shared_at<float>(divide().residuals) + threadIdx.x / WARP * ROWS * PANEL;
+    for (int i = threadIdx.x % WARP; i < job.rows * (PANEL / 4); i += WARP) {
+        int row = i / (PANEL / 4), column = i % (PANEL / 4) * 4, n = panel * PANEL + column;
+        if (work.residual && n < work.w.n_out)
+            copy16(to + row * PANEL + column, work.residual + row * work.w.n_out + n);
+    }
+    commit_copies();
+}
+
+// Return what is added to result number i of this lane.
+DEVICE float copied_residual(int i)
+{
+    int row = 4 * i + threadIdx.x % WARP / PANEL, column = threadIdx.x % PANEL;
+    return shared_at<float>(divide().residuals)[(threadIdx.x / WARP * ROWS + row) * PANEL + column];
+}
+
 ROUTINE float activated(float x, int activation) { return activate(x, activation); }
 
 // Compute a product, a panel a warp at a time.
 DEVICE void multiply(const struct work &work, ring &from)
 {
-    int lane = threadIdx.x % WARP, rows = job.rows, units = work.w.units, quarter = lane / PANEL;
-    int n_out = work.w.n_out, apart = PASS_WARPS * gridDim.x;
-    int panel = threadIdx.x / WARP * gridDim.x + blockIdx.x;
+    int lane = threadIdx.x % WARP, units = work.w.units, n_out = work.w.n_out;
+    int panel = threadIdx.x / WARP * gridDim.x + blockIdx.x, apart = PASS_WARPS * gridDim.x;
     for (int first = blockIdx.x; first * PANEL < n_out; first += apart, panel += apart) {
-        int n = panel * PANEL + lane % PANEL;
         bool has_panel = panel * PANEL < n_out;
         chains all;
-        float residual[RESULTS], bias = copied_bias();
+        sync_warp(); // all have read the residuals before, and the biases are there
+        float bias = copied_bias();
         start_chains(all, units, bias);
         sync_warp();
-        if (first + apart < (n_out + PANEL - 1) / PANEL)
+        copy_residuals(work, panel);
+        if ((first + apart) * PANEL < n_out)
             copy_biases(work, panel + apart);
-        UNROLLED for (int i = 0; i < RESULTS; i++) {
-            bool is_added = work.residual && 4 * i + quarter < rows && n < n_out;
-            int64_t at = (int64_t)(4 * i + quarter) * n_out + n;
-            residual[i] = is_added ? load_fresh(work.residual + at) : 0.0f;
-        }
         add_products(all, work, from, has_panel);
+        wait_for_copies<0>();
+        sync_warp();
         UNROLLED for (int i = 0; i < RESULTS; i++) {
-            int64_t at = (int64_t)(4 * i + quarter) * n_out + n;
+            int row = 4 * i + lane / PANEL, n = panel * PANEL + lane % PANEL;
             float y = result_of(all, units, i, bias);
             if (work.activation != NONE)
                 y = activated(y, work.activation);
-            if (has_panel && 4 * i + quarter < rows && n < n_out)
-                work.y[at] = work.residual ? residual[i] + y : y;
+            if (work.residual)
+                y = copied_residual(i) + y;
+            if (has_panel && row < job.rows && n < n_out)
+                work.y[(int64_t)row * n_out + n] = y;
         }
-        wait_for_copies<0>();
-        sync_warp(); // the next biases are there
     }
 }
 
@@ -929,6 +938,8 @@ ROUTINE void attend_rows(int layer, int step)
 // Set the logits of tokens that may not be chosen to -INFINITY, and the largest of their spans anew.
 DEVICE void ban(float *logits, int n, int at)
 {
+    if (!job.banned_count)
+        return;
     for (int i = threadIdx.x; i < job.banned_count; i += ROW_THREADS)
         logits[job.banned[i]] = -INFINITY;
     sync_row();
@@ -942,37 +953,110 @@ DEVICE void ban(float *logits, int n, int at)
     sync_row();
 }
 
-// Choose the next tokens, a row a block at a time.
+// The index of this half of a warp in the grid, and the number of halves.
+DEVICE int half_of_grid()
+{
+    return (threadIdx.x / WARP * gridDim.x + blockIdx.x) * 2 + threadIdx.x % WARP / 16;
+}
+
+DEVICE int halves_of_grid() { return gridDim.x * PASS_WARPS * 2; }
+
+// Write the largest logits of spans of all rows, half a warp a span.
+DEVICE void scan_logits()
+{
+    int n = job.lm_head.n_out, spans = ceil_div(n, (int)SPAN), count = (int)job.rows * spans;
+    int lane = threadIdx.x % WARP, steps = ceil_div(count, halves_of_grid());
+    for (int step = 0, half = half_of_grid(); step < steps; step++, half += halves_of_grid()) {
+        int row = smaller(half, count - 1) / spans, span = smaller(half, count - 1) % spans;
+        const float *logits = job.logits + (int64_t)row * n;
+        float x[SPAN / 16], most = -INFINITY;
+        bool is_finite = true;
+        UNROLLED for (int i = 0; i < SPAN / 16; i++) // beyond the end, the last number
+            x[i] = load_fresh(logits + smaller(span * SPAN + i * 16 + lane % 16, n - 1));
+        UNROLLED for (int i = 0; i < SPAN / 16; i++) {
+            most = larger_of(most, x[i]);
+            is_finite = is_finite && absolute(x[i]) < LARGEST_LOGIT;
+        }
+        UNROLLED for (int lanes = 8; lanes; lanes /= 2)
+            most = larger_of(most, exchange(most, lanes));
+        if (!is_finite)
+            job.is_finite[row] = 0;
+        if (lane % 16 == 0 && half < count)
+            job.maxima[half] = most;
+    }
+}
+
+// Return the largest logit of a row to all threads of the block, from those of its spans.
+DEVICE float largest_logit(int row)
+{
+    float *largest = shared_at<float>(divide().rest), most = -INFINITY;
+    int spans = ceil_div((int)job.lm_head.n_out, (int)SPAN);
+    _Pragma("unroll 4") for (int span = threadIdx.x; span < spans; span += PASS_THREADS)
+        most = larger_of(most, load_fresh(job.maxima + row * spans + span));
+    most = warp_largest(most);
+    sync_computing(); // the numbers of the call before are read
+    if (threadIdx.x % WARP == 0)
+        largest[threadIdx.x / WARP] = most;
+    sync_computing();
+    UNROLLED for (int i = 0; i < PASS_WARPS; i++)
+        most = larger_of(most, largest[i]);
+    return most;
+}
+
+// Add exponentials of the logits of all rows, half a warp LOG_SUM_STEP of them: see `row_normalizer`.
+DEVICE void sum_logits()
+{
+    int n = job.lm_head.n_out, steps = ceil_div(n, LOG_SUM_STEP), lane = threadIdx.x % WARP;
+    for (int row = 0; row < job.rows; row++) {
+        float most = largest_logit(row);
+        for (int half = half_of_grid(); half - lane / 16 < steps; half += halves_of_grid())
+            if (half < steps)
+                job.sums[((int64_t)row * steps + half) * PARTIAL_SUMS + lane % 16] =
+                    step_sum(job.logits + (int64_t)row * n, n, half, most);
+    }
+}
+
+// Return the normalizer of a row, from the sums of its steps, to all threads of the block.
+DEVICE double normalizer_of(int row, float most, int at)
+{
+    int steps = ceil_div((int)job.lm_head.n_out, LOG_SUM_STEP), lane = threadIdx.x % WARP;
+    float *batch = row_at(at)->kept; // and what follows it
+    const float *sums = job.sums + (int64_t)row * steps * PARTIAL_SUMS;
+    double sum = 0;
+    for (int first = 0; first < steps; first += 2 * CANDIDATES / PARTIAL_SUMS) {
+        int count = smaller(steps - first, 2 * CANDIDATES / PARTIAL_SUMS);
+        sync_row();
+        _Pragma("unroll 8") for (int i = threadIdx.x; i < count * PARTIAL_SUMS; i += PASS_THREADS)
+            batch[i] = load_fresh(sums + first * PARTIAL_SUMS + i);
+        sync_row();
+        if (threadIdx.x < WARP)
+            _Pragma("unroll 16") for (int i = 0; i < count; i++)
+                sum += batch[i * PARTIAL_SUMS + lane % PARTIAL_SUMS];
+    }
+    return finish_normalizer(sum, most, at);
+}
+
+// Choose the next tokens, a row a block at a time, once the whole grid has scanned the logits.
 ROUTINE void choose_rows(int step)
 {
-    block_memory memory = divide();
-    int at = memory.rest;
-    int n = job.lm_head.n_out;
+    int n = job.lm_head.n_out, at = divide().rest, spans = ceil_div(n, (int)SPAN);
     choice how = {job.top_k, job.top_p, job.temperature, job.log_min_p};
     for (int row = blockIdx.x; row < job.rows; row += gridDim.x) {
-        float *logits = job.logits + (int64_t)row * n;
-        float most = scan_row(logits, n, at);
-        double normalizer = row_normalizer(logits, n, most, at);
-        bool is_finite = row_at(at)->is_finite;
-        if (threadIdx.x == 0 && !is_finite)
-            job.is_finite[row] = 0;
-        float *masked = job.scratch + row * CHOICE_ARRAYS * job.scratch_size;
-        int32_t id = 0;
+        float *logits = job.logits + (int64_t)row * n, most = largest_logit(row);
+        sync_computing();
+        double normalizer = normalizer_of(row, most, at);
+        _Pragma("unroll 4") for (int span = threadIdx.x; span < spans; span += PASS_THREADS)
+            span_maxima(at)[span] = load_fresh(job.maxima + row * spans + span);
+        sync_row();
         ban(logits, n, at);
-        if (is_finite)
-            id = choose_token(logits, n, how, job.uniforms[step * job.rows + row], masked,
-                              job.scratch_size, at);
+        float *masked = job.scratch + row * CHOICE_ARRAYS * job.scratch_size;
+        int32_t id = choose_token(logits, n, how, job.uniforms[step * job.rows + row], masked,
+                                  job.scratch_size, at);
         if (threadIdx.x == 0) {
             job.ids[(step + 1) * job.rows + row] = id;
             job.logprobs[step * job.rows + row] = load_fresh(logits + id) - normalizer;
         }
     }
-}
-
-// Return whether a layer norm is before a product.
-DEVICE bool is_normalized(int product)
-{
-    return product == C_ATTN || product == C_FC || product == LM_HEAD;
 }
 
 // Bring x of a product to shared memory, normalized or rounded.
@@ -983,7 +1067,7 @@ DEVICE void prepare_x(
     bool is_embedding = number == 0 && !job.only_layers, has_norm = is_normalized(work.product);
     if (is_embedding)
         embed_rows(step, stride);
-    else if (has_norm || (FORMAT != 3 && K <= job.chunk)) // `multiply` loads chunks
+    else if (has_norm || (FORMAT != 3 && is_in_memory(work))) // `multiply` loads chunks
         load_rows(work.x, work.w.n_in, K, stride);
     if (has_norm)
         normalize_rows(epsilon, stride);
@@ -1025,19 +1109,17 @@ DEVICE void compute(int number, int step, ring &from, uint32_t &target)
     multiply(work, from);
 }
 
-// Fill shared memory with what is there from the beginning: barriers and layers.
+// Fill shared memory with what is there from the beginning: barriers, layers, and places of rows.
 DEVICE void begin()
 {
     block_memory memory = divide();
-    for (int i = threadIdx.x; i < PASS_WARPS * job.stages; i += blockDim.x) {
+    for (int i = threadIdx.x; i < PASS_WARPS * job.stages; i += PASS_THREADS)
         init_phases(shared_at<phase_barrier>(memory.full) + i, COPYING_LANES);
-        init_phases(shared_at<phase_barrier>(memory.empty) + i, 1);
-    }
     publish_phases();
-    for (int i = threadIdx.x; i < job.n_layer * (int)sizeof(layer) / 8; i += blockDim.x)
+    for (int i = threadIdx.x; i < job.n_layer * (int)sizeof(layer) / 8; i += PASS_THREADS)
         shared_at<int64_t>(memory.layers)[i] = ((const int64_t *)job.layers)[i];
     int32_t *places = shared_at<int32_t>(memory.places);
-    for (int row = threadIdx.x; row < job.rows; row += blockDim.x) {
+    for (int row = threadIdx.x; row < job.rows; row += PASS_THREADS) {
         places[TEXT * ROWS + row] = job.texts[row];
         places[POSITION * ROWS + row] = job.positions[row];
         places[FIRST * ROWS + row] = job.firsts[row];
@@ -1045,25 +1127,21 @@ DEVICE void begin()
     sync_block();
 }
 
-KERNEL LAUNCH_BOUNDS(PASS_THREADS + WARP, 1) pass()
+KERNEL LAUNCH_BOUNDS(PASS_THREADS, 1) pass()
 {
-    block_memory memory = divide();
-    int warp = threadIdx.x / WARP, stages = job.stages, first = warp * stages;
     begin();
-    if (warp == PASS_WARPS) {
-        copy_weights();
-        return;
-    }
-    ring from = {memory.full + first * (int)sizeof(phase_barrier),
-                 memory.empty + first * (int)sizeof(phase_barrier),
-                 memory.rings + first * STAGE_BYTES, stages, 0, 0};
+    ring from = begin_ring();
     uint32_t target = 0;
     for (int step = 0; step < job.steps; step++) {
         for (int number = 0; number < products_of(); number++)
             compute(number, step, from, target);
-        if (!job.only_layers) {
-            sync_grid(target);
-            choose_rows(step);
-        }
+        if (job.only_layers)
+            return;
+        sync_grid(target);
+        scan_logits();
+        sync_grid(target);
+        sum_logits();
+        sync_grid(target);
+        choose_rows(step);
     }
 }

@@ -43,7 +43,8 @@ class Placed:
         step = _LIBRARY_COLUMNS // plans.PANEL
         for first in range(0, len(self.panels), step):
             panels = self.panels[first : first + step].get()
-            panels = np.pad(panels, ((0, step - len(panels)), (0, 0)))
+            if len(panels) < step:  # at the end
+                panels = np.pad(panels, ((0, step - len(panels)), (0, 0)))
             columns = self.n_out - first * plans.PANEL
             in_library = self._of_int8 if self.format == "int8" else self._of_floats
             yield in_library(panels, columns)

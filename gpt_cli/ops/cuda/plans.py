@@ -18,6 +18,7 @@ _ROW_THREADS = 256  # of operations on single rows and numbers
 _NORM_WARPS = 4  # rows of a block of `layer_norm`
 _ROW_MEMORY = 21_120  # bytes of `struct row_memory`, at least
 SPAN = 64  # columns whose largest logit is computed first
+LOG_SUM_STEP = 256  # logits whose exponentials are added in float32
 _RESERVED = 1024  # bytes of shared memory that the system takes for each block
 
 
@@ -190,8 +191,8 @@ def of_rows(kernel: str, rows: int, n: int) -> Launch:
 
 # --- the pass: see pass.cu -----------------------------------------------------------------------
 
-PASS_WARPS = 8  # of a block, that compute
-PASS_THREADS = (PASS_WARPS + 1) * WARP  # with the one that copies
+PASS_WARPS = 8  # of a block
+PASS_THREADS = PASS_WARPS * WARP
 _STAGE_BYTES = 4096  # about
 _PADDING = 4  # floats behind a row of x
 _TILE_KEYS, _TILES = 32, 6  # of values
@@ -274,14 +275,14 @@ def _plan_for(most_rows: int, rows: int, shape: PassShape, device: Device) -> Pa
     chunks = [longest]
     if dtype != "int8":
         chunks += range(longest // stage_rows * stage_rows, 0, -stage_rows)
-    places = 4 * PASS_WARPS * PANEL + 16 * -(-3 * most_rows // 4)
+    places = 4 * PASS_WARPS * PANEL * (1 + most_rows) + 16 * -(-3 * most_rows // 4)
     fixed = 128 + 16 + shape.n_layer * _LAYER_BYTES + 2 * 16 * -(-shape.C // 4) + places
     for fewest in (_ENOUGH_STAGES, _FEWEST_STAGES):
         for chunk in chunks:
             free = device.shared - fixed - _rest(rows, chunk, narrow, wide, shape)
-            stages = min(free // (PASS_WARPS * (stage_bytes + 16)), _MOST_STAGES)
+            stages = min(free // (PASS_WARPS * (stage_bytes + 8)), _MOST_STAGES)
             if stages >= fewest:
-                used = device.shared - free + stages * PASS_WARPS * (stage_bytes + 16)
+                used = device.shared - free + stages * PASS_WARPS * (stage_bytes + 8)
                 return PassPlan(most_rows, stages, chunk, used)
     return None
 

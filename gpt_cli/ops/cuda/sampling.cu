@@ -9,7 +9,8 @@ enum {
     STEPS = 32,        // of LOG_SUM_STEP elements, whose sums are added together
 };
 
-#define LOWEST -3.40282347e38f // the smallest finite float
+#define LOWEST -3.40282347e38f       // the smallest finite float
+#define LARGEST_LOGIT 1.70141173e38f // half of the largest: no difference of two overflows
 
 // Wait for the threads that share a row.
 DEVICE void sync_row() { sync_threads(1, ROW_THREADS); }
@@ -93,9 +94,37 @@ ROUTINE float scan_row(const float *logits, int n, int at)
     return largest;
 }
 
-// Return log(sum(exp(x))) of a row whose largest number is `most`, to all threads. LOG_SUM_STEP
-// elements at a time are added in float32 to PARTIAL_SUMS sums, each by a lane, and those to
-// PARTIAL_SUMS sums in float64 by the first warp.
+// Return a partial sum of e^(x - most) over LOG_SUM_STEP elements of a row, by half a warp: lane i has
+// the elements i, i + PARTIAL_SUMS, ...
+DEVICE float step_sum(const float *logits, int n, int step, float most)
+{
+    float sum = 0, x[LOG_SUM_STEP / PARTIAL_SUMS];
+    int start = step * LOG_SUM_STEP + threadIdx.x % PARTIAL_SUMS;
+    UNROLLED for (int j = 0; j < LOG_SUM_STEP / PARTIAL_SUMS; j++) { // all loads at once
+        int column = start + j * PARTIAL_SUMS;
+        x[j] = column < n ? load_fresh(logits + column) : -INFINITY;
+    }
+    UNROLLED for (int j = 0; j < LOG_SUM_STEP / PARTIAL_SUMS; j++)
+        sum += exp_of(x[j] - most);
+    return sum;
+}
+
+// Return log(sum(exp(x))) to all threads. The first warp has the sums: lanes i and i + PARTIAL_SUMS
+// have that of the elements i, i + PARTIAL_SUMS, ...
+DEVICE double finish_normalizer(double sum, float most, int at)
+{
+    if (threadIdx.x < WARP) {
+        sum = tree_sum(sum);
+        bool is_number = sum >= 1 && sum < (double)INFINITY;
+        if (threadIdx.x == 0)
+            row_at(at)->normalizer = is_number ? most + logarithm(sum) : (double)NAN;
+    }
+    sync_row();
+    return row_at(at)->normalizer;
+}
+
+// Return log(sum(exp(x))) of a row whose largest number is `most`, to all threads. Steps are added in
+// float32 to PARTIAL_SUMS sums, and those to PARTIAL_SUMS sums in float64 by the first warp.
 ROUTINE double row_normalizer(const float *logits, int n, float most, int at)
 {
     row_memory *memory = row_at(at);
@@ -103,30 +132,14 @@ ROUTINE double row_normalizer(const float *logits, int n, float most, int at)
     int steps = ceil_div(n, LOG_SUM_STEP);
     double sum = 0;
     for (int first = 0, turn = 0; first < steps; first += STEPS, turn ^= 1) {
-        for (int i = 2 * warp + lane / PARTIAL_SUMS; i < STEPS; i += 2 * ROW_WARPS) {
-            float partial = 0, x[LOG_SUM_STEP / PARTIAL_SUMS];
-            int start = (first + i) * LOG_SUM_STEP + part;
-            UNROLLED for (int j = 0; j < LOG_SUM_STEP / PARTIAL_SUMS; j++) { // all loads at once
-                int column = start + j * PARTIAL_SUMS;
-                x[j] = column < n ? load_fresh(logits + column) : -INFINITY;
-            }
-            UNROLLED for (int j = 0; j < LOG_SUM_STEP / PARTIAL_SUMS; j++)
-                partial += exp_of(x[j] - most);
-            memory->sums[turn][i * PARTIAL_SUMS + part] = partial;
-        }
+        for (int i = 2 * warp + lane / PARTIAL_SUMS; i < STEPS; i += 2 * ROW_WARPS)
+            memory->sums[turn][i * PARTIAL_SUMS + part] = step_sum(logits, n, first + i, most);
         sync_row(); // the sums of the turn before are read, too
         if (warp == 0)
             _Pragma("unroll 8") for (int i = 0; i < smaller(STEPS, steps - first); i++)
                 sum += memory->sums[turn][i * PARTIAL_SUMS + part];
     }
-    if (warp == 0) {
-        sum = tree_sum(sum);
-        bool is_number = sum >= 1 && sum < (double)INFINITY;
-        if (lane == 0)
-            memory->normalizer = is_number ? most + logarithm(sum) : (double)NAN;
-    }
-    sync_row();
-    return memory->normalizer;
+    return finish_normalizer(sum, most, at);
 }
 
 KERNEL log_sum_exp(const struct log_sum_exp job)
