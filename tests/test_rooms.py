@@ -31,7 +31,7 @@ def test_no_test_imports_another():
 # Modules that a neighbour's tests cover, by the test module.
 COVERED = {
     "checks/test_bench.py": ["checks/plan"],
-    "checks/test_verify.py": ["cli/commands/checks"],
+    "checks/test_verify.py": ["checks/computed", "cli/commands/checks"],
     "cli/test_activations.py": ["jobs/arrays"],
     "cli/test_app.py": [
         "cli/commands/generate",
@@ -69,6 +69,7 @@ COVERED = {
     "serve/test_app.py": ["serve/protocol"],
     "serve/test_scheduler.py": ["serve/prompts"],
     "serve/test_server.py": ["cli/commands/serve", "serve/guard", "serve/settings"],
+    "test_devices.py": ["ops/cuda/placed"],
     "test_ray.py": ["jobs/cluster"],
 }
 

@@ -6,8 +6,7 @@ float32, or in float16 beside int8 weights.
 """
 
 import weakref
-from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +20,7 @@ from gpt_cli.ops.cuda import compiler, decoding, plans, structs
 from gpt_cli.ops.cuda.decoding import choice_fields, scratch_fields
 from gpt_cli.ops.cuda.launcher import Launcher
 from gpt_cli.ops.cuda.layers import ACTIVATIONS, Layers, Tokens, norm_of
+from gpt_cli.ops.cuda.placed import Placed
 from gpt_cli.ops.int8 import GROUP, LARGEST, Int8Rows, quantize
 from gpt_cli.ops.short import round_to
 from gpt_cli.options.request import SamplingParams
@@ -35,43 +35,22 @@ _OPERATIONS = (
     (*_COMMON, "attention.cu"),
     (*_COMMON, "rows.cu", "sampling.cu", "tokens.cu"),
 )
-_PASS = (*_COMMON, "sampling.cu", "pass.cu")
+_PASS = (
+    *_COMMON,
+    "sampling.cu",
+    "pass_memory.cu",
+    "pass_weights.cu",
+    "pass_rows.cu",
+    "pass_chains.cu",
+    "pass_products.cu",
+    "pass_attention.cu",
+    "pass_logits.cu",
+    "pass.cu",
+)
 LARGEST_TOP_K = 1024  # as in `native_ops`
 # Rows up to which passes in one launch decode faster than operations one by one, which compute all
 # rows together and read the weights once.
 _ROWS_IN_PASSES = 16
-
-
-@dataclass(frozen=True, eq=False)
-class Placed:
-    """A matrix (n_in, n_out) on the device, in the panels that structs.cu draws."""
-
-    panels: Array  # (panels, bytes)
-    n_in: int
-    n_out: int
-    format: str
-
-    @cached_property
-    def struct(self) -> bytes:
-        """Return a `struct matrix`."""
-        sizes = {"n_in": self.n_in, "n_out": self.n_out, "units": self.units}
-        return structs.pack("matrix", panels=self.panels, **sizes)
-
-    @property
-    def units(self) -> int:
-        """Return the units of rows in a panel."""
-        return -(-self.n_in // plans.unit_rows(self.format))
-
-    def is_finite(self) -> bool:
-        """Return whether all weights are finite, by the exponents of weights or scales."""
-        if self.format == "float32":
-            return bool(cupy.isfinite(self.panels.view(np.float32)).all())
-        numbers = self.panels.view(np.uint16)
-        if self.format == "int8":
-            units = numbers.reshape(-1, plans.unit_bytes("int8") // 2)
-            numbers = units[:, -plans.PANEL :]  # the scales
-        exponent = np.uint16(0x7C00 if self.format == "float16" else 0x7F80)
-        return not bool(((numbers & exponent) == exponent).any())
 
 
 class CuPyOps(Ops):
@@ -80,7 +59,7 @@ class CuPyOps(Ops):
     name = "cupy"
     threads = 1
     xp: ModuleType = cupy
-    batch_invariant = True
+    batch_invariant = one_type = True
     cache_panel = plans.SLOTS
 
     def __init__(self, dtype: str = "float32"):
@@ -174,6 +153,14 @@ class CuPyOps(Ops):
             self._run(plans.round_rows(rows), "linear", **fields)
         self._run(plans.linear(rows, matrix.n_out, self.dtype, self.gpu), "linear", **fields)
         return y
+
+    def add(self, x: Array, y: Array) -> Array:
+        x, y = (cupy.ascontiguousarray(array, np.float32) for array in (x, y))
+        total = cupy.empty(x.shape, np.float32)
+        if x.size:
+            launch = plans.elementwise("add", x.size, self.gpu)
+            self._run(launch, "add", x=x, y=y, total=total, n=x.size)
+        return total
 
     def activate(self, x: Array, activation: str) -> Array:
         return self._elementwise("activations", x, ACTIVATIONS.index(activation))
