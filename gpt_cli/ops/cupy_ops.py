@@ -151,7 +151,8 @@ class CuPyOps(Ops):
             digits = cupy.empty((rows, matrix.units, 2 * GROUP), np.uint8)
             fields |= {"digits": digits, "steps": cupy.empty(rows, np.float32)}
             self._run(plans.round_rows(rows), "linear", **fields)
-        self._run(plans.linear(rows, matrix.n_out, self.dtype, self.gpu), "linear", **fields)
+        launch = plans.linear(rows, matrix.n_in, matrix.n_out, self.dtype, self.gpu)
+        self._run(launch, "linear", **fields)
         return y
 
     def add(self, x: Array, y: Array) -> Array:

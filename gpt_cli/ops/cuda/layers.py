@@ -94,7 +94,8 @@ class Layers:
         )  # fmt: skip
         if self._dtype == "int8":
             self._launch(plans.round_rows(rows), job)
-        self._launch(plans.linear(rows, matrix.n_out, self._dtype, self._device), job)
+        shape = rows, matrix.n_in, matrix.n_out
+        self._launch(plans.linear(*shape, self._dtype, self._device), job)
 
     def _attention(self, attn: Any, layer: int, tokens: Tokens) -> None:
         """Store keys and values, and attend: (rows, 3C) -> (rows, C), `normalized`."""

@@ -12,8 +12,6 @@ PANEL = 8  # columns of a panel of a matrix
 SLOTS = 32  # tokens of a panel of a cache
 WARP = 32
 _STAGES = 3  # of products.cu
-# Beside the sums of a stage: instructions of a warp, and cycles at the barrier and for first loads.
-_STAGE_INSTRUCTIONS, _STAGE_LATENCY = 50, 130
 _ROW_THREADS = 256  # of operations on single rows and numbers
 _NORM_WARPS = 4  # rows of a block of `layer_norm`
 _ROW_MEMORY = 21_120  # bytes of `struct row_memory`, at least
@@ -42,12 +40,20 @@ class Device:
 
 @dataclass(frozen=True)
 class Tile:
-    """A tile of results: rows x columns of a block, high x wide of a thread; see products.cu."""
+    """A tile of results: rows x columns of a block, high x wide of a thread; see products.cu.
+
+    The times were measured on an H100, in microseconds. A multiprocessor takes `start` for a launch,
+    and then `pace` for each tile and 768 rows of the matrix, but `alone` for a single tile, whose
+    threads wait for their own sums and loads.
+    """
 
     rows: int
     columns: int
     high: int
     wide: int
+    start: float
+    pace: float
+    alone: float
     step: int = 0  # along k, of a stage; 0 in int8, where a stage is a group
 
     @property
@@ -70,36 +76,21 @@ class Tile:
             stage = self.rows * (2 * GROUP + 16) + panels * PANEL * (GROUP + 2)
         return max(_STAGES * stage, 4 * self.rows * self.columns)
 
-    @property
-    def cycles(self) -> float:
-        """Return about how many cycles of a multiprocessor four steps along k of the tile take.
-
-        Per cycle, it issues an instruction of four warps, and reads 128 bytes of shared memory and
-        some 24 of the second-level cache. A result is one chain of sums of four cycles each.
-        """
-        warps, stages = self.threads / WARP, 4 / (self.step or GROUP)
-        sums = 4 * self.high * self.wide
-        loads = self.high + self.wide if self.step else (2 * self.high + self.wide) / 4
-        issued = sums + loads * bool(self.step) + _STAGE_INSTRUCTIONS * stages
-        copied = 4 * 4 * (self.rows + self.columns) / 24 if self.step else 0
-        chain = 16 + _STAGE_LATENCY * stages
-        return max(warps * issued / 4, warps * loads * 1.5, copied, chain)
+    def time(self, tiles: int, n_in: int) -> float:
+        """Return about how long a multiprocessor takes for tiles of a product with n_in rows."""
+        return self.start + n_in / 768 * max(self.alone, tiles * self.pace)
 
 
 _FLOAT_TILES = (
-    Tile(128, 128, 8, 8, 16),
-    Tile(64, 128, 8, 8, 16),
-    Tile(64, 96, 8, 6, 16),
-    Tile(64, 64, 8, 4, 16),
-    Tile(32, 48, 4, 3, 32),
-    Tile(16, 24, 1, 3, 32),
+    Tile(64, 96, 8, 6, 14, 29, 29, 16),
+    Tile(64, 64, 8, 4, 12, 20.4, 20.4, 16),
+    Tile(32, 48, 4, 3, 9, 9.4, 11.4, 32),
+    Tile(16, 24, 1, 3, 8, 6, 7.7, 32),
 )
 _INT8_TILES = (
-    Tile(64, 128, 8, 4),
-    Tile(64, 96, 8, 3),
-    Tile(64, 64, 8, 4),
-    Tile(32, 48, 4, 3),
-    Tile(16, 24, 1, 3),
+    Tile(64, 64, 8, 4, 10, 14.5, 14.5),
+    Tile(32, 48, 4, 3, 8, 5.6, 6.7),
+    Tile(16, 24, 1, 3, 7, 2.7, 3.4),
 )
 
 
@@ -109,15 +100,15 @@ def tiles(dtype: str) -> tuple[Tile, ...]:
 
 
 @lru_cache(maxsize=256)
-def linear(rows: int, n_out: int, dtype: str, device: Device) -> Launch:
-    """Return the launch that takes the least time, by the cycles of the busiest multiprocessor."""
+def linear(rows: int, n_in: int, n_out: int, dtype: str, device: Device) -> Launch:
+    """Return the launch that takes the least time, by that of the busiest multiprocessor."""
 
-    def cycles(tile: Tile) -> float:
+    def time(tile: Tile) -> float:
         blocks = -(-rows // tile.rows) * -(-n_out // tile.columns)
-        return -(-blocks // device.processors) * tile.cycles
+        return tile.time(-(-blocks // device.processors), n_in)
 
     fitting = [tile for tile in tiles(dtype) if tile.shared <= device.shared]
-    tile = min(fitting, key=cycles)
+    tile = min(fitting, key=time)
     grid = -(-n_out // tile.columns), -(-rows // tile.rows)
     return Launch(tile.kernel, grid, tile.threads, tile.shared)
 
