@@ -9,13 +9,15 @@ from gpt_cli.ops.cuda import plans, structs
 from support.emulated_kernels import Card, compile_kernels, read_source
 
 FORMATS = ["float32", "bfloat16", "float16", "int8"]
-FILES = ("device.cu", "arithmetic.cu", "structs.cu", "products.cu", "rows.cu", "attention.cu")
+_NAMES = "device", "arithmetic", "structs", "pack", "products", "rows", "attention"
+FILES = tuple(f"{name}.cu" for name in _NAMES)
 _UNITS = {"float32": (32, 1024), "bfloat16": (32, 512), "float16": (32, 512), "int8": (64, 528)}
-_GUARD = 64  # elements after a result that a kernel must not touch
+_H100 = Card()
+_GUARD = 256  # bytes after a result that a kernel must not touch
 
 
 @cache
-def kernels(dtype, card=Card()):
+def kernels(dtype, card=_H100):
     return compile_kernels(read_source(FILES), (f"-DFORMAT={FORMATS.index(dtype)}",), card)
 
 
@@ -31,10 +33,10 @@ def struct_of(name, **fields):
 
 def result(shape, dtype=np.float32):
     """Return an array for results, and the larger one that it is part of."""
-    size = int(np.prod(shape))
-    memory = np.full((size + _GUARD) * np.dtype(dtype).itemsize + 16, 0xAB, np.uint8)
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    memory = np.full(size + _GUARD, 0xAB, np.uint8)
     start = -memory.ctypes.data % 16
-    return memory[start:].view()[: size * np.dtype(dtype).itemsize].view(dtype).reshape(shape), memory
+    return memory[start : start + size].view(dtype).reshape(shape), memory
 
 
 def assert_guarded(array, memory):
@@ -46,7 +48,7 @@ def assert_guarded(array, memory):
 class Matrix:
     """A matrix in panels, packed in pieces of `step` stored rows."""
 
-    def __init__(self, rows, scales, dtype, *, transposed, device, step=1 << 30, card=Card()):
+    def __init__(self, rows, scales, dtype, *, transposed, device, step=1 << 30, card=_H100):
         count, length = rows.shape
         self.n_in, self.n_out = (length, count) if transposed else (count, length)
         unit_rows, unit_bytes = _UNITS[dtype]
@@ -61,7 +63,8 @@ class Matrix:
                 groups = np.ascontiguousarray(groups)
             job = struct_of(
                 "pack", panels=self.panels, rows=part, scales=groups, n_in=self.n_in,
-                n_out=self.n_out, units=self.units, first=first, count=len(part), transposed=transposed,
+                n_out=self.n_out, units=self.units, first=first, count=len(part),
+                transposed=transposed,
             )  # fmt: skip
             launch(dtype, plans.pack(len(part), length, device), job, card)
         assert_guarded(self.panels, memory)
@@ -72,20 +75,20 @@ class Matrix:
         return struct_of("matrix", panels=self.panels, **sizes)
 
 
-def launch(dtype, plan, job, card=Card()):
+def launch(dtype, plan, job, card=_H100):
     kernel = kernels(dtype, card).get_function(plan.kernel)
     kernel.max_dynamic_shared_size_bytes = max(plan.shared, 48 * 1024)
     kernel(plan.grid, (plan.threads,), (job,), shared_mem=plan.shared)
 
 
-def linear(x, matrix, dtype, *, tile, bias=None, residual=None, activation=None, card=Card()):
+def linear(x, matrix, dtype, *, tile, bias=None, residual=None, activation=None, card=_H100):
     """Return residual + activation(bias + x @ matrix), by a tile of `plans`."""
     rows, n_out = len(x), matrix.n_out
     y, memory = result((rows, n_out))
     digits, steps = result((rows, matrix.units, 128), np.int8)[0], result((rows,))[0]
     job = struct_of(
-        "linear", w=matrix.struct, bias=bias, x=x, residual=residual, y=y, digits=digits, steps=steps,
-        rows=rows, activation=ACTIVATIONS.index(activation),
+        "linear", w=matrix.struct, bias=bias, x=x, residual=residual, y=y, digits=digits,
+        steps=steps, rows=rows, activation=ACTIVATIONS.index(activation),
     )  # fmt: skip
     if dtype == "int8":
         launch(dtype, plans.round_rows(rows), job, card)
@@ -95,7 +98,7 @@ def linear(x, matrix, dtype, *, tile, bias=None, residual=None, activation=None,
     return y
 
 
-def attend(q, keys, values, scale, visible, dtype, plan, *, steps=None, edited=None):
+def attend(q, keys, values, scale, visible, dtype, plan, *, steps=None, edited=None, card=_H100):
     """Return attention (B, H, T, D) of q, with any strides, to a cache."""
     B, H, T, D = q.shape
     S = steps[0].shape[3] if steps else int(visible.max())
@@ -105,11 +108,11 @@ def attend(q, keys, values, scale, visible, dtype, plan, *, steps=None, edited=N
         f"{axis}_stride": stride // 4 for axis, stride in zip("bht", q.strides[:3], strict=True)
     }
     job = struct_of(
-        "attend", q=q, keys=keys, values=values, visible=visible, y=y, scores=scores, pattern=pattern,
-        B=B, H=H, T=T, D=D, cache_panels=keys.shape[2], S=S, scale=scale,
+        "attend", q=q, keys=keys, values=values, visible=visible, y=y, scores=scores,
+        pattern=pattern, B=B, H=H, T=T, D=D, cache_panels=keys.shape[2], S=S, scale=scale,
         scratch=result((max(1, plans.attend_scratch(plan, S)),))[0],
         edited=EDITED.index(edited), **strides,
     )  # fmt: skip
-    launch(dtype, plan, job)
+    launch(dtype, plan, job, card)
     assert_guarded(y, memory)
     return y.reshape(B, T, H, D).swapaxes(1, 2)

@@ -49,6 +49,7 @@ DEVICE void load_queries(const struct attend &job, const queries &these)
 {
     const float *q = job.q + these.b * job.b_stride + these.head % job.H * job.h_stride;
     int D = (int)job.D;
+#pragma unroll 2
     for (int i = threadIdx.x; i < these.count * D; i += blockDim.x) {
         int row = i / D, d = i % D;
         these.q[row * these.q_stride + d] = q[(these.first + row) * job.t_stride + d];
@@ -63,7 +64,7 @@ template <int QUERIES> DEVICE void score_keys(const struct attend &job, const qu
         const cached *key = job.keys + (these.head * job.cache_panels * SLOTS + s) * D + lane;
         float sums[QUERIES] = {};
         int d = 0;
-#pragma unroll 4
+#pragma unroll (QUERIES == 1 ? 8 : 4)
         for (; d + 4 <= D; d += 4, key += 4 * SLOTS) {
             float four[4] = {widen(key[0]), widen(key[SLOTS]), widen(key[2 * SLOTS]), widen(key[3 * SLOTS])};
             UNROLLED for (int r = 0; r < QUERIES; r++) {
@@ -88,12 +89,14 @@ DEVICE float exponentials_of(float *scores, int n, float scale)
 {
     int lane = threadIdx.x % WARP;
     float largest = -INFINITY, sum = 0;
+#pragma unroll 4
     for (int s = lane; s < n; s += WARP) {
         float score = scores[s] * scale;
         scores[s] = score;
         largest = larger_of(largest, score);
     }
     largest = warp_largest(largest);
+#pragma unroll 2
     for (int start = 0; start < n; start += WARP) {
         int s = start + lane;
         float weight = s < n ? exp_of(scores[s] - largest) : 0.0f;
@@ -109,6 +112,7 @@ DEVICE float exponentials_of(float *scores, int n, float scale)
 // Copy factor * numbers to a row of S elements, and fill the rest of it, by a warp.
 DEVICE void copy_scaled(const float *numbers, int n, float factor, float *row, int S, float fill)
 {
+#pragma unroll 1
     for (int s = threadIdx.x % WARP; s < S; s += WARP)
         row[s] = s < n ? factor * numbers[s] : fill;
 }
@@ -120,22 +124,30 @@ DEVICE void weigh_keys(const struct attend &job, const queries &these, int r)
     int n = (int)job.visible[these.b * job.T + query], S = (int)job.S;
     int64_t start = (these.head * job.T + query) * job.S; // of the row for hooks
     float *scores = these.scores + r * these.stride, sum = 1;
-    if (job.edited == EDITED_PATTERN)
-        copy_scaled(job.pattern + start, n, 1, scores, n, 0);
-    else if (job.edited == EDITED_SCORES) {
-        copy_scaled(job.scores + start, n, 1, scores, n, 0);
-        sum = exponentials_of(scores, n, 1);
-    } else {
-        if (job.scores)
-            copy_scaled(scores, n, job.scale, job.scores + start, S, -INFINITY);
-        sum = exponentials_of(scores, n, job.scale);
-    }
+    if (job.edited != NOTHING)
+        copy_scaled((job.edited == EDITED_SCORES ? job.scores : job.pattern) + start, n, 1, scores, n, 0);
+    else if (job.scores)
+        copy_scaled(scores, n, job.scale, job.scores + start, S, -INFINITY);
+    if (job.edited != EDITED_PATTERN)
+        sum = exponentials_of(scores, n, job.edited == NOTHING ? job.scale : 1);
     if (job.pattern && job.edited != EDITED_PATTERN)
         copy_scaled(scores, n, 1 / sum, job.pattern + start, S, 0);
+#pragma unroll 1
     for (int s = n + threadIdx.x % WARP; s < these.longest; s += WARP)
         scores[s] = 0; // only other queries of the block see this key
     if (threadIdx.x % WARP == 0)
         these.sums[r] = sum;
+}
+
+// Load `count` values, or BATCH if there are more, of a column.
+template <int BATCH> DEVICE void load_values(const cached *value, int D, int count, float (&numbers)[BATCH])
+{
+    if (count >= BATCH)
+        UNROLLED for (int i = 0; i < BATCH; i++)
+            numbers[i] = widen(value[i * D]);
+    else
+        UNROLLED for (int i = 0; i < BATCH; i++)
+            numbers[i] = i < count ? widen(value[i * D]) : 0.0f;
 }
 
 // Mix the values for QUERIES queries from number `row` on, in 32 columns from `start` on, by a warp.
@@ -143,19 +155,17 @@ DEVICE void weigh_keys(const struct attend &job, const queries &these, int r)
 template <int QUERIES, int BATCH>
 DEVICE void mix_values(const struct attend &job, const queries &these, int row, int start)
 {
-    int D = (int)job.D, d = start + threadIdx.x % WARP, whole = these.longest / BATCH * BATCH;
+    int D = (int)job.D, d = start + threadIdx.x % WARP, s = 0;
     const cached *value = job.values + these.head * job.cache_panels * SLOTS * D + smaller(d, D - 1);
     const float *weights = these.scores + row * these.stride;
     float mixed[QUERIES] = {}, next[BATCH];
-    UNROLLED for (int i = 0; i < BATCH; i++)
-        next[i] = i < these.longest ? widen(value[i * D]) : 0.0f;
-    for (int s = 0; s < whole; s += BATCH) {
+    load_values<BATCH>(value, D, these.longest, next);
+    for (; s + BATCH <= these.longest; s += BATCH) {
         float now[BATCH];
-        value += BATCH * D;
-        UNROLLED for (int i = 0; i < BATCH; i++) {
+        UNROLLED for (int i = 0; i < BATCH; i++)
             now[i] = next[i];
-            next[i] = s + BATCH + i < these.longest ? widen(value[i * D]) : 0.0f;
-        }
+        value += BATCH * D;
+        load_values<BATCH>(value, D, these.longest - s - BATCH, next);
         UNROLLED for (int i = 0; i < BATCH; i += 4)
             UNROLLED for (int r = 0; r < QUERIES; r++) {
                 float4 four = *(const float4 *)(weights + r * these.stride + s + i);
@@ -167,8 +177,8 @@ DEVICE void mix_values(const struct attend &job, const queries &these, int row, 
     }
     UNROLLED for (int i = 0; i < BATCH; i++)
         UNROLLED for (int r = 0; r < QUERIES; r++)
-            if (whole + i < these.longest)
-                mixed[r] = multiply_add(weights[r * these.stride + whole + i], next[i], mixed[r]);
+            if (s + i < these.longest)
+                mixed[r] = multiply_add(weights[r * these.stride + s + i], next[i], mixed[r]);
     float *y = job.y + (these.b * job.T + these.first + row) * job.H * D + these.head % job.H * D + d;
     UNROLLED for (int r = 0; r < QUERIES; r++)
         if (row + r < these.count && d < D)
@@ -217,7 +227,9 @@ template <int QUERIES> DEVICE queries queries_of(const struct attend &job, bool 
     these.q_stride = (int)ceil_div(job.D, 4) * 4;
     these.q = (float *)shared_memory;
     these.sums = these.q + QUERIES * these.q_stride;
-    these.scores = in_scratch ? job.scratch + blockIdx.x * these.stride : these.sums + ceil_div(QUERIES, 4) * 4;
+    these.scores = these.sums + ceil_div(QUERIES, 4) * 4;
+    if (in_scratch)
+        these.scores = job.scratch + (int64_t)blockIdx.x * these.stride;
     return these;
 }
 
@@ -225,26 +237,26 @@ template <int QUERIES> DEVICE queries queries_of(const struct attend &job, bool 
 //
 // grid: B * H * ceil(T / queries); block: whole warps; shared memory: the queries, their sums, and
 // their scores unless these are in `scratch`. `plans.attend` chooses a kernel and says these numbers.
-KERNEL LAUNCH_BOUNDS(128, 1) attend_16(const struct attend job)
+KERNEL LAUNCH_BOUNDS(128, 3) attend_16(const struct attend job)
 {
     queries these = queries_of<16>(job, false);
     attend_queries<16, 8, 8>(job, these);
 }
 
-KERNEL LAUNCH_BOUNDS(128, 1) attend_8(const struct attend job)
+KERNEL LAUNCH_BOUNDS(128, 4) attend_8(const struct attend job)
 {
     queries these = queries_of<8>(job, false);
     attend_queries<8, 4, 8>(job, these);
 }
 
-KERNEL LAUNCH_BOUNDS(256, 1) attend_1(const struct attend job)
+KERNEL LAUNCH_BOUNDS(128, 6) attend_1(const struct attend job)
 {
     queries these = queries_of<1>(job, false);
-    attend_queries<1, 1, 32>(job, these);
+    attend_queries<1, 1, 16>(job, these);
 }
 
-KERNEL LAUNCH_BOUNDS(256, 1) attend_long(const struct attend job)
+KERNEL LAUNCH_BOUNDS(128, 6) attend_long(const struct attend job)
 {
     queries these = queries_of<1>(job, true);
-    attend_queries<1, 1, 32>(job, these);
+    attend_queries<1, 1, 16>(job, these);
 }

@@ -10,14 +10,14 @@ from gpt_cli.ops.int8 import GROUP
 PANEL = 8  # columns of a panel of a matrix
 SLOTS = 32  # tokens of a panel of a cache
 WARP = 32
-MOST_BLOCKS = 65_535  # along an axis of a grid other than the first
 _STAGES = 3  # of products.cu
+# Beside the sums of a stage: instructions of a warp, and cycles at the barrier and for first loads.
+_STAGE_INSTRUCTIONS, _STAGE_LATENCY = 50, 130
 _ROW_THREADS = 256  # of operations on single rows and numbers
 _NORM_WARPS = 4  # rows of a block of `layer_norm`
 _ROW_MEMORY = 21_120  # bytes of `struct row_memory`, at least
 SPAN = 64  # columns whose largest logit is computed first
-# Bytes of shared memory of a multiprocessor that its blocks' own use and the system take.
-_RESERVED = 1024
+_RESERVED = 1024  # bytes of shared memory that the system takes for each block
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,12 @@ class Tile:
 
     @property
     def kernel(self) -> str:
+        """Return the name of the kernel of this tile."""
         return f"linear_{self.rows}x{self.columns}"
 
     @property
     def threads(self) -> int:
+        """Return the threads of a block."""
         return self.rows // self.high * (self.columns // self.wide)
 
     @property
@@ -70,13 +72,16 @@ class Tile:
     def cycles(self) -> float:
         """Return about how many cycles of a multiprocessor four steps along k of the tile take.
 
-        It issues four instructions a cycle for as many warps, and reads 128 bytes of shared memory.
-        A result is one chain of sums, which take four cycles each.
+        Per cycle, it issues an instruction of four warps, and reads 128 bytes of shared memory and
+        some 24 of the second-level cache. A result is one chain of sums of four cycles each.
         """
-        warps = self.threads / WARP
-        loads = self.high + self.wide
-        issued = warps * (4 * self.high * self.wide + loads) / 4
-        return max(issued, warps * loads * 1.5, 16.0 * (1 + 4 / self.step if self.step else 1))
+        warps, stages = self.threads / WARP, 4 / (self.step or GROUP)
+        sums = 4 * self.high * self.wide
+        loads = self.high + self.wide if self.step else (2 * self.high + self.wide) / 4
+        issued = sums + loads * bool(self.step) + _STAGE_INSTRUCTIONS * stages
+        copied = 4 * 4 * (self.rows + self.columns) / 24 if self.step else 0
+        chain = 16 + _STAGE_LATENCY * stages
+        return max(warps * issued / 4, warps * loads * 1.5, copied, chain)
 
 
 _FLOAT_TILES = (
@@ -116,15 +121,16 @@ def linear(rows: int, n_out: int, dtype: str, device: Device) -> Launch:
 
 def pack(count: int, length: int, device: Device) -> Launch:
     """Return the launch that packs `count` stored rows of `length` weights."""
-    blocks = -(-count * length // _ROW_THREADS)
-    return Launch("pack", (max(1, min(blocks, 32 * device.processors)),), _ROW_THREADS)
+    return Launch("pack", (_blocks(count * length, device),), _ROW_THREADS)
 
 
 def embed(tokens: int) -> Launch:
+    """Return the launch that embeds tokens, one a block."""
     return Launch("embed", (tokens,), _ROW_THREADS)
 
 
 def layer_norm(rows: int) -> Launch:
+    """Return the launch that normalizes rows, one a warp."""
     return Launch("layer_norm", (-(-rows // _NORM_WARPS),), _NORM_WARPS * WARP)
 
 
@@ -135,8 +141,12 @@ def round_rows(rows: int) -> Launch:
 
 def elementwise(kernel: str, numbers: int, device: Device) -> Launch:
     """Return the launch of `exponentials` or `activations`."""
-    blocks = -(-numbers // _ROW_THREADS)
-    return Launch(kernel, (min(blocks, 32 * device.processors),), _ROW_THREADS)
+    return Launch(kernel, (_blocks(numbers, device),), _ROW_THREADS)
+
+
+def _blocks(numbers: int, device: Device) -> int:
+    """Return how many blocks share the work on many numbers."""
+    return max(1, min(-(-numbers // _ROW_THREADS), 32 * device.processors))
 
 
 def store(heads: int, T: int) -> Launch:
@@ -158,8 +168,8 @@ def attend(heads: int, T: int, D: int, S: int, device: Device) -> Launch:
             grid = (heads * -(-T // queries),)
             return Launch(f"attend_{queries}", grid, 128, shared(queries, stride))
     if shared(1, stride) <= device.shared:
-        return Launch("attend_1", (heads * T,), 256, shared(1, stride))
-    return Launch("attend_long", (heads * T,), 256, shared(1, 0))
+        return Launch("attend_1", (heads * T,), 128, shared(1, stride))
+    return Launch("attend_long", (heads * T,), 128, shared(1, 0))
 
 
 def attend_scratch(launch: Launch, S: int) -> int:

@@ -1,78 +1,4 @@
-// Packing of matrices, and products of rows with a matrix. See products.h and int8.h in ops/native.
-
-// --- packing -------------------------------------------------------------------------------------
-
-// Return a weight of `job.rows`, or the padding.
-DEVICE weight stored_weight(const pack &job, int64_t row, int64_t column)
-{
-#if FORMAT == 0
-    const weight row_padding = -0.0f;
-#elif FORMAT == 3
-    const weight row_padding = 0;
-#else
-    const weight row_padding = 0x8000; // -0
-#endif
-    if (row >= job.n_in)
-        return row_padding;
-    if (column >= job.n_out)
-        return 0;
-    const weight *rows = (const weight *)job.rows;
-    return job.transposed ? rows[(column - job.first) * job.n_in + row]
-                          : rows[(row - job.first) * job.n_out + column];
-}
-
-#if FORMAT == 3
-
-// Store the scale of one group of a column.
-DEVICE void pack_scale(const pack &job, int64_t group, int64_t column)
-{
-    int64_t groups = ceil_div(job.n_in, GROUP);
-    float scale = 0;
-    if (column < job.n_out)
-        scale = job.transposed ? job.scales[(column - job.first) * groups + group]
-                               : job.scales[(group - job.first / GROUP) * job.n_out + column];
-    struct int8_group *panel = (struct int8_group *)(job.panels + column / PANEL * job.units * UNIT_BYTES);
-    panel[group].scales[column % PANEL] = (uint16_t)((uint32_t)bits_of(scale) >> 16);
-}
-
-#endif
-
-// Pack stored rows. The last piece of a matrix packs the padding, too.
-//
-// grid: any; block: any; no shared memory. Consecutive threads store consecutive weights of a panel:
-// ROWS_PER_LOAD rows of a column, then the next column.
-KERNEL pack(const struct pack job)
-{
-    int64_t rows = job.units * ROW_UNIT, columns = ceil_div(job.n_out, PANEL) * PANEL;
-    int64_t row_start = 0, row_end = rows, column_start = 0, column_end = columns;
-    int64_t end = job.first + job.count;
-    if (job.transposed) {
-        column_start = job.first;
-        column_end = end < job.n_out ? end : columns;
-    } else {
-        row_start = job.first;
-        row_end = end < job.n_in ? end : rows;
-    }
-    int64_t first_load = row_start / ROWS_PER_LOAD, first_panel = column_start / PANEL;
-    int64_t loads = ceil_div(row_end, ROWS_PER_LOAD) - first_load;
-    int64_t count = (ceil_div(column_end, PANEL) - first_panel) * loads * PANEL * ROWS_PER_LOAD;
-    int64_t threads = (int64_t)gridDim.x * blockDim.x;
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += threads) {
-        int64_t piece = i / (PANEL * ROWS_PER_LOAD);
-        int64_t row = (first_load + piece % loads) * ROWS_PER_LOAD + i % ROWS_PER_LOAD;
-        int64_t column = (first_panel + piece / loads) * PANEL + i / ROWS_PER_LOAD % PANEL;
-        if (row < row_start || row >= row_end || column < column_start || column >= column_end)
-            continue;
-        char *panel = job.panels + column / PANEL * job.units * UNIT_BYTES;
-        *(weight *)(panel + weight_offset(row, (int)(column % PANEL))) = stored_weight(job, row, column);
-#if FORMAT == 3
-        if (row % GROUP == 0)
-            pack_scale(job, row / GROUP, column);
-#endif
-    }
-}
-
-// --- products ------------------------------------------------------------------------------------
+// Products of rows with a matrix. See products.h in ops/native.
 //
 // A block computes a tile of ROWS x COLUMNS results, a thread HIGH x WIDE of them, all in registers.
 // The lanes of a warp are 4 rows x 8 columns, and the lanes' next results are 4 rows below or one panel
@@ -182,18 +108,18 @@ template <class T, int STEP> struct copies {
     const float *x[X_COPIES];
     const uint4 *w[W_COPIES];
     uint4 ahead[W_COPIES]; // 16 bits: loaded, to be widened
-    int64_t left;          // of n_in
-    bool aligned;
+    int left;              // of n_in
+    int whole;             // stages of x that are copied by 16 bytes
 
     DEVICE void start(const struct linear &job)
     {
         int64_t last_row = job.rows - 1, last_panel = ceil_div(job.w.n_out, PANEL) - 1;
-        left = job.w.n_in;
-        aligned = left % 4 == 0 && (int64_t)job.x % 16 == 0;
+        left = (int)job.w.n_in;
+        whole = left % 4 == 0 && (int64_t)job.x % 16 == 0 ? left / STEP : 0;
         UNROLLED for (int n = 0; n < X_COPIES; n++) {
             int i = n * T::THREADS + threadIdx.x;
             int64_t row = smaller(T::row_start() + i / X_PER_ROW, last_row);
-            x[n] = job.x + row * left + i % X_PER_ROW * 4;
+            x[n] = job.x + row * job.w.n_in + i % X_PER_ROW * 4;
         }
         UNROLLED for (int n = 0; n < W_COPIES; n++) {
             int i = n * T::THREADS + threadIdx.x;
@@ -202,25 +128,35 @@ template <class T, int STEP> struct copies {
         }
     }
 
-    // Copy four numbers of x, of which `count` are there.
-    DEVICE void copy_four(float *to, const float *from, int64_t count)
+    // Copy x of a whole stage. Rows begin at a multiple of 16 bytes.
+    DEVICE void copy_x(Stage &to)
     {
-        if (aligned && count > 0)
-            copy16(to, from);
-        else
-            UNROLLED for (int k = 0; k < 4; k++)
-                to[k] = k < count ? from[k] : 0.0f;
+        UNROLLED for (int n = 0; n < X_COPIES; n++) {
+            int i = n * T::THREADS + threadIdx.x;
+            if (X_COUNT % T::THREADS == 0 || i < X_COUNT)
+                copy16(&to.x[i / X_PER_ROW][i % X_PER_ROW * 4], x[n]);
+        }
+    }
+
+    // Copy x of any stage. Where a row has ended, store zeros.
+    DEVICE void copy_numbers(Stage &to)
+    {
+        UNROLLED for (int n = 0; n < X_COPIES; n++) {
+            int i = n * T::THREADS + threadIdx.x, at = i % X_PER_ROW * 4;
+            for (int k = 0; k < 4 && i < X_COUNT; k++)
+                to.x[i / X_PER_ROW][at + k] = at + k < left ? x[n][k] : 0.0f;
+        }
     }
 
     // Start to copy the next stage.
     DEVICE void load(Stage &to)
     {
-        UNROLLED for (int n = 0; n < X_COPIES; n++) {
-            int i = n * T::THREADS + threadIdx.x, k = i % X_PER_ROW * 4;
-            if (X_COUNT % T::THREADS == 0 || i < X_COUNT)
-                copy_four(&to.x[i / X_PER_ROW][k], x[n], left - k);
+        if (whole-- > 0)
+            copy_x(to);
+        else
+            copy_numbers(to);
+        UNROLLED for (int n = 0; n < X_COPIES; n++)
             x[n] += STEP;
-        }
         UNROLLED for (int n = 0; n < W_COPIES; n++) {
             int i = n * T::THREADS + threadIdx.x;
             if (W_COUNT % T::THREADS == 0 || i < W_COUNT) {
@@ -283,7 +219,7 @@ template <class T, int STEP> DEVICE void multiply(const struct linear &job)
         UNROLLED for (int i = 0; i < T::HIGH; i++)
             sums[i][j] = bias;
     }
-    int steps = (int)ceil_div(job.w.n_in, STEP), from = 0, to = STAGES - 1;
+    int steps = ceil_div((int)job.w.n_in, STEP), from = 0, to = STAGES - 1;
     copies<T, STEP> copies;
     copies.start(job);
     for (int step = 0; step < STAGES - 1; step++) {
@@ -436,19 +372,52 @@ template <class T> DEVICE void multiply(const struct linear &job)
 // if that is more. `plans.linear` chooses a tile and says these numbers.
 #if FORMAT == 3
 
-KERNEL LAUNCH_BOUNDS(256, 1) linear_64x128(const struct linear job) { multiply<tile<64, 128, 8, 4>>(job); }
-KERNEL LAUNCH_BOUNDS(256, 1) linear_64x96(const struct linear job) { multiply<tile<64, 96, 8, 3>>(job); }
-KERNEL LAUNCH_BOUNDS(128, 1) linear_64x64(const struct linear job) { multiply<tile<64, 64, 8, 4>>(job); }
-KERNEL LAUNCH_BOUNDS(128, 1) linear_32x48(const struct linear job) { multiply<tile<32, 48, 4, 3>>(job); }
-KERNEL LAUNCH_BOUNDS(128, 1) linear_16x24(const struct linear job) { multiply<tile<16, 24, 1, 3>>(job); }
+KERNEL LAUNCH_BOUNDS(256, 1) linear_64x128(const struct linear job)
+{
+    multiply<tile<64, 128, 8, 4>>(job);
+}
+KERNEL LAUNCH_BOUNDS(256, 1) linear_64x96(const struct linear job)
+{
+    multiply<tile<64, 96, 8, 3>>(job);
+}
+KERNEL LAUNCH_BOUNDS(128, 1) linear_64x64(const struct linear job)
+{
+    multiply<tile<64, 64, 8, 4>>(job);
+}
+KERNEL LAUNCH_BOUNDS(128, 1) linear_32x48(const struct linear job)
+{
+    multiply<tile<32, 48, 4, 3>>(job);
+}
+KERNEL LAUNCH_BOUNDS(128, 1) linear_16x24(const struct linear job)
+{
+    multiply<tile<16, 24, 1, 3>>(job);
+}
 
 #else
 
-KERNEL LAUNCH_BOUNDS(256, 1) linear_128x128(const struct linear job) { multiply<tile<128, 128, 8, 8>, 16>(job); }
-KERNEL LAUNCH_BOUNDS(128, 1) linear_64x128(const struct linear job) { multiply<tile<64, 128, 8, 8>, 16>(job); }
-KERNEL LAUNCH_BOUNDS(128, 1) linear_64x96(const struct linear job) { multiply<tile<64, 96, 8, 6>, 16>(job); }
-KERNEL LAUNCH_BOUNDS(128, 1) linear_64x64(const struct linear job) { multiply<tile<64, 64, 8, 4>, 16>(job); }
-KERNEL LAUNCH_BOUNDS(128, 1) linear_32x48(const struct linear job) { multiply<tile<32, 48, 4, 3>, 32>(job); }
-KERNEL LAUNCH_BOUNDS(128, 1) linear_16x24(const struct linear job) { multiply<tile<16, 24, 1, 3>, 32>(job); }
+KERNEL LAUNCH_BOUNDS(256, 1) linear_128x128(const struct linear job)
+{
+    multiply<tile<128, 128, 8, 8>, 16>(job);
+}
+KERNEL LAUNCH_BOUNDS(128, 1) linear_64x128(const struct linear job)
+{
+    multiply<tile<64, 128, 8, 8>, 16>(job);
+}
+KERNEL LAUNCH_BOUNDS(128, 1) linear_64x96(const struct linear job)
+{
+    multiply<tile<64, 96, 8, 6>, 16>(job);
+}
+KERNEL LAUNCH_BOUNDS(128, 1) linear_64x64(const struct linear job)
+{
+    multiply<tile<64, 64, 8, 4>, 16>(job);
+}
+KERNEL LAUNCH_BOUNDS(128, 1) linear_32x48(const struct linear job)
+{
+    multiply<tile<32, 48, 4, 3>, 32>(job);
+}
+KERNEL LAUNCH_BOUNDS(128, 1) linear_16x24(const struct linear job)
+{
+    multiply<tile<16, 24, 1, 3>, 32>(job);
+}
 
 #endif

@@ -27,17 +27,17 @@ KERNEL layer_norm(const struct layer_norm job)
         return;
     const float *x = job.x + row * C;
     float sum = 0, squares = 0;
-#pragma unroll 8
+#pragma unroll 16
     for (int64_t i = lane % PARTIAL_SUMS; i < C; i += PARTIAL_SUMS)
         sum += x[i];
     float mean = tree_sum(sum) / (float)C;
-#pragma unroll 8
+#pragma unroll 16
     for (int64_t i = lane % PARTIAL_SUMS; i < C; i += PARTIAL_SUMS) {
         float difference = x[i] - mean;
         squares = multiply_add(difference, difference, squares);
     }
     float per_deviation = 1.0f / sqrtf(tree_sum(squares) / (float)C + job.ln.epsilon);
-#pragma unroll 4
+#pragma unroll 8
     for (int64_t i = lane; i < C; i += WARP)
         job.y[row * C + i] = multiply_add((x[i] - mean) * per_deviation, job.ln.weight[i], job.ln.bias[i]);
 }

@@ -1,4 +1,4 @@
-// Layouts, and the structs of the operations. cuda/structs.py has the same structs.
+// Layouts, and the structs of the operations. cuda/structs.py reads them.
 //
 // Shapes: B batch, T new tokens, S = past + T, H heads, D head size, C width. Strides count elements.
 //
