@@ -14,7 +14,6 @@ from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.memory import weights_bytes
 from gpt_cli.ops import SHORT, Rows, check_available, get_ops, held_dtype
 from gpt_cli.options.arguments import checks_arguments
-from gpt_cli.options.declare import OptionError
 from gpt_cli.system.machine import check_room
 from gpt_cli.system.signals import raise_swallowed
 
@@ -39,9 +38,10 @@ def load(
     Args:
         model: "tiny" (bundled), a short name such as "gpt2", a Hub id "owner/name", or a folder.
         device: "cpu", "cuda" for an NVIDIA GPU, or "auto" for a GPU if one can be used.
-        dtype: of the weights: "float32"; "float16" on a GPU; "int8" on a CPU, a quarter of the
-            bytes with a small error; or "auto": as stored. Stored 16-bit weights on a CPU give the
-            results of float32 from half of the bytes.
+        dtype: of the weights: "float32"; "bfloat16" or "float16", half of the bytes; "int8" on a
+            CPU, a quarter of the bytes; or "auto": as stored. Weights that are stored otherwise are
+            rounded when they are read. On a CPU, 16-bit weights are only read in 16 bits: sums and
+            products are those of float32.
         revision: a branch, tag or commit on the Hub.
         offline: do not ask the Hub.
         quiet: show no progress of a download.
@@ -62,16 +62,15 @@ def load(
         config, tensors = checkpoint.read(folder)
         stored = checkpoint.stored_dtype(tensors)
         ops = get_ops(device, held_dtype(stored, device) if dtype == "auto" else dtype, threads)
-        if ops.name == "native" and ops.dtype in SHORT and ops.dtype != stored:
-            cure = "on a CPU, choose auto, float32 or int8"
-            raise OptionError("dtype", f"cannot be {dtype}: {name} is stored in {stored}; {cure}")
-        merged: Mapping[str, Rows] = tensors
+        weights: Mapping[str, Rows] = tensors
         if adapters:
             from gpt_cli.gpt2.adapter import merge  # most models need none
 
-            merged = merge(tensors, folder, *adapters)
-        # Matrices that an adapter changes are not in 16 bits.
-        widest = "float32" if adapters and ops.dtype in SHORT else ops.dtype
+            weights = merge(tensors, folder, *adapters)
+        if dtype in SHORT:
+            weights = checkpoint.rounded(weights, dtype, name)
+        # Matrices that an adapter changes are not in 16 bits, unless they are rounded.
+        widest = "float32" if adapters and dtype == "auto" else ops.dtype
         check_room(
             f"the weights of {name} in {ops.dtype} take",
             weights_bytes(config, widest),
@@ -81,7 +80,7 @@ def load(
         start = time.perf_counter()
         tokenizer = read_tokenizer(folder)  # not beside the weights: both would take longer
         config = with_special_tokens(config, tokenizer, folder, bos_token)
-        network = checkpoint.assemble(config, ops, merged)
+        network = checkpoint.assemble(config, ops, weights)
     seconds = time.perf_counter() - start
     raise_swallowed()  # such as while CuPy or pyarrow was imported
     speculator = Speculator(network)

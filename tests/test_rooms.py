@@ -68,7 +68,6 @@ COVERED = {
     "serve/test_app.py": ["serve/protocol"],
     "serve/test_scheduler.py": ["serve/prompts"],
     "serve/test_server.py": ["cli/commands/serve", "serve/guard", "serve/settings"],
-    "test_engine.py": ["loading"],
     "test_ray.py": ["jobs/cluster"],
 }
 

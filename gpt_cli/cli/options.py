@@ -142,8 +142,8 @@ class Loading(Adapted):
     )
     dtype: str = option(
         "auto",
-        "Weights in float32, int8 (CPU) or float16 (GPU, or stored so); auto: as stored, or "
-        "float32 on a GPU.",
+        "Weights in float32, bfloat16, float16 or int8, rounded if they are stored otherwise; "
+        "auto: as stored, or float32 on a GPU.",
         autocompletion=lambda: ["auto", "float32", "bfloat16", "float16", "int8"],
     )
     threads: int | None = option(

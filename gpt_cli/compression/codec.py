@@ -32,7 +32,7 @@ from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.memory import cache_bytes, logits_bytes
 from gpt_cli.gpt2.model import GPT2, forward
 from gpt_cli.gpt2.prefill import next_logits
-from gpt_cli.ops import Array, Ops
+from gpt_cli.ops import SHORT, Array, Ops
 from gpt_cli.options.declare import check
 from gpt_cli.scoring.score import measure_texts, windows
 
@@ -193,15 +193,13 @@ class Codec:
 
     def _check(self, header: Header) -> None:
         """Raise InputError if another model or machine has written a file."""
-        weights, dtype = self.header.weights, self.header.dtype
-        if header.dtype != dtype:
-            if "int8" in (header.dtype, dtype):
-                raise InputError(
-                    f"the data was compressed with a model in {header.dtype}, and this one is in "
-                    f"{dtype}: use that model"
-                )
-            # float32 and 16-bit types compute the same bits from the same values.
-            weights = self._weights_digest(header.dtype)
+        dtype = self.header.dtype
+        if header.dtype != dtype and "int8" in (header.dtype, dtype):
+            raise InputError(
+                f"the data was compressed with a model in {header.dtype}, and this one is in "
+                f"{dtype}: use that model"
+            )
+        weights = self._weights_in(header.dtype)
         if header.weights != weights:
             raise InputError(
                 "the data was compressed with another model or start token (digest "
@@ -213,6 +211,19 @@ class Codec:
                 "the data was compressed with this model by a machine or a version of gpt-cli "
                 "that computes other bits: see `gpt-cli verify`"
             )
+
+    def must_round_for(self, reader: ArchiveReader) -> bool:
+        """Return whether only with rounded weights this model can have written a file."""
+        if reader.dtype not in SHORT or self.header.dtype == "int8":
+            return False
+        if reader.header is None:
+            return reader.dtype != self.header.dtype
+        return reader.header.weights != self._weights_in(reader.dtype)
+
+    def _weights_in(self, dtype: str) -> bytes:
+        """Return the digest of the same weights in another type; int8 is not converted."""
+        # float32 and 16-bit types compute the same bits from the same values.
+        return self.header.weights if dtype == self.header.dtype else self._weights_digest(dtype)
 
     def _side_by_side(self) -> int:
         """Return the number of segments to decode at a time, which fit half of the free memory."""

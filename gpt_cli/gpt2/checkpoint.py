@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from gpt_cli.gpt2.model import GPT2, MLP, Attention, Block
 from gpt_cli.gpt2.weights import untied_weights
 from gpt_cli.ops import LayerNorm, Linear, Ops, Rows
 from gpt_cli.ops.int8 import Int8Rows, scales_shape
+from gpt_cli.ops.short import RoundedRows
+from gpt_cli.options.declare import OptionError
 from gpt_cli.system.machine import cores
 
 # Causal masks, which old versions of transformers stored with the weights.
@@ -84,6 +87,26 @@ def stored_dtype(tensors: Mapping[str, Tensor | Int8Rows]) -> str:
     matrices = [tensor for name, tensor in tensors.items() if is_matrix(name, tensor.shape)]
     stored = {"I8" if isinstance(matrix, Int8Rows) else matrix.dtype for matrix in matrices}
     return DTYPES[stored.pop()] if len(stored) == 1 else "float32"
+
+
+def rounded(tensors: Mapping[str, Rows], dtype: str, name: str) -> dict[str, Rows]:
+    """Return tensors that are rounded to a 16-bit type when they are read, unless stored in it.
+
+    All are, also vectors and positions, as in a checkpoint that is stored in the type. A note says
+    so. OptionError if the model of this name is stored in int8.
+    """
+    if any(isinstance(tensor, Int8Rows) for tensor in tensors.values()):
+        problem = f"{name} is stored in int8, and its weights would be rounded twice"
+        raise OptionError("dtype", f"cannot be {dtype}: {problem}: choose auto or float32")
+
+    def is_stored(rows: Rows) -> bool:
+        return isinstance(rows, Tensor) and DTYPES.get(rows.dtype) == dtype
+
+    if not all(map(is_stored, tensors.values())):
+        _log.warning("the weights of %s are rounded to %s", name, dtype)
+    return {
+        key: rows if is_stored(rows) else RoundedRows(rows, dtype) for key, rows in tensors.items()
+    }
 
 
 def _with_scales(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor | Int8Rows]:
@@ -181,11 +204,17 @@ def build(config: GPT2Config, ops: Ops, weights: Mapping[str, Any]) -> GPT2:
 
 def _placed(ops: Ops, name: str, tensor: Rows) -> Any:
     """Return a tensor on the device of `ops`, in the layout of its operations."""
-    if isinstance(tensor, Tensor) and tensor.strides:  # rows of it would be read from everywhere
-        tensor = tensor[:]
+    tensor = _without_gaps(tensor)
     if is_matrix(name, tensor.shape):
         return ops.place_matrix(tensor, transposed=is_transposed(name))
     return ops.xp.asarray(tensor[:])
+
+
+def _without_gaps(rows: Rows) -> Rows:
+    """Read a view with strides as a whole: its rows would be read from everywhere."""
+    if isinstance(rows, RoundedRows):
+        return replace(rows, rows=_without_gaps(rows.rows))
+    return rows[:] if isinstance(rows, Tensor) and rows.strides else rows
 
 
 def with_weights(model: GPT2, arrays: Mapping[str, Any]) -> GPT2:
@@ -217,7 +246,8 @@ def without_tied_head(tensors: Mapping[str, Rows], config: GPT2Config) -> dict[s
     wte, head = tensors["wte.weight"], tensors.get("lm_head.weight")
     if head is None or not config.tie_word_embeddings:
         return dict(tensors)
-    if isinstance(head, Tensor) and head == wte:  # two names of one place in a file of PyTorch
+    stored, other = (x.rows if isinstance(x, RoundedRows) else x for x in (wte, head))
+    if isinstance(other, Tensor) and other == stored:  # two names of one place in a PyTorch file
         return {name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
     parts = [slice(start, start + _COMPARED) for start in range(0, wte.shape[0], _COMPARED)]
     if any(not np.array_equal(wte[part], head[part]) for part in parts):

@@ -9,7 +9,8 @@ import numpy as np
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.gpt2.model import GPT2, forward
 from gpt_cli.gpt2.weights import leaves
-from gpt_cli.ops import Array
+from gpt_cli.ops import SHORT, Array
+from gpt_cli.ops.short import round_to, widen
 
 TEXT = (
     "A librarian once copied a long book by hand. Before each new word she went back to the first "
@@ -56,18 +57,8 @@ def weights_digest(model: GPT2, tokenizer: Tokenizer, dtype: str | None = None) 
 
 def _converted(format: str, dtype: str, panel: Array) -> Array:
     """Return a panel in another dtype, or in float32 if that does not have all its values."""
-    values = _widened(panel, format)
+    values = widen(panel, format) if format in SHORT else panel
     if dtype == "float32":
         return values
-    if dtype == "bfloat16":
-        narrow = (values.view(np.uint32) >> 16).astype(np.uint16)
-    else:
-        with np.errstate(over="ignore"):
-            narrow = values.astype(np.float16).view(np.uint16)
-    return narrow if np.array_equal(_widened(narrow, dtype), values) else values
-
-
-def _widened(panel: Array, format: str) -> Array:
-    if format == "bfloat16":
-        return (panel.astype(np.uint32) << 16).view(np.float32)
-    return panel.view(np.float16).astype(np.float32) if format == "float16" else panel
+    narrow = round_to(values, dtype)
+    return narrow if np.array_equal(widen(narrow, dtype), values) else values

@@ -114,6 +114,8 @@ def check_finite(model: Any, logits: Array, *, edited: bool = False) -> None:
     _log.info("not finite: %s", damaged or "no weight, only the results")
     cure = "if dtype float32 does not help, its weights are damaged (-v names one): get the model "
     kind, cure = NotFiniteError, f"{cure}again"
+    if damaged and model.ops.dtype == "float16":
+        cure = f"float16 holds numbers up to 65504, so choose dtype bfloat16; {cure}"
     if is_edited():
         cure = f"undo the changes in {MODEL}"
     elif edited and not damaged:

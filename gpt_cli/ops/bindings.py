@@ -269,6 +269,12 @@ def readable(x: Array) -> Array:
     return x if right else x.astype(FLOAT32, "C")
 
 
+def contiguous(x: Array, dtype: np.dtype[Any]) -> Array:
+    """Return x, or a copy, in this type, aligned and C-contiguous."""
+    right = x.dtype == dtype and x.flags.c_contiguous and x.flags.aligned
+    return x if right else x.astype(dtype, "C")
+
+
 def norm_of(ln: LayerNorm, width: int) -> Struct:
     """Return a layer norm of rows of this width as a struct."""
     weight, bias = vector_of(ln.weight, width), vector_of(ln.bias, width)

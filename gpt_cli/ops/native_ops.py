@@ -14,9 +14,10 @@ import numpy as np
 from gpt_cli.errors import CheckpointError
 from gpt_cli.folder.tensors import DTYPES, Tensor
 from gpt_cli.ops import SHORT, Array, DraftOps, LayerNorm, Linear, Rows, Steps, bindings
-from gpt_cli.ops.bindings import FLOAT32, FLOAT64, INT64, Packed, Struct, check, readable
+from gpt_cli.ops.bindings import FLOAT32, INT64, Packed, Struct, check, contiguous, readable
 from gpt_cli.ops.int8 import GROUP, Int8Rows, quantize, scales_shape
 from gpt_cli.ops.memory import Arena, Workspace, address
+from gpt_cli.ops.short import RoundedRows
 from gpt_cli.options.request import SamplingParams
 from gpt_cli.system.machine import MOST_THREADS, threads
 
@@ -32,7 +33,7 @@ _FILE_ENDED, _INVALID_INT8 = -1, -2
 class NativeOps(DraftOps):
     """The operations on the CPU.
 
-    Weights are in float32, in bfloat16 or float16 as stored, or in int8: see `gpt_cli.ops.int8`.
+    Weights are in float32, in bfloat16 or float16 (see `gpt_cli.ops.short`), or in int8.
     """
 
     name = "native"
@@ -68,7 +69,7 @@ class NativeOps(DraftOps):
 
         If the stored type is the type in memory, C reads the file, without Python's lock.
         Otherwise, convert and pack a range of rows at a time, while they are in the cache. What is
-        not stored in 16 bits is never rounded to them, but kept in float32.
+        not in 16 bits, as a file or as `RoundedRows`, is kept in float32.
         """
         n_rows, length = rows.shape
         n_in, n_out = (length, n_rows) if transposed else (n_rows, length)
@@ -79,8 +80,9 @@ class NativeOps(DraftOps):
             stored, scales = rows.weight, contiguous(rows.scale[:], FLOAT32)
             check(scales.shape == scales_shape(n_rows, length, transposed), "the scales", scales)
         as_stored = isinstance(stored, Tensor) and DTYPES.get(stored.dtype) == self.dtype
-        format = "float32" if self.dtype in SHORT and not as_stored else self.dtype
-        packed = Packed(n_in, n_out, format, self._weights)
+        is_rounded = isinstance(rows, RoundedRows) and rows.dtype == self.dtype
+        widened = self.dtype in SHORT and not (as_stored or is_rounded)
+        packed = Packed(n_in, n_out, "float32" if widened else self.dtype, self._weights)
         target = {"to": packed.struct, "transposed": transposed}
         if isinstance(stored, Tensor) and as_stored:
             with stored.opened() as (file, offset):
@@ -94,6 +96,8 @@ class NativeOps(DraftOps):
 
     def _converted(self, rows: Rows, part: slice, transposed: bool) -> tuple[Array, Array | None]:
         """Return a range of rows in the type in memory, and the scales of their groups."""
+        if isinstance(rows, RoundedRows) and rows.dtype == self.dtype:
+            return rows.bits(part), None
         if self.dtype != "int8":
             return np.ascontiguousarray(rows[part], FLOAT32), None
         if not isinstance(rows, Int8Rows):
@@ -288,7 +292,7 @@ class NativeOps(DraftOps):
         n = logits.shape[-1]
         if not 0 < params.top_k <= min(n, LARGEST_TOP_K):
             return None
-        rows, draws = _rows_of(logits), contiguous(uniforms, FLOAT64)
+        rows, draws = _rows_of(logits), contiguous(uniforms, bindings.FLOAT64)
         check(draws.shape == (len(rows),), "uniforms", draws)
         ids = np.empty(len(rows), INT64)
         self._choose(rows, draws, ids, params).run(self.threads)
@@ -327,7 +331,7 @@ class NativeOps(DraftOps):
         check(cache.lengths.shape == last.shape == (B,), "last", last)
         ids = np.empty((count + 1, B), INT64)
         ids[0] = last
-        banned, draws = contiguous(banned, INT64), contiguous(uniforms, FLOAT64)
+        banned, draws = contiguous(banned, INT64), contiguous(uniforms, bindings.FLOAT64)
         positions = cache.lengths.astype(INT64)
         visible, x, y = (positions + 1)[:, None], *np.empty((2, B, C), FLOAT32)
         logits = self._workspace.empty((B, head.weight.width), FLOAT32)
@@ -392,9 +396,3 @@ def _counts_of(x: Array, shape: tuple[int, ...]) -> Array:
     """Return integers of this shape as contiguous int64."""
     check(x.shape == shape, "counts", x)
     return contiguous(x, INT64)
-
-
-def contiguous(x: Array, dtype: np.dtype[Any]) -> Array:
-    """Return x, or a copy, in this type, aligned and C-contiguous."""
-    right = x.dtype == dtype and x.flags.c_contiguous and x.flags.aligned
-    return x if right else x.astype(dtype, "C")

@@ -379,21 +379,24 @@ def test_weights_in_16_bits_stay_so_and_give_what_float32_gives(case_folder, cas
 
 
 @pytest.mark.usefixtures("library")
-@pytest.mark.parametrize(
-    ("case", "dtype", "stored"),
-    [
-        ("saved", "float16", "float32"),
-        ("saved", "bfloat16", "float32"),
-        ("f16", "bfloat16", "float16"),
-        ("bf16", "float16", "bfloat16"),
-    ],
-)
-def test_no_cpu_rounds_weights_to_16_bits(case_folder, case, dtype, stored):
-    folder = case_folder(case)
-    complaint = f"dtype cannot be {dtype}: {folder} is stored in {stored}; "
-    cure = "on a CPU, choose auto, float32 or int8\n"
-    flags = ["-m", folder, "--device", "cpu", "--dtype", dtype]
-    assert refusal("generate", *flags, "x").endswith(complaint + cure)
+def test_a_note_says_that_weights_are_rounded_unless_quiet():
+    flags = [*STORY, "--device", "cpu", "--dtype", "bfloat16"]
+    noted, quiet = run(*flags), run(*flags, "-q")
+    assert noted.stderr == b"gpt-cli: the weights of tiny are rounded to bfloat16\n"
+    assert quiet.stderr == b""
+    assert noted.stdout == quiet.stdout
+    assert " in bfloat16: loaded in " in generated(*flags, "--stats")[1]
+
+
+@pytest.mark.usefixtures("library")
+def test_int8_weights_are_not_rounded_again(case_folder, tmp_path):
+    folder = tmp_path / "int8"
+    run_here("quantize", case_folder("saved"), "-o", folder, "-q")
+    told = refusal("generate", "-m", folder, "--dtype", "bfloat16", "--device", "cpu", "x")
+    assert told == (
+        f"gpt-cli: error: --dtype cannot be bfloat16: {folder} is stored in int8, and its weights "
+        "would be rounded twice: choose auto or float32\n"
+    )
 
 
 @pytest.mark.parametrize("case", ["f16", "bf16"])

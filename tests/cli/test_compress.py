@@ -12,6 +12,7 @@ import pytest
 
 from gpt_cli.compression.archive import ArchiveReader, end
 from gpt_cli.ops import bindings
+from support.adapters import ADAPTERS
 from support.checkpoints import END
 from support.in_process import refusal, run_here, terminal_here
 from support.processes import path_with_command, posix, run_on_terminal
@@ -186,13 +187,14 @@ def test_a_file_of_an_earlier_version_is_read():
     [
         ("saved", "tied_but_stored"),  # of the same sizes and tokens; only the weights differ
         ("bf16", "f16"),  # rounded in different ways
-        ("f16", "saved"),
+        ("bf16", "saved"),  # its lower halves are cut off, not rounded
+        ("f16", "tied_but_stored"),
         ("saved", "f16"),
     ],
 )
 def test_another_model_is_refused(one, other, case_folder):
     file = run("compress", input=b"Once", model=case_folder(one))
-    error = refusal("decompress", "--model", case_folder(other), input=file)
+    error = refusal("decompress", "-q", "--model", case_folder(other), input=file)
     assert "another model" in error
     assert "use that model" in error
 
@@ -204,6 +206,38 @@ def test_a_model_is_known_by_its_weights_and_not_by_its_files(case_folder, tmp_p
     run_here("quantize", case_folder("f16"), "-o", tmp_path / "int8", "-q")
     error = refusal("decompress", "--model", tmp_path / "int8", input=file)
     assert "in float16, and this one is in int8: use that model" in error
+
+
+def output(*arguments, **options):
+    """Run a command that may round weights; return its output."""
+    return run_here(*arguments, "-q", **options)[0]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("case", ["saved", "f16", "bf16"])
+def test_weights_are_rounded_at_both_ends(case_folder, story, case, dtype):
+    model = ("-m", case_folder(case))
+    file = output("compress", "--dtype", dtype, *model, input=story)
+    assert output("decompress", *model, input=file) == story
+
+
+def test_a_model_that_is_saved_in_16_bits_reads_the_file_of_one_that_is_rounded(
+    case_folder, story, tmp_path
+):
+    rounded, stored = ("-m", case_folder("saved")), ("-m", case_folder("f16"))
+    file = output("compress", "--dtype", "float16", *rounded, input=story)
+    assert file == output("compress", *stored, input=story)
+    damaged = file[:6] + b"????" + file[10:]  # the digest of the weights
+    for model in (rounded, stored):
+        assert output("decompress", *model, input=file) == story
+        assert output("decompress", "--salvage", *model, input=damaged, code=6) == story
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float16"])
+def test_an_adapter_is_merged_alike_at_both_ends(case_folder, story, tmp_path, dtype):
+    model = "-m", case_folder("f16"), "--adapter", ADAPTERS["plain"].write(tmp_path / "adapter")
+    file = output("compress", "--dtype", dtype, *model, input=story)
+    assert output("decompress", *model, input=file) == story
 
 
 @pytest.mark.parametrize("command", ["compress", "decompress"])

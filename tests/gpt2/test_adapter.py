@@ -179,10 +179,12 @@ def test_the_memory_for_changed_matrices_is_that_of_float32(
     monkeypatch.setattr(loading, "check_room", lambda what, needed, *_: checked.append(needed))
     for options in ({}, {"adapter": str(folder)}, {"dtype": "float32"}, {"dtype": "int8"}):
         gpt_cli.load(str(case_folder("bf16")), device="cpu", **options)
-    gpt_cli.load(str(case_folder("bf16")), device="cpu", dtype="int8", adapter=str(folder))
-    stored, adapted, wide, int8, adapted_int8 = checked
+    for dtype in ("int8", "bfloat16"):
+        gpt_cli.load(str(case_folder("bf16")), device="cpu", dtype=dtype, adapter=str(folder))
+    stored, adapted, wide, int8, adapted_int8, rounded = checked
     assert stored < adapted == wide
     assert int8 == adapted_int8
+    assert rounded == stored
 
 
 def test_a_saved_module_replaces_its_lora(model, folder):

@@ -14,6 +14,7 @@ from gpt_cli.folder.tensors import Tensor
 from gpt_cli.ops import Linear, bindings, native_ops
 from gpt_cli.ops.int8 import GROUP, LARGEST, Int8Rows, quantize
 from gpt_cli.ops.memory import Arena
+from gpt_cli.ops.short import RoundedRows
 from support.checkpoints import filed
 from support.native_arrays import (
     COLUMNS,
@@ -32,6 +33,7 @@ from support.native_arrays import (
     seeds,
     sizes,
 )
+from support.rounding import nearest
 
 pytestmark = pytest.mark.usefixtures("library")
 
@@ -208,6 +210,26 @@ def test_packing_from_a_file_equals_packing_from_memory(native, dtype, transpose
         panels = panels.view(np.float16).astype(np.float32)
     in_memory = native("int8" if dtype == "int8" else "float32")
     assert np.array_equal(panels, in_memory.place_matrix(expected, transposed=transposed).panels)
+
+
+@pytest.mark.parametrize(("n_rows", "length"), [(1, 1), (131, 97), (1030, 512), (3, 70_000)])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rounded_rows_are_packed_in_16_bits(native, dtype, transposed, n_rows, length):
+    matrix = array("matrix", n_rows, length)
+    stored = filed(nearest(matrix, dtype), dtype)
+    rounded = RoundedRows(matrix, dtype)
+    packed, expected = (
+        native(dtype).place_matrix(rows, transposed=transposed) for rows in (rounded, stored)
+    )
+    assert packed.format == expected.format == dtype
+    assert np.array_equal(packed.panels, expected.panels)
+    for other in {*FLOATS, "int8"} - {dtype}:  # there they are only numbers in float32
+        packed, expected = (
+            native(other).place_matrix(rows, transposed=transposed) for rows in (rounded, stored[:])
+        )
+        assert packed.format == expected.format != dtype
+        assert np.array_equal(packed.panels.view("u1"), expected.panels.view("u1"))
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, "int8"])

@@ -44,7 +44,8 @@ def compress(
         SEGMENT_RANGE,
     ),
     dtype: str = option(
-        "auto", "Weights in float32 or int8; auto: as stored. decompress uses the same."
+        "auto",
+        "Weights in float32, bfloat16, float16 or int8; auto: as stored, also in decompress.",
     ),
     model: flags.Adapted,
     threads: int | None = flags.THREAD_COUNT,
@@ -93,11 +94,20 @@ def decompress(
     with _copying([file], output, model) as copy:
         copy.count(salvage=salvage)
         reader = ArchiveReader(copy, storage.label(file), salvage=salvage)
-        # 16-bit weights are used as they are stored.
-        codec = _codec(model, reader.dtype if reader.dtype in ("float32", "int8") else "auto")
-        copy.write(codec.decompress(reader, copy.advance))
+        copy.write(_codec_of(reader, model).decompress(reader, copy.advance))
     if reader.lost:
         raise RowsError(f"{storage.label(file)}: {'; '.join(reader.lost)}; all else is written")
+
+
+def _codec_of(reader: ArchiveReader, model: flags.Adapted) -> "Codec":
+    """Return a codec with the weights in the type of a file."""
+    if reader.dtype in ("float32", "int8"):
+        return _codec(model, reader.dtype)
+    codec = _codec(model, "auto")
+    if not codec.must_round_for(reader):
+        return codec
+    del codec  # its memory is needed
+    return _codec(model, reader.dtype)
 
 
 def _codec(model: flags.Adapted, dtype: str) -> "Codec":
