@@ -8,7 +8,7 @@ float32, or in float16 beside int8 weights.
 import math
 import weakref
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -30,7 +30,12 @@ _FORMATS = ("float32", "bfloat16", "float16", "int8")  # in the order of `enum f
 _ACTIVATIONS = (None, *config.ACTIVATIONS)  # in the order of `enum activation`
 _EDITED = (None, "scores", "pattern")  # in the order of `enum edited`
 _COMMON = ("device.cu", "arithmetic.cu", "structs.cu")
-_OPERATIONS = (*_COMMON, "pack.cu", "products.cu", "rows.cu", "attention.cu", "sampling.cu")
+# Modules that are compiled at the same time: none takes much longer than the others.
+_OPERATIONS = (
+    (*_COMMON, "pack.cu", "products.cu"),
+    (*_COMMON, "attention.cu"),
+    (*_COMMON, "rows.cu", "sampling.cu"),
+)
 _PASS = (*_COMMON, "sampling.cu", "pass.cu")
 _CHOICE_ARRAYS = 6  # in structs.cu
 LARGEST_TOP_K = 1024  # as in `native_ops`
@@ -82,11 +87,11 @@ class CuPyOps(Ops):
             )
             self._capability = 10 * properties["major"] + properties["minor"]
             self._options = (f"-DFORMAT={_FORMATS.index(dtype)}",)
-            self._module = compiler.load(_OPERATIONS, self._options)
+            self._modules = compiler.load_all(_OPERATIONS, self._options)
         except Exception as error:  # CuPy raises many types for missing libraries
             raise ImportError(f"{type(error).__name__}: {error}") from error
         self._functions: dict[str, Any] = {}
-        self._passes: dict[int, Any] = {}  # kernels, by their rows
+        self._passes: dict[int, tuple[Any, Any]] = {}  # modules and kernels, by their rows
         self._tables: weakref.WeakKeyDictionary[Any, _Table] = weakref.WeakKeyDictionary()
 
     def free_memory(self) -> int:
@@ -388,14 +393,16 @@ class CuPyOps(Ops):
             "C": C, "H": h[0].attn.n_head, "D": shape.D, "inner": shape.inner,
             "cache_panels": shape.cache_panels, "stages": plan.stages, "chunk": plan.chunk,
         }  # fmt: skip
-        function = self._passes.get(plan.most_rows)
+        module, function = self._passes.get(plan.most_rows, (None, None))
         if function is None:
             options = (*self._options, f"-DROWS={plan.most_rows}")
-            function = compiler.load(_PASS, options).get_function("pass")
+            module = compiler.load(_PASS, options)
+            function = module.get_function("pass")
             compiler.allow_shared(function, self._device.shared)
-            self._passes[plan.most_rows] = function
+            self._passes[plan.most_rows] = module, function
+        compiler.set_constant(module, "job", _struct("pass", job))
         function(
-            (self._device.processors,), (plans.PASS_THREADS,), (_struct("pass", job),),
+            (self._device.processors,), (plans.PASS_THREADS,), (),
             shared_mem=plan.shared, enable_cooperative_groups=True,
         )  # fmt: skip
 
@@ -410,7 +417,7 @@ class CuPyOps(Ops):
         """Launch a kernel with a struct of these fields; the others are 0."""
         function = self._functions.get(launch.kernel)
         if function is None:
-            function = self._module.get_function(launch.kernel)
+            function = self._modules[launch.kernel].get_function(launch.kernel)
             compiler.allow_shared(function, self._device.shared)
             self._functions[launch.kernel] = function
         job = _struct(struct, fields)
@@ -439,15 +446,21 @@ class _Table:
 
 def _struct(name: str, fields: dict[str, Any]) -> Array:
     """Return a struct of structs.cu as an array of one element; arrays become their addresses."""
+    kind, empty = _empty_struct(name)
+    values = empty | fields
+    for field, value in fields.items():
+        if isinstance(value, cupy.ndarray):
+            values[field] = value.data.ptr
+        elif value is None:
+            values[field] = 0
+    return np.array(tuple(values.values()), kind)
+
+
+@cache
+def _empty_struct(name: str) -> tuple[np.dtype[np.void], dict[str, Any]]:
+    """Return a struct's type, and its fields with zeros."""
     kind = types()[name]
-    values = tuple(_value(fields.get(field)) for field in kind.names or ())
-    return np.array(values, kind)
-
-
-def _value(value: Any) -> Any:
-    if isinstance(value, cupy.ndarray):
-        return value.data.ptr
-    return 0 if value is None else value
+    return kind, dict(zip(kind.names or (), np.zeros(1, kind).tolist()[0], strict=True))
 
 
 def _norm_of(ln: LayerNorm) -> tuple[int, int, float]:

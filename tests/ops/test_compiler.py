@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -123,6 +125,29 @@ def test_without_a_cache_on_disk_nothing_is_kept(compiled, tmp_path, monkeypatch
     compiler.load(FILES, ())
     assert len(compiled) == 2
     assert not (tmp_path / "cache").exists()
+
+
+def test_modules_are_compiled_at_the_same_time_on_the_current_device(compiled, monkeypatch):
+    together, devices = threading.Barrier(2, timeout=30), []
+    runtime = SimpleNamespace(getDevice=lambda: 5, setDevice=devices.append)
+    for name in ("cupy", "cupy.cuda"):
+        monkeypatch.setitem(sys.modules, name, type(sys)(name))
+    sys.modules["cupy.cuda"].runtime = runtime
+
+    def compile(code, options, capability):
+        together.wait()
+        return code.encode()
+
+    monkeypatch.setattr(compiler, "_compile", compile)
+    monkeypatch.setattr(compiler, "_module", lambda binary: binary)
+    groups = [(*FILES, "rows.cu"), (*FILES, "attention.cu")]
+    modules = compiler.load_all(groups, ("-DFORMAT=2",))
+    assert devices == [5, 5]
+    rows, attention = (compiler.source(names).encode() for names in groups)
+    assert (modules["layer_norm"], modules["store"], modules["attend_1"]) == (
+        *(rows, attention, attention),
+    )
+    assert {*modules.values()} == {rows, attention}
 
 
 PROCESS = """

@@ -9,9 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from gpt_cli.ops.cuda.compiler import OPTIONS, source
+from gpt_cli.ops.cuda.compiler import OPTIONS, kernels, source
 
-PARTS = "device", "arithmetic", "structs", "products", "rows", "attention", "sampling", "pass"
+PARTS = (
+    "device",
+    "arithmetic",
+    "structs",
+    "pack",
+    "products",
+    "rows",
+    "attention",
+    "sampling",
+    "pass",
+)
 FILES = [f"{name}.cu" for name in PARTS]
 NVCC = shutil.which("nvcc", path="/usr/local/cuda/bin") or shutil.which("nvcc")
 SHOWN = ("-v", "-warn-spills")  # by ptxas, which is the last step of both
@@ -79,10 +89,17 @@ class Nvrtc:
         return status, messages.value.decode()
 
 
-@pytest.mark.parametrize("number_format", range(4))
+# A module takes several seconds to compile: the default is one GPU, in float32 and int8.
+USUAL = [(90, 0), (90, 3)]
+OTHERS = [(sm, kind) for sm in (75, 80, 86, 89, 90, 100, 120) for kind in range(4)]
+
+
 @pytest.mark.parametrize(
-    "architecture",
-    [90, *(pytest.param(sm, marks=pytest.mark.slow) for sm in (75, 80, 86, 89, 100, 120))],
+    ("architecture", "number_format"),
+    [
+        *USUAL,
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS if case not in USUAL),
+    ],
 )
 @pytest.mark.parametrize("compiler", [Nvcc, Nvrtc])
 def test_the_kernels_compile_without_warnings_or_spills(
@@ -93,9 +110,12 @@ def test_the_kernels_compile_without_warnings_or_spills(
         pytest.skip(f"this compiler is not for sm_{architecture}")
     options = [*OPTIONS, f"-DFORMAT={number_format}", f"-arch=sm_{architecture}"]
     options += [f"--ptxas-options={option}" for option in SHOWN]
-    code = source(FILES)
+    code = source(FILES if architecture >= 80 else FILES[:-1])  # a pass copies asynchronously
     status, messages = compiler.compile(code, options, tmp_path)
     assert status == 0, messages
     assert "warning" not in messages.lower(), messages
-    compiled = re.findall(rf"entry function '(\w+)' for 'sm_{architecture}'", messages)
-    assert sorted(compiled) == sorted(re.findall(r"^KERNEL.* (\w+)\(", code, re.MULTILINE))
+    compiled = {*re.findall(rf"entry function '(\w+)' for 'sm_{architecture}'", messages)}
+    declared = {*kernels(FILES)}  # some for one format only
+    every_format = {"embed", "layer_norm", "store", "attend_1", "pack", "linear_64x64", "choose"}
+    assert every_format <= compiled <= declared
+    assert ("pass" in compiled) == (architecture >= 80)

@@ -216,10 +216,10 @@ def test_auto_prefers_a_gpu(emulated):
 
 
 def test_missing_libraries_of_cuda_are_reported(emulated, caplog):
-    def broken(**arguments):
+    def broken(groups, options):
         raise RuntimeError("no libnvrtc.so.12\n  in many\n  folders")
 
-    emulated.setattr(sys.modules["cupy"], "RawModule", broken)
+    emulated.setattr("gpt_cli.ops.cuda.compiler.load_all", broken)
     emulated.setattr(gpu, "fault", lambda: gpu.Fault("CuPy has no NVRTC", "pip install it"))
     with pytest.raises(ResourceError, match=r"device cuda: CuPy has no NVRTC: pip install it$"):
         get_ops("cuda", "float32")

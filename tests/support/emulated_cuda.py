@@ -10,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 
+from gpt_cli.ops.cuda.compiler import kernels
 from support.emulated_kernels import Card, Module, compile_kernels, read_source
 
 
@@ -165,6 +166,16 @@ def loader(card: Card):
     return load
 
 
+def loader_of_all(card: Card):
+    """Return what replaces `gpt_cli.ops.cuda.compiler.load_all`: it compiles all files at once."""
+
+    def load_all(groups: Sequence[Sequence[str]], options: Sequence[str]) -> dict[str, Module]:
+        files = list(dict.fromkeys(name for names in groups for name in names))
+        return dict.fromkeys(kernels(files), loader(card)(files, options))
+
+    return load_all
+
+
 def install(patch, card: Card = Card()) -> None:  # noqa: B008 (it never changes)
     """Make `import cupy` find this emulation and a GPU seem present, until the patch is undone."""
     for name, module in modules(card).items():
@@ -173,6 +184,8 @@ def install(patch, card: Card = Card()) -> None:  # noqa: B008 (it never changes
     patch.setitem(sys.modules, "gpt_cli.ops.cupy_ops", None)
     patch.delitem(sys.modules, "gpt_cli.ops.cupy_ops")
     patch.setattr("gpt_cli.ops.cuda.compiler.load", loader(card))
+    patch.setattr("gpt_cli.ops.cuda.compiler.load_all", loader_of_all(card))
     patch.setattr("gpt_cli.ops.cuda.compiler.allow_shared", _allow_shared)
+    patch.setattr("gpt_cli.ops.cuda.compiler.set_constant", Module.set_constant)
     patch.setattr("gpt_cli.system.gpu.problem", lambda: None)
     patch.setattr("gpt_cli.system.gpu.load_driver", lambda: None)

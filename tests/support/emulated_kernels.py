@@ -150,24 +150,29 @@ def compile_kernels(source: str, options: tuple[str, ...], card: Card) -> "Modul
     return Module(_load((source, macros), lambda: _with_launchers(source, macros)), card)
 
 
+_CONSTANT = re.compile(r"EMULATED_CONSTANT\s+(struct \w+) (\w+);")
 _KERNEL = re.compile(r"EMULATED_KERNEL\s+(?:EMULATED_BOUNDS\((.+?);.+?\)\s*)?(\w+)\(([^)]*)\)")
 
 
 def _with_launchers(source: str, macros: list[str]) -> str:
     """Return a source after the preprocessor, with what `Function` needs of each kernel."""
     bounds = "-DLAUNCH_BOUNDS(threads,blocks)=EMULATED_BOUNDS(threads;blocks)"
-    command = [*_compiler(), *macros, "-DKERNEL=EMULATED_KERNEL", bounds, "-E", "-x", "c++", "-"]
+    marks = ["-DKERNEL=EMULATED_KERNEL", "-DCONSTANT=EMULATED_CONSTANT", bounds]
+    command = [*_compiler(), *macros, *marks, "-E", "-x", "c++", "-"]
     marked = _run(command, f'#include "device.h"\n{source}')
     launchers = []
     for threads, name, parameters in _KERNEL.findall(marked):
-        kinds = [re.sub(r"\w+$", "", part.strip()) for part in parameters.split(",")]
+        kinds = [re.sub(r"\w+$", "", part.strip()) for part in parameters.split(",") if part]
         values = ", ".join(f"*({kind} *)arguments[{i}]" for i, kind in enumerate(kinds))
-        sizes = ", ".join(f"sizeof({kind})" for kind in kinds)
+        sizes = [f"sizeof({kind})" for kind in kinds]
         launchers.append(
             f'extern "C" void launch_{name}(void **arguments) {{ {name}({values}); }}\n'
-            f'extern "C" int sizes_{name}[] = {{{len(kinds)}, {sizes}}};\n'
+            f'extern "C" int sizes_{name}[] = {{{", ".join([str(len(kinds)), *sizes])}}};\n'
             f'extern "C" int threads_{name} = {threads or 1024};\n'
         )
+    for kind, name in _CONSTANT.findall(marked):
+        launchers.append(f'extern "C" int sizeof_{name} = sizeof({kind});\n')
+    marked = marked.replace("EMULATED_CONSTANT", "")
     plain = re.sub(r"EMULATED_BOUNDS\(.+?;.+?\)", "", marked)
     return plain.replace("EMULATED_KERNEL", 'extern "C" void') + "".join(launchers)
 
@@ -180,6 +185,12 @@ class Module:
         if not hasattr(self._library, f"launch_{name}"):
             raise RuntimeError(f"CUDA_ERROR_NOT_FOUND: {name}")
         return Function(self._library, name, self.card)
+
+    def set_constant(self, name: str, value: np.ndarray) -> None:
+        """Write a variable in constant memory."""
+        size = ctypes.c_int.in_dll(self._library, f"sizeof_{name}").value
+        assert size == value.nbytes, (name, size)
+        (ctypes.c_char * size).in_dll(self._library, name)[:] = value.tobytes()
 
 
 class Function:

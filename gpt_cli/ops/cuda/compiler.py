@@ -6,12 +6,16 @@ CuPy's RawModule would append -ftz=true to the options: tiny numbers would becom
 import hashlib
 import logging
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+from numpy.typing import NDArray
 
 from gpt_cli.errors import GPTCLIError
 from gpt_cli.system import gpu
@@ -46,12 +50,43 @@ def load(names: Sequence[str], options: Sequence[str]) -> Any:
     return module
 
 
+def load_all(groups: Sequence[Sequence[str]], options: Sequence[str]) -> dict[str, Any]:
+    """Return the modules of several lists of files, by kernel: see `load`. Compile in parallel."""
+    from cupy.cuda import runtime
+
+    device = runtime.getDevice()
+
+    def load_here(names: Sequence[str]) -> Any:
+        runtime.setDevice(device)  # each thread has its own current device
+        return load(names, options)
+
+    with ThreadPoolExecutor(len(groups)) as pool:
+        modules = [*pool.map(load_here, groups)]
+    pairs = zip(groups, modules, strict=True)
+    return {kernel: module for names, module in pairs for kernel in kernels(names)}
+
+
+def kernels(names: Sequence[str]) -> list[str]:
+    """Return the names of the kernels in some files, for all formats."""
+    return re.findall(r"^KERNEL.* (\w+)\(", source(names), re.MULTILINE)
+
+
 def allow_shared(function: Any, size: int) -> None:
     """Let a kernel have this many bytes of dynamic shared memory; by default it may have 48 KB."""
     from cupy_backends.cuda.api import driver
 
     attribute = driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     driver.funcSetAttribute(function.ptr, attribute, size)
+
+
+def set_constant(module: Any, name: str, value: NDArray[Any]) -> None:
+    """Write a variable in constant memory before the next launch on the current stream."""
+    from cupy.cuda import get_current_stream, runtime
+
+    address, kind = module.get_global_var(name), runtime.memcpyHostToDevice
+    stream = get_current_stream().ptr
+    # From memory that is not pinned, the driver copies `value` before it returns.
+    runtime.memcpyAsync(address, value.ctypes.data, value.nbytes, kind, stream)
 
 
 def source(names: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ typedef unsigned char uint8_t;
 #define KERNEL extern "C" __global__ void
 #define DEVICE __device__ __forceinline__
 #define ROUTINE __device__ __noinline__ // large, and seldom called: compiled once
-#define ARGUMENT __grid_constant__      // of a kernel: its functions may take its address
+#define CONSTANT __constant__           // for all threads of a launch; the host writes it before
 #define UNROLLED _Pragma("unroll")
 #define LAUNCH_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
 #define INFINITY __int_as_float(0x7f800000)

@@ -33,6 +33,8 @@ enum {
     TILES = 6,      // of values in shared memory
 };
 
+CONSTANT struct pass job; // that this launch computes
+
 enum product { C_ATTN, ATTN_C_PROJ, C_FC, MLP_C_PROJ, LM_HEAD };
 
 // --- shared memory -------------------------------------------------------------------------------
@@ -46,7 +48,7 @@ struct block_memory {
     int rest;         // x (rows, chunk + PADDING), digits, or what attention and choice need
 };
 
-DEVICE block_memory divide(const struct pass &job)
+DEVICE block_memory divide()
 {
     block_memory at;
     int count = PASS_WARPS * (int)job.stages, width = ceil_div((int)job.C, 4) * 16;
@@ -60,20 +62,20 @@ DEVICE block_memory divide(const struct pass &job)
     return at;
 }
 
-DEVICE const layer *layers_of(const struct pass &job)
+DEVICE const layer *layers_of()
 {
-    return shared_at<layer>(divide(job).layers);
+    return shared_at<layer>(divide().layers);
 }
 
 // The matrix of a product: number 4 L + P is product P of layer L, and the last one is the head.
-DEVICE matrix matrix_of(const struct pass &job, int number)
+DEVICE matrix matrix_of(int number)
 {
     if (number == PRODUCTS * job.n_layer)
         return job.lm_head;
-    return (&layers_of(job)[number / PRODUCTS].c_attn)[number % PRODUCTS];
+    return (&layers_of()[number / PRODUCTS].c_attn)[number % PRODUCTS];
 }
 
-DEVICE int products_of(const struct pass &job)
+DEVICE int products_of()
 {
     return PRODUCTS * (int)job.n_layer + (job.only_layers ? 0 : 1);
 }
@@ -89,11 +91,11 @@ struct stream {
 };
 
 // Go on to the next product that has the panel of this number, or is at the end.
-DEVICE void find_panel(stream &next, const struct pass &job, int first)
+DEVICE void find_panel(stream &next, int first)
 {
-    int products = products_of(job);
+    int products = products_of();
     while (next.step < job.steps) {
-        matrix w = matrix_of(job, next.product);
+        matrix w = matrix_of(next.product);
         if ((int64_t)next.panel * PANEL < w.n_out) {
             next.from = panel_of(w, next.panel);
             next.units = w.units;
@@ -107,9 +109,9 @@ DEVICE void find_panel(stream &next, const struct pass &job, int first)
 }
 
 // Fill the rings of all computing warps, each by a lane, until all weights are copied.
-ROUTINE void copy_weights(const struct pass &job)
+ROUTINE void copy_weights()
 {
-    block_memory memory = divide(job);
+    block_memory memory = divide();
     phase_barrier *full = shared_at<phase_barrier>(memory.full), *empty = shared_at<phase_barrier>(memory.empty);
     int lane = threadIdx.x % WARP, stages = job.stages;
     int first = lane * gridDim.x + blockIdx.x, apart = PASS_WARPS * gridDim.x;
@@ -117,7 +119,7 @@ ROUTINE void copy_weights(const struct pass &job)
     next.panel = first;
     next.is_done = lane >= PASS_WARPS;
     if (!next.is_done)
-        find_panel(next, job, first);
+        find_panel(next, first);
     while (vote(!next.is_done)) {
         int slot = (next.is_done ? 0 : lane) * stages + next.slot;
         bool is_free = next.filled < stages
@@ -143,7 +145,7 @@ ROUTINE void copy_weights(const struct pass &job)
             next.units -= units;
             if (!next.units) {
                 next.panel += apart;
-                find_panel(next, job, first);
+                find_panel(next, first);
             }
         }
         if (!ready)
@@ -156,7 +158,7 @@ ROUTINE void copy_weights(const struct pass &job)
 DEVICE void sync_computing() { sync_threads(1, PASS_THREADS); }
 
 // Wait for all blocks of the grid. `target` is the counter's value at which they have arrived.
-DEVICE void sync_grid(const struct pass &job, uint32_t &target)
+DEVICE void sync_grid(uint32_t &target)
 {
     sync_computing();
     if (threadIdx.x == 0) {
@@ -354,9 +356,9 @@ DEVICE float *row_of(const block_memory &memory, int row, int stride)
 
 // Copy `count` columns of x (rows, K) from `first` on to shared memory, with zeros behind the last.
 ROUTINE void load_rows(
-    const struct pass &job, const float *x, int64_t K, int first, int count, int stride)
+    const float *x, int64_t K, int first, int count, int stride)
 {
-    block_memory memory = divide(job);
+    block_memory memory = divide();
     for (int row = 0; row < (int)job.rows; row++) {
         float *to = row_of(memory, row, stride);
         const float *from = x + row * K + first;
@@ -374,9 +376,9 @@ ROUTINE void load_rows(
 
 // Write the embeddings of the tokens of a step to shared memory, and each row of them to job.x by one
 // block.
-ROUTINE void embed_rows(const struct pass &job, int step, int stride)
+ROUTINE void embed_rows(int step, int stride)
 {
-    block_memory memory = divide(job);
+    block_memory memory = divide();
     int C = job.C, writers = smaller((int)gridDim.x, ceil_div(3 * C, (int)PANEL)); // blocks with work
     for (int row = 0; row < (int)job.rows; row++) {
         int64_t id = load_fresh(job.ids + step * job.rows + row);
@@ -395,9 +397,9 @@ ROUTINE void embed_rows(const struct pass &job, int step, int stride)
 }
 
 // Normalize the rows in shared memory: a warp computes the sums of a row, all threads the rest.
-ROUTINE void normalize_rows(const struct pass &job, float epsilon, int stride)
+ROUTINE void normalize_rows(float epsilon, int stride)
 {
-    block_memory memory = divide(job);
+    block_memory memory = divide();
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, C = job.C, rows = job.rows;
     const float *gain = shared_at<float>(memory.gain), *offset = shared_at<float>(memory.offset);
     float2 *of_rows = (float2 *)row_of(memory, rows, stride); // mean and 1 / deviation
@@ -426,9 +428,9 @@ ROUTINE void normalize_rows(const struct pass &job, float epsilon, int stride)
 }
 
 // Begin to copy the parameters of a layer norm, which do not depend on other blocks. C is a multiple of 4.
-DEVICE void load_norm(const struct pass &job, const struct norm &ln)
+DEVICE void load_norm(const struct norm &ln)
 {
-    block_memory memory = divide(job);
+    block_memory memory = divide();
     float *gain = shared_at<float>(memory.gain), *offset = shared_at<float>(memory.offset);
     for (int c = 4 * threadIdx.x; c < job.C; c += 4 * PASS_THREADS) {
         copy16(gain + c, ln.weight + c);
@@ -440,15 +442,15 @@ DEVICE void load_norm(const struct pass &job, const struct norm &ln)
 #if FORMAT == 3
 
 // Return the offset of digits (rows, units) behind the rows of C columns, and of the steps of the rows.
-DEVICE int digits_at(const struct pass &job)
+DEVICE int digits_at()
 {
     int stride = ceil_div((int)job.C, (int)ROW_UNIT) * ROW_UNIT + PADDING;
-    return divide(job).rest + ((int)job.rows + 1) * stride * (int)sizeof(float);
+    return divide().rest + ((int)job.rows + 1) * stride * (int)sizeof(float);
 }
 
-DEVICE int steps_at(const struct pass &job, int units)
+DEVICE int steps_at(int units)
 {
-    return digits_at(job) + (int)job.rows * units * (int)sizeof(digits);
+    return digits_at() + (int)job.rows * units * (int)sizeof(digits);
 }
 
 // Round four elements to integers from -32639 to 32639, in steps.
@@ -466,23 +468,23 @@ DEVICE void round_four(float4 x, float per_step, digits *to, int first)
 }
 
 // Return four elements of a row: from shared memory, or from `x` (rows, K), with zeros behind the last.
-DEVICE float4 four_of(const struct pass &job, const float *x, int64_t K, int row, int k, int stride)
+DEVICE float4 four_of(const float *x, int64_t K, int row, int k, int stride)
 {
     if (!x)
-        return *(const float4 *)(row_of(divide(job), row, stride) + k);
+        return *(const float4 *)(row_of(divide(), row, stride) + k);
     return k < K ? load_fresh((const float4 *)(x + row * K + k)) : make_float4(0, 0, 0, 0);
 }
 
 // Round rows to digits: see `round_row` in native/int8.h. `x` is NULL for the rows in shared memory.
-ROUTINE void round_x(const struct pass &job, const float *x, int64_t K, int units, int stride)
+ROUTINE void round_x(const float *x, int64_t K, int units, int stride)
 {
-    digits *to = shared_at<digits>(digits_at(job));
+    digits *to = shared_at<digits>(digits_at());
     int rows = job.rows, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    float *steps = shared_at<float>(steps_at(job, units)), *largest = steps + rows;
+    float *steps = shared_at<float>(steps_at(units)), *largest = steps + rows;
     for (int row = 0; row < rows; row++) {
         int32_t most = 0; // bits of |x|, which compare as the floats do, and keep NaN
         for (int k = 4 * threadIdx.x; k < units * GROUP; k += 4 * PASS_THREADS) {
-            float4 four = four_of(job, x, K, row, k, stride);
+            float4 four = four_of(x, K, row, k, stride);
             UNROLLED for (int i = 0; i < 4; i++)
                 most = larger(most, bits_of(absolute((&four.x)[i])));
         }
@@ -502,7 +504,7 @@ ROUTINE void round_x(const struct pass &job, const float *x, int64_t K, int unit
         for (int k = 4 * threadIdx.x; k < units * GROUP; k += 4 * PASS_THREADS) {
             float4 four = make_float4(0, 0, 0, 0);
             if (is_finite)
-                four = four_of(job, x, K, row, k, stride);
+                four = four_of(x, K, row, k, stride);
             round_four(four, per_step, to + row * units + k / GROUP, k % GROUP);
         }
         if (threadIdx.x == 0)
@@ -519,20 +521,20 @@ ROUTINE void round_x(const struct pass &job, const float *x, int64_t K, int unit
 
 // Begin the chains of a panel: at 0, since the bias is added last.
 DEVICE void start_chains(
-    chains &all, const struct pass &job, int units, int stride, float bias)
+    chains &all, int units, int stride, float bias)
 {
     UNROLLED for (int j = 0; j < ROWS; j++) {
         all.sums[j] = 0;
-        all.rows[j] = digits_at(job) + (j < job.rows ? j : 0) * units * (int)sizeof(digits);
+        all.rows[j] = digits_at() + (j < job.rows ? j : 0) * units * (int)sizeof(digits);
     }
 }
 
 // Return a lane's result number i: of row 4 i + lane / PANEL.
 DEVICE float result_of(
-    const chains &all, const struct pass &job, int units, int i, float bias)
+    const chains &all, int units, int i, float bias)
 {
     int quarter = threadIdx.x % WARP / PANEL, row = 4 * i + quarter;
-    const float *steps = shared_at<float>(steps_at(job, units));
+    const float *steps = shared_at<float>(steps_at(units));
     float sum = all.sums[4 * i];
     UNROLLED for (int j = 4 * i + 1; j < 4 * i + 4; j++)
         if (j < ROWS)
@@ -544,18 +546,18 @@ DEVICE float result_of(
 
 // Begin the chains of a panel at the bias.
 DEVICE void start_chains(
-    chains &all, const struct pass &job, int units, int stride, float bias)
+    chains &all, int units, int stride, float bias)
 {
     int quarter = threadIdx.x % WARP / PANEL;
     UNROLLED for (int j = 0; j < chains::J; j++) {
         int row = 4 * j + quarter;
         all.sums[j] = bias;
-        all.rows[j] = divide(job).rest + (row < job.rows ? row : 0) * stride * (int)sizeof(float);
+        all.rows[j] = divide().rest + (row < job.rows ? row : 0) * stride * (int)sizeof(float);
     }
 }
 
 DEVICE float result_of(
-    const chains &all, const struct pass &job, int units, int i, float bias)
+    const chains &all, int units, int i, float bias)
 {
     return all.sums[i];
 }
@@ -572,12 +574,12 @@ struct work {
     int activation;
 };
 
-DEVICE struct work work_of(const struct pass &job, int number)
+DEVICE struct work work_of(int number)
 {
     int product = number % PRODUCTS;
     if (number == PRODUCTS * job.n_layer)
         return {LM_HEAD, job.lm_head, job.lm_head_bias, job.x, 0, job.logits, NONE};
-    const layer &of = layers_of(job)[number / PRODUCTS];
+    const layer &of = layers_of()[number / PRODUCTS];
     const matrix &w = (&of.c_attn)[product];
     const float *bias = (&of.c_attn_bias)[product];
     if (product == C_ATTN)
@@ -597,7 +599,7 @@ DEVICE float bias_of(const struct work &work, int64_t n)
 // Compute a product, a panel a warp at a time. x is in shared memory if that holds all of its columns;
 // otherwise it comes in chunks. `bias` is that of the first panel.
 ROUTINE void multiply(
-    const struct pass &job, const struct work &work, ring &from, float bias)
+    const struct work &work, ring &from, float bias)
 {
     const matrix &w = work.w;
     int lane = threadIdx.x % WARP, rows = job.rows, units = w.units, quarter = lane / PANEL;
@@ -609,7 +611,7 @@ ROUTINE void multiply(
         chains all;
         float residual[RESULTS];
         bias = first == blockIdx.x ? bias : bias_of(work, n);
-        start_chains(all, job, units, stride, bias);
+        start_chains(all, units, stride, bias);
         UNROLLED for (int i = 0; i < RESULTS; i++) {
             bool is_added = work.residual && 4 * i + quarter < rows && n < w.n_out;
             int64_t at = (4 * i + quarter) * w.n_out + n;
@@ -619,14 +621,14 @@ ROUTINE void multiply(
             int count = smaller(chunk, K - k);
             if (chunk < K) {
                 sync_computing(); // all have used the chunk before
-                load_rows(job, work.x, w.n_in, k, count, stride);
+                load_rows(work.x, w.n_in, k, count, stride);
             }
             if (has_panel)
                 add_panel(all, from, count / ROW_UNIT);
         }
         UNROLLED for (int i = 0; i < RESULTS; i++) {
             int64_t at = (4 * i + quarter) * w.n_out + n;
-            float y = result_of(all, job, units, i, bias);
+            float y = result_of(all, units, i, bias);
             y = activate(y, work.activation);
             if (has_panel && 4 * i + quarter < rows && n < w.n_out)
                 work.y[at] = work.residual ? residual[i] + y : y;
@@ -644,7 +646,7 @@ struct query {
     int past, visible, first;
 };
 
-DEVICE query query_of(const struct pass &job, int layer, int row, int head, int step)
+DEVICE query query_of(int layer, int row, int head, int step)
 {
     query one;
     int64_t position = job.positions[row] + step, panels = job.cache_panels;
@@ -659,7 +661,7 @@ DEVICE query query_of(const struct pass &job, int layer, int row, int head, int 
 }
 
 // Return k or v (`part` 1 or 2) of a token of this pass, which is key `s`.
-DEVICE const float *of_new_key(const struct pass &job, const query &one, int s, int head, int part)
+DEVICE const float *of_new_key(const query &one, int s, int head, int part)
 {
     return job.qkv + ((one.first + s - one.past) * 3 + part) * job.C + head * job.D;
 }
@@ -672,10 +674,10 @@ struct attention {
     cached *tiles;  // (TILES, TILE_KEYS, D)
 };
 
-DEVICE attention divide_rest(const struct pass &job)
+DEVICE attention divide_rest()
 {
     attention of;
-    of.q = shared_at<float>(divide(job).rest);
+    of.q = shared_at<float>(divide().rest);
     of.key = of.q + job.D;
     of.largest = of.key + job.D;
     of.weights = of.largest + 2 * PASS_WARPS;
@@ -685,7 +687,7 @@ DEVICE attention divide_rest(const struct pass &job)
 
 // Copy this token's query and key to shared memory, and append its key and value to the cache. The
 // last warps append, since the first ones have scores to compute.
-DEVICE void take_token(const struct pass &job, const query &one, const attention &of)
+DEVICE void take_token(const query &one, const attention &of)
 {
     int s = one.visible - 1, D = job.D, d = threadIdx.x;
     if (d < D) {
@@ -713,12 +715,12 @@ template <int COUNT> DEVICE float add_scores(const float *q, const cached *key, 
 }
 
 // Return q (D) times one key.
-DEVICE float score_of(const struct pass &job, const query &one, const attention &of, int s, int head)
+DEVICE float score_of(const query &one, const attention &of, int s, int head)
 {
     int D = job.D, d = 0;
     float score = 0;
     if (s >= one.past) {
-        const float *key = s == one.visible - 1 ? of.key : of_new_key(job, one, s, head, 1);
+        const float *key = s == one.visible - 1 ? of.key : of_new_key(one, s, head, 1);
         _Pragma("unroll 8") for (; d < D; d++)
             score = multiply_add(of.q[d], widen(narrow(key[d])), score);
         return score;
@@ -733,7 +735,7 @@ DEVICE float score_of(const struct pass &job, const query &one, const attention 
 
 // Begin to copy the values of tile number `number` to shared memory, by the threads from `adding` on.
 DEVICE void copy_tile(
-    const struct pass &job, const query &one, const attention &of, int number, int head, int adding)
+    const query &one, const attention &of, int number, int head, int adding)
 {
     const int EACH = 16 / sizeof(cached);
     int D = job.D, start = number * TILE_KEYS, threads = PASS_THREADS - adding;
@@ -745,19 +747,19 @@ DEVICE void copy_tile(
             copy16(tile + i * EACH, one.values + (int64_t)s * D + d);
         else
             for (int j = 0; j < EACH; j++)
-                tile[i * EACH + j] = narrow(load_fresh(of_new_key(job, one, s, head, 2) + d + j));
+                tile[i * EACH + j] = narrow(load_fresh(of_new_key(one, s, head, 2) + d + j));
     }
     commit_copies();
 }
 
 // Write the weights of the keys, and their sum, which all see after the next barrier.
 DEVICE void weigh_keys(
-    const struct pass &job, const query &one, const attention &of, int head, float scale)
+    const query &one, const attention &of, int head, float scale)
 {
     int thread = threadIdx.x, visible = one.visible, lane = thread % WARP;
     float most = -INFINITY, *weights = of.weights;
     for (int s = thread; s < visible; s += PASS_THREADS) {
-        float score = score_of(job, one, of, s, head) * scale;
+        float score = score_of(one, of, s, head) * scale;
         weights[s] = score;
         most = larger_of(most, score);
     }
@@ -785,28 +787,28 @@ DEVICE void weigh_keys(
 //
 //     tile i + 5 in global memory --copy--> | tile i - 1, free | tile i | ... | tile i + 4 |
 //                                             the warps that add read ^
-ROUTINE void attend_rows(const struct pass &job, int layer, int step)
+ROUTINE void attend_rows(int layer, int step)
 {
     int D = job.D, H = job.H, thread = threadIdx.x, adding = ceil_div(D, (int)WARP) * WARP;
-    float scale = layers_of(job)[layer].scale;
-    attention of = divide_rest(job);
+    float scale = layers_of()[layer].scale;
+    attention of = divide_rest();
     for (int task = blockIdx.x; task < job.rows * H; task += gridDim.x) {
         int row = task / H, head = task % H;
-        query one = query_of(job, layer, row, head, step);
+        query one = query_of(layer, row, head, step);
         int tiles = ceil_div(one.visible, (int)TILE_KEYS);
         if (thread >= adding)
             for (int number = 0; number < TILES - 1; number++)
-                copy_tile(job, one, of, number, head, adding); // none behind the last
-        take_token(job, one, of);
+                copy_tile(one, of, number, head, adding); // none behind the last
+        take_token(one, of);
         sync_computing();
-        weigh_keys(job, one, of, head, scale);
+        weigh_keys(one, of, head, scale);
         float mixed = 0;
         for (int number = 0; number < tiles; number++) {
             if (thread >= adding)
                 wait_for_copies<TILES - 2>();
             sync_computing(); // all copies of this tile are done, and the tile before is free
             if (thread >= adding)
-                copy_tile(job, one, of, number + TILES - 1, head, adding);
+                copy_tile(one, of, number + TILES - 1, head, adding);
             const cached *tile = of.tiles + number % TILES * TILE_KEYS * D;
             int start = number * TILE_KEYS, count = smaller((int)TILE_KEYS, one.visible - start);
             if (thread < D)
@@ -822,7 +824,7 @@ ROUTINE void attend_rows(const struct pass &job, int layer, int step)
 // --- the pass ------------------------------------------------------------------------------------
 
 // Set the logits of tokens that may not be chosen to -INFINITY, and the largest of their spans anew.
-DEVICE void ban(const struct pass &job, float *logits, int n, int at)
+DEVICE void ban(float *logits, int n, int at)
 {
     for (int i = threadIdx.x; i < job.banned_count; i += ROW_THREADS)
         logits[job.banned[i]] = -INFINITY;
@@ -838,9 +840,9 @@ DEVICE void ban(const struct pass &job, float *logits, int n, int at)
 }
 
 // Choose the next tokens, a row a block at a time.
-ROUTINE void choose_rows(const struct pass &job, int step)
+ROUTINE void choose_rows(int step)
 {
-    block_memory memory = divide(job);
+    block_memory memory = divide();
     int at = memory.rest;
     int n = job.lm_head.n_out;
     choice how = {job.top_k, job.top_p, job.temperature, job.log_min_p};
@@ -853,7 +855,7 @@ ROUTINE void choose_rows(const struct pass &job, int step)
             job.is_finite[row] = 0;
         float *masked = job.scratch + row * CHOICE_ARRAYS * job.scratch_size;
         int32_t id = 0;
-        ban(job, logits, n, at);
+        ban(logits, n, at);
         if (is_finite)
             id = choose_token(logits, n, how, job.uniforms[step * job.rows + row], masked,
                               job.scratch_size, at);
@@ -872,57 +874,57 @@ DEVICE bool is_normalized(int product)
 
 // Bring x of a product to shared memory, normalized or rounded.
 ROUTINE void prepare_x(
-    const struct pass &job, const struct work &work, int number, int step, float epsilon)
+    const struct work &work, int number, int step, float epsilon)
 {
     int K = work.w.units * ROW_UNIT, stride = K + PADDING;
     bool is_embedding = number == 0 && !job.only_layers, has_norm = is_normalized(work.product);
     if (is_embedding)
-        embed_rows(job, step, stride);
+        embed_rows(step, stride);
     else if (has_norm || (FORMAT != 3 && K <= job.chunk)) // `multiply` loads chunks
-        load_rows(job, work.x, work.w.n_in, 0, K, stride);
+        load_rows(work.x, work.w.n_in, 0, K, stride);
     if (has_norm)
-        normalize_rows(job, epsilon, stride);
+        normalize_rows(epsilon, stride);
 #if FORMAT == 3
-    round_x(job, has_norm ? 0 : work.x, work.w.n_in, work.w.units, stride);
+    round_x(has_norm ? 0 : work.x, work.w.n_in, work.w.units, stride);
 #endif
 }
 
 // Return the layer norm that is before a product.
-DEVICE struct norm norm_before(const struct pass &job, int number)
+DEVICE struct norm norm_before(int number)
 {
     if (number == PRODUCTS * job.n_layer)
         return job.ln_f;
-    const layer &of = layers_of(job)[number / PRODUCTS];
+    const layer &of = layers_of()[number / PRODUCTS];
     return number % PRODUCTS == C_ATTN ? of.ln_1 : of.ln_2;
 }
 
 // Compute one product, and what is before it: a barrier, attention, a layer norm.
 DEVICE void compute(
-    const struct pass &job, int number, int step, ring &from, uint32_t &target)
+    int number, int step, ring &from, uint32_t &target)
 {
-    struct work work = work_of(job, number);
+    struct work work = work_of(number);
     bool has_work = (int64_t)blockIdx.x * PANEL < work.w.n_out;
-    float epsilon = norm_before(job, number).epsilon;
+    float epsilon = norm_before(number).epsilon;
     int panel = threadIdx.x / WARP * gridDim.x + blockIdx.x;
     float bias = bias_of(work, (int64_t)panel * PANEL + threadIdx.x % PANEL);
     if (has_work && is_normalized(work.product))
-        load_norm(job, norm_before(job, number));
+        load_norm(norm_before(number));
     if (number || step)
-        sync_grid(job, target);
+        sync_grid(target);
     if (work.product == ATTN_C_PROJ) {
-        attend_rows(job, number / PRODUCTS, step);
-        sync_grid(job, target);
+        attend_rows(number / PRODUCTS, step);
+        sync_grid(target);
     }
     if (!has_work)
         return;
-    prepare_x(job, work, number, step, epsilon);
-    multiply(job, work, from, bias);
+    prepare_x(work, number, step, epsilon);
+    multiply(work, from, bias);
 }
 
 // Fill shared memory with what is there from the beginning: barriers and layers.
-DEVICE void begin(const struct pass &job)
+DEVICE void begin()
 {
-    block_memory memory = divide(job);
+    block_memory memory = divide();
     for (int i = threadIdx.x; i < PASS_WARPS * job.stages; i += blockDim.x) {
         init_phases(shared_at<phase_barrier>(memory.full) + i, COPYING_LANES);
         init_phases(shared_at<phase_barrier>(memory.empty) + i, 1);
@@ -933,13 +935,13 @@ DEVICE void begin(const struct pass &job)
     sync_block();
 }
 
-KERNEL LAUNCH_BOUNDS(PASS_THREADS + WARP, 1) pass(const ARGUMENT struct pass job)
+KERNEL LAUNCH_BOUNDS(PASS_THREADS + WARP, 1) pass()
 {
-    block_memory memory = divide(job);
+    block_memory memory = divide();
     int warp = threadIdx.x / WARP, stages = job.stages, first = warp * stages;
-    begin(job);
+    begin();
     if (warp == PASS_WARPS) {
-        copy_weights(job);
+        copy_weights();
         return;
     }
     ring from = {memory.full + first * (int)sizeof(phase_barrier),
@@ -947,11 +949,11 @@ KERNEL LAUNCH_BOUNDS(PASS_THREADS + WARP, 1) pass(const ARGUMENT struct pass job
                  memory.rings + first * STAGE_BYTES, stages, 0, 0};
     uint32_t target = 0;
     for (int step = 0; step < job.steps; step++) {
-        for (int number = 0; number < products_of(job); number++)
-            compute(job, number, step, from, target);
+        for (int number = 0; number < products_of(); number++)
+            compute(number, step, from, target);
         if (!job.only_layers) {
-            sync_grid(job, target);
-            choose_rows(job, step);
+            sync_grid(target);
+            choose_rows(step);
         }
     }
 }

@@ -4,6 +4,7 @@ The sums of a result are the same in all tiles, so these rules change the time a
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gpt_cli.ops.int8 import GROUP
 
@@ -106,6 +107,7 @@ def tiles(dtype: str) -> tuple[Tile, ...]:
     return _INT8_TILES if dtype == "int8" else _FLOAT_TILES
 
 
+@lru_cache(maxsize=256)
 def linear(rows: int, n_out: int, dtype: str, device: Device) -> Launch:
     """Return the launch that takes the least time, by the cycles of the busiest multiprocessor."""
 
@@ -124,11 +126,13 @@ def pack(count: int, length: int, device: Device) -> Launch:
     return Launch("pack", (_blocks(count * length, device),), _ROW_THREADS)
 
 
+@lru_cache(maxsize=256)
 def embed(tokens: int) -> Launch:
     """Return the launch that embeds tokens, one a block."""
     return Launch("embed", (tokens,), _ROW_THREADS)
 
 
+@lru_cache(maxsize=256)
 def layer_norm(rows: int) -> Launch:
     """Return the launch that normalizes rows, one a warp."""
     return Launch("layer_norm", (-(-rows // _NORM_WARPS),), _NORM_WARPS * WARP)
@@ -149,11 +153,13 @@ def _blocks(numbers: int, device: Device) -> int:
     return max(1, min(-(-numbers // _ROW_THREADS), 32 * device.processors))
 
 
+@lru_cache(maxsize=256)
 def store(heads: int, T: int) -> Launch:
     """Return the launch that stores T new tokens of B * H heads."""
     return Launch("store", (heads, -(-T // SLOTS)), 128)
 
 
+@lru_cache(maxsize=256)
 def attend(heads: int, T: int, D: int, S: int, device: Device) -> Launch:
     """Return the launch of the attention of T queries of B * H heads to S keys."""
 
@@ -162,9 +168,9 @@ def attend(heads: int, T: int, D: int, S: int, device: Device) -> Launch:
         return 4 * (queries * -(-D // 4) * 4 + sums + queries * scores)
 
     stride = -(-S // SLOTS) * SLOTS
-    for queries in (16, 8):
-        # Two blocks of a multiprocessor hide each other's waits.
-        if T > 1 and shared(queries, stride) <= device.shared // 2 - _RESERVED:
+    half = device.shared // 2 - _RESERVED  # two blocks at a time hide each other's waits
+    for queries, most in ((16, half), (8, half), (8, device.shared)):
+        if T > 1 and shared(queries, stride) <= most:
             grid = (heads * -(-T // queries),)
             return Launch(f"attend_{queries}", grid, 128, shared(queries, stride))
     if shared(1, stride) <= device.shared:
@@ -238,6 +244,7 @@ def padded(n_in: int, dtype: str) -> int:
     return -(-n_in // unit) * unit
 
 
+@lru_cache(maxsize=256)
 def pass_plan(rows: int, shape: PassShape, device: Device) -> PassPlan | None:
     """Return how to compute passes of this many rows; None if shared memory is too small.
 
@@ -251,6 +258,7 @@ def pass_plan(rows: int, shape: PassShape, device: Device) -> PassPlan | None:
     return None
 
 
+@lru_cache(maxsize=256)
 def most_pass_rows(shape: PassShape, device: Device) -> int:
     """Return the most rows that a pass can have; 0 if it can have none."""
     choices = _PASS_ROWS.get(shape.dtype, _FLOAT_PASS_ROWS)

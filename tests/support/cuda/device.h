@@ -12,10 +12,9 @@ typedef signed char int8_t;
 typedef unsigned char uint8_t;
 typedef __SIZE_TYPE__ size_t;
 
-// KERNEL and LAUNCH_BOUNDS are flags of the compiler.
+// KERNEL, CONSTANT and LAUNCH_BOUNDS are flags of the compiler.
 #define DEVICE inline
 #define ROUTINE [[gnu::noinline]] inline
-#define ARGUMENT
 #define UNROLLED
 #define INFINITY __builtin_inff()
 #define NAN float_of(0x7fffffff)
