@@ -5,6 +5,8 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
+import numpy as np
+
 from gpt_cli.errors import ContextError, InputError, counted
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.matcher import End, Matcher, check
@@ -83,9 +85,12 @@ class Step:
     top_logprobs: TopLogprobs  # the likeliest ids with theirs, if requested
     text: str  # the characters that are now certain; those of the token may come later
     finish_reason: FinishReason | None  # set on the row's last step
-    seconds: float  # since the first pass began
-    model_seconds: float  # of the pass that all rows share and of drafting for it
-    drafted: int = 0  # tokens that the pass verified; these two are 0 in further steps of a pass
+    # Since the first pass began. Tokens of passes in one call share its time evenly.
+    seconds: float
+    # Of what all rows share: a pass and drafting for it, or passes in one call. It is 0 in further
+    # steps of these.
+    model_seconds: float
+    drafted: int = 0  # tokens that the pass verified; 0 in further steps of a pass, too
     accepted: bool = False  # whether this token was drafted
     hypothesis: int = 0  # of a beam search, from 0, the best
     score: float | None = None  # of the hypothesis up to this token
@@ -218,6 +223,14 @@ class Position(NamedTuple):
     drafts: Sequence[int] = ()
 
 
+class Draws(NamedTuple):
+    """What decides about the next tokens of rows beside their logits, for some steps ahead."""
+
+    uniforms: Array  # (steps, B), on the host
+    banned: Array  # the ids that are never chosen
+    params: SamplingParams  # with a temperature above 0
+
+
 class Chooser:
     """Chooses tokens for one model and tokenizer."""
 
@@ -228,9 +241,26 @@ class Chooser:
         banned = missing, [*missing, *ends]  # by `ignore_eos`
         self._banned = [self._ops.xp.asarray(ids, dtype="int64") for ids in banned]
 
-    def banned(self, row: BatchRow) -> Array:
-        """Return the ids that are never chosen for a row."""
-        return self._banned[row.options.ignore_eos]
+    def draws(self, rows: Sequence[BatchRow], steps: int) -> Draws | None:
+        """Return what decides about the next tokens of rows; None if more than that does.
+
+        The tokens must depend on nothing but logits, draws and options that the rows share.
+        """
+        params, ignore_eos = rows[0].sampling, rows[0].options.ignore_eos
+        alike = all(
+            row.sampling == params and row.options.ignore_eos == ignore_eos and not row.matcher
+            for row in rows
+        )
+        if not alike or params.changes_logits or params.typical_p < 1:
+            return None
+        uniforms = np.zeros((steps, len(rows)))
+        if params.temperature:
+            for index, row in enumerate(rows):
+                first = len(row.generated)
+                uniforms[:, index] = [row.draw(first + step) for step in range(steps)]
+        else:  # of the likeliest tokens, a draw of 0 takes the first
+            params = SamplingParams(temperature=1, top_k=1, top_p=1)
+        return Draws(uniforms, self._banned[ignore_eos], params)
 
     def ban(self, logits: Array, positions: Sequence[Position]) -> None:
         """Set the logits (P, V) of tokens that may not be chosen at positions to -inf."""
