@@ -75,8 +75,7 @@ class Request:
 ChosenToken: TypeAlias = tuple[int, float, TopLogprobs]  # fields of a `Step`: id, logprob, ...
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):  # which is made in a third of the time of a frozen dataclass
     """One new token of one row."""
 
     row: int  # which request
@@ -104,11 +103,14 @@ class StopStrings:
 
     def __init__(self, stops: Sequence[str], *, include: bool = False):
         self._stops, self._include = stops, include
+        self._begins = {stop[0] for stop in stops}
         self._held = ""
         self.stopped = False
 
     def push(self, text: str) -> str:
         """Take text; return the text that is certain to be before any stop string."""
+        if not self._stops:
+            return text
         self._held += text
         held = self._held
         spans = [(at + len(stop), at) for stop in self._stops if (at := held.find(stop)) >= 0]
@@ -117,10 +119,12 @@ class StopStrings:
             end, start = min(spans)  # the first complete one, wherever the text was cut
             self._held = ""
             return held[: end if self._include else start]
-        begun = (n for n in range(len(held)) if any(s.startswith(held[n:]) for s in self._stops))
-        cut = next(begun, len(held))
-        self._held = held[cut:]
-        return held[:cut]
+        for cut, character in enumerate(held):
+            if character in self._begins and any(s.startswith(held[cut:]) for s in self._stops):
+                self._held = held[cut:]
+                return held[:cut]
+        self._held = ""
+        return held
 
     def flush(self) -> str:
         """Return the text that was held back: no more text follows."""
@@ -168,15 +172,23 @@ class BatchRow:
 
     def draw(self, step: int) -> float:
         """Return the random number of a step, in [0, 1)."""
+        return float(self.draws(step, 1)[0])
+
+    def draws(self, step: int, count: int) -> Array:
+        """Return the random numbers of steps: (count,) float64, on the host."""
         first = step - step % _DRAWS
         if self._draws_from != first:
             self._draws_from, self._draws = first, uniforms(self._key, first, _DRAWS)
-        return float(self._draws[step - first])
+        draws = self._draws[step - first : step - first + count]
+        if (known := len(draws)) < count:
+            draws = np.concatenate([draws, self.draws(step + known, count - known)])
+        return draws
 
     def push(self, id: int) -> tuple[str, FinishReason | None]:
         """Append a token; return the text that is now certain, and a reason if the row ends."""
-        for ids in (self.ids, self.generated, self.window):
-            ids.append(id)
+        self.ids.append(id)
+        self.generated.append(id)
+        self.window.append(id)
         ended = id in self._config.eos_token_id
         passed = "" if ended else self._stops.push(self._decoder.push(id))
         if self._stops.stopped:
@@ -190,7 +202,7 @@ class BatchRow:
             finish = self.matcher.end
         elif len(self.generated) == self.options.max_tokens:
             finish = "length"
-        elif self.growth == 0 and self.options.overflow != "shift":
+        elif len(self.window) == self._config.n_positions and self.options.overflow != "shift":
             finish = "context"
         else:
             return passed, None
@@ -256,8 +268,7 @@ class Chooser:
         uniforms = np.zeros((steps, len(rows)))
         if params.temperature:
             for index, row in enumerate(rows):
-                first = len(row.generated)
-                uniforms[:, index] = [row.draw(first + step) for step in range(steps)]
+                uniforms[:, index] = row.draws(len(row.generated), steps)
         else:  # of the likeliest tokens, a draw of 0 takes the first
             params = SamplingParams(temperature=1, top_k=1, top_p=1)
         return Draws(uniforms, self._banned[ignore_eos], params)

@@ -57,6 +57,8 @@ class DraftPolicy:
             return
         free_slots = cache.capacity - max(len(row.window) for row in rows)
         most = min(MOST, DRAFTS // len(rows), free_slots)
+        if most < 1:
+            return
         sizes = [min(most, row.growth - 1) for row in rows]
         if _force(rows, sizes):
             return
