@@ -13,7 +13,6 @@ are among the N best. The scores, and when a search ends, are those of transform
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from operator import attrgetter
 
 from gpt_cli.generation.loaded import LoadedModel
@@ -123,4 +122,4 @@ class BeamSearch:
     def steps(self) -> list[Step]:
         """Return the steps of the hypotheses of a search that has ended, those of the best last."""
         ranked = reversed([*enumerate(self.hypotheses)])
-        return [replace(step, hypothesis=rank) for rank, beam in ranked for step in beam.steps]
+        return [step._replace(hypothesis=rank) for rank, beam in ranked for step in beam.steps]

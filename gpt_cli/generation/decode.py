@@ -1,8 +1,12 @@
-"""Decode: the next tokens of rows side by side, a pass at a time."""
+"""Decode: the next tokens of rows side by side, a pass at a time.
+
+Operations with `decode`, those of a GPU, compute some passes in one call: the tokens of a pass are
+chosen there, and the next pass begins at once.
+"""
 
 import time
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Iterable, Sequence
+from itertools import islice, repeat
 
 import numpy as np
 
@@ -18,9 +22,13 @@ from gpt_cli.gpt2.hooks import Hook
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import hidden_states, unembed
 from gpt_cli.gpt2.prefill import next_logits, right_pad
+from gpt_cli.gpt2.source import is_edited
 from gpt_cli.ops import Array, Ops
 
 _SMALLEST = 128  # tokens: the least capacity of a cache that rows join
+# Passes in one call. A GPU takes about a third of a millisecond for each, so a stream stays smooth,
+# a row that joins waits for milliseconds, and a row that ends drops few tokens.
+_AHEAD = 16
 
 
 class Batch:
@@ -108,13 +116,10 @@ class Batch:
         began = time.perf_counter() - self._fill_seconds
         logits, self._logits, self._fill_seconds = self._logits, None, 0.0
         searches = dict.fromkeys(row.search for row in self.rows if isinstance(row, Beam))
-        if self._policy:
-            # A first token shall come soon, and beams have no drafts.
-            is_first = logits is not None or any(not row.generated for row in self.rows)
-            try:
-                self._policy.draft(self.rows, None if is_first or searches else self.cache)
-            except MemoryError:  # drafts are not necessary
-                self._policy = None
+        self._draft(is_possible=logits is None and not searches)
+        ahead = None if logits is not None or searches else self._decode_ahead()
+        if ahead is not None:
+            return self._advance(ahead, began)
         if logits is None:
             logits = self._next_logits()
         model_seconds = time.perf_counter() - began
@@ -127,13 +132,55 @@ class Batch:
             self._policy.learn(self.rows, [[id for id, *_ in row] for row in choices])
         steps = list[Step]()
         for row, tokens in zip(rows, choices, strict=True):
-            steps += _steps(row, tokens, seconds, model_seconds)
+            steps += _steps(row, tokens, repeat(seconds), model_seconds)
         for search in searches:
             steps += self._search(search, logits, (seconds, model_seconds))
+        self._drop_ended()
+        return steps
+
+    def _draft(self, *, is_possible: bool) -> None:
+        """Set the drafts of rows, if drafts save time."""
+        if self._policy:
+            # A first token shall come soon.
+            is_possible = is_possible and all(row.generated for row in self.rows)
+            try:
+                self._policy.draft(self.rows, self.cache if is_possible else None)
+            except MemoryError:  # drafts are not necessary
+                self._policy = None
+
+    def _decode_ahead(self) -> list[list[ChosenToken]] | None:
+        """Return the tokens of some passes, as many for each row; None if they need more calls."""
+        model, rows, cache = self._model, self.rows, self.cache
+        decode = model.ops.decode
+        if decode is None or cache is None or is_edited() or not all(map(_is_plain, rows)):
+            return None
+        count = min(_AHEAD, *(row.growth for row in rows))
+        if (draws := self._chooser.draws(rows, count)) is None:
+            return None
+        last = np.array([row.window[-1] for row in rows])
+        if (tokens := decode(model, cache, last, *draws)) is None:
+            return None  # the options are not known there, or `_next_logits` reports the weights
+        ids, logprobs = (array.T.tolist() for array in tokens)
+        return [[*zip(*row, repeat([]))] for row in zip(ids, logprobs, strict=True)]
+
+    def _advance(self, choices: list[list[ChosenToken]], began: float) -> list[Step]:
+        """Append the tokens of some passes to the rows; return the steps."""
+        now, count = time.perf_counter(), len(choices[0])
+        pass_seconds = (now - began) / count
+        seconds = [now - self._start - pass_seconds * left for left in reversed(range(count))]
+        if self._policy:
+            self._policy.learn(self.rows, [[id for id, *_ in row] for row in choices], count)
+        steps = list[Step]()
+        for row, tokens in zip(self.rows, choices, strict=True):
+            steps += _steps(row, tokens, seconds, now - began)
+        self._drop_ended()
+        return steps
+
+    def _drop_ended(self) -> None:
+        """Drop rows that have ended, and what the cache holds beyond the texts of the others."""
         self._set_lengths()
         # At last, since a row that moves takes the cache of its new text.
         self.drop([row for row in self.rows if row.ended])
-        return steps
 
     def _search(
         self, search: BeamSearch, logits: Array, seconds: tuple[float, float]
@@ -185,17 +232,25 @@ class Batch:
             row.drafts = []
 
 
+def _is_plain(row: BatchRow) -> bool:
+    """Return whether the id and the log-probability of a row's next token are all that it needs."""
+    drafts_or_more = row.drafts or row.edits or row.options.top_logprobs
+    return not drafts_or_more and not isinstance(row, Beam)
+
+
 def _steps(
-    row: BatchRow, choices: Sequence[ChosenToken], seconds: float, model_seconds: float
+    row: BatchRow, choices: Sequence[ChosenToken], seconds: Iterable[float], model_seconds: float
 ) -> list[Step]:
     """Append chosen tokens to a row until it ends; return the steps."""
     steps: list[Step] = []
     drafted = len(row.drafts)
-    for number, choice in enumerate(choices, 1):
+    right = len(choices) - 1 if drafted else 0
+    of_pass = model_seconds, drafted
+    for number, (choice, at) in enumerate(zip(choices, seconds, strict=False)):
         text, finish_reason = row.push(choice[0])
-        of_pass = (0.0, 0) if steps else (model_seconds, drafted)
-        accepted = number < len(choices)
-        steps.append(Step(row.number, *choice, text, finish_reason, seconds, *of_pass, accepted))
+        accepted = number < right
+        steps.append(Step(row.number, *choice, text, finish_reason, at, *of_pass, accepted))
+        of_pass = 0.0, 0
         if finish_reason is not None:
             row.ended = True
             break

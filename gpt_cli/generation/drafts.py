@@ -10,7 +10,6 @@ from gpt_cli.errors import CheckpointError
 from gpt_cli.generation.row import BatchRow, Chooser, Position
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import GPT2, hidden_states, unembed
-from gpt_cli.options.request import SamplingParams
 
 _NGRAM = 3  # tokens
 _FADING = 0.9  # of earlier results, with every new one
@@ -60,17 +59,11 @@ class DraftModel:
 
     def _in_one_call(self, rows: Sequence[BatchRow], count: int) -> list[list[int]] | None:
         """Draft by `Ops.draft`, or return None if that does not know the rows' options."""
-        model, params, banned = self._model, rows[0].sampling, self._chooser.banned(rows[0])
-        alike = len({(row.sampling, row.options.ignore_eos) for row in rows}) == 1
-        more = params.changes_logits or params.typical_p < 1 or any(row.matcher for row in rows)
-        if model.ops.draft is None or not alike or more:
+        model = self._model
+        if model.ops.draft is None or (draws := self._chooser.draws(rows, count)) is None:
             return None
-        last, draws = np.array([row.ids[-1] for row in rows]), np.zeros((count, len(rows)))
-        if params.temperature:
-            draws[:] = [[row.draw(len(row.generated) + n) for row in rows] for n in range(count)]
-        else:  # of the likeliest tokens, a draw of 0 takes the first
-            params = SamplingParams(temperature=1, top_k=1, top_p=1)
-        drafts = model.ops.draft(model, self._cache, last, draws, banned, params)
+        last = np.array([row.ids[-1] for row in rows])
+        drafts = model.ops.draft(model, self._cache, last, *draws)
         return None if drafts is None else drafts.T.tolist()
 
     def _by_steps(self, rows: Sequence[BatchRow], count: int) -> list[list[int]]:

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, islice
 
 from gpt_cli.generation.beams import new_row
@@ -42,7 +42,7 @@ class Completion:
         if step.hypothesis:
             while len(self.others) < step.hypothesis:
                 self.others.append(Completion(self.prompt_tokens, self.seed))
-            self.others[step.hypothesis - 1].add(replace(step, hypothesis=0))
+            self.others[step.hypothesis - 1].add(step._replace(hypothesis=0))
             return
         self.text += step.text
         self.ids.append(step.id)

@@ -5,6 +5,8 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
+import numpy as np
+
 from gpt_cli.errors import ContextError, InputError, counted
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.matcher import End, Matcher, check
@@ -73,8 +75,7 @@ class Request:
 ChosenToken: TypeAlias = tuple[int, float, TopLogprobs]  # fields of a `Step`: id, logprob, ...
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):  # which is made in a third of the time of a frozen dataclass
     """One new token of one row."""
 
     row: int  # which request
@@ -83,9 +84,12 @@ class Step:
     top_logprobs: TopLogprobs  # the likeliest ids with theirs, if requested
     text: str  # the characters that are now certain; those of the token may come later
     finish_reason: FinishReason | None  # set on the row's last step
-    seconds: float  # since the first pass began
-    model_seconds: float  # of the pass that all rows share and of drafting for it
-    drafted: int = 0  # tokens that the pass verified; these two are 0 in further steps of a pass
+    # Since the first pass began. Tokens of passes in one call share its time evenly.
+    seconds: float
+    # Of what all rows share: a pass and drafting for it, or passes in one call. It is 0 in further
+    # steps of these.
+    model_seconds: float
+    drafted: int = 0  # tokens that the pass verified; 0 in further steps of a pass, too
     accepted: bool = False  # whether this token was drafted
     hypothesis: int = 0  # of a beam search, from 0, the best
     score: float | None = None  # of the hypothesis up to this token
@@ -99,11 +103,14 @@ class StopStrings:
 
     def __init__(self, stops: Sequence[str], *, include: bool = False):
         self._stops, self._include = stops, include
+        self._begins = {stop[0] for stop in stops}
         self._held = ""
         self.stopped = False
 
     def push(self, text: str) -> str:
         """Take text; return the text that is certain to be before any stop string."""
+        if not self._stops:
+            return text
         self._held += text
         held = self._held
         spans = [(at + len(stop), at) for stop in self._stops if (at := held.find(stop)) >= 0]
@@ -112,10 +119,12 @@ class StopStrings:
             end, start = min(spans)  # the first complete one, wherever the text was cut
             self._held = ""
             return held[: end if self._include else start]
-        begun = (n for n in range(len(held)) if any(s.startswith(held[n:]) for s in self._stops))
-        cut = next(begun, len(held))
-        self._held = held[cut:]
-        return held[:cut]
+        for cut, character in enumerate(held):
+            if character in self._begins and any(s.startswith(held[cut:]) for s in self._stops):
+                self._held = held[cut:]
+                return held[:cut]
+        self._held = ""
+        return held
 
     def flush(self) -> str:
         """Return the text that was held back: no more text follows."""
@@ -163,15 +172,23 @@ class BatchRow:
 
     def draw(self, step: int) -> float:
         """Return the random number of a step, in [0, 1)."""
+        return float(self.draws(step, 1)[0])
+
+    def draws(self, step: int, count: int) -> Array:
+        """Return the random numbers of steps: (count,) float64, on the host."""
         first = step - step % _DRAWS
         if self._draws_from != first:
             self._draws_from, self._draws = first, uniforms(self._key, first, _DRAWS)
-        return float(self._draws[step - first])
+        draws = self._draws[step - first : step - first + count]
+        if (known := len(draws)) < count:
+            draws = np.concatenate([draws, self.draws(step + known, count - known)])
+        return draws
 
     def push(self, id: int) -> tuple[str, FinishReason | None]:
         """Append a token; return the text that is now certain, and a reason if the row ends."""
-        for ids in (self.ids, self.generated, self.window):
-            ids.append(id)
+        self.ids.append(id)
+        self.generated.append(id)
+        self.window.append(id)
         ended = id in self._config.eos_token_id
         passed = "" if ended else self._stops.push(self._decoder.push(id))
         if self._stops.stopped:
@@ -185,7 +202,7 @@ class BatchRow:
             finish = self.matcher.end
         elif len(self.generated) == self.options.max_tokens:
             finish = "length"
-        elif self.growth == 0 and self.options.overflow != "shift":
+        elif len(self.window) == self._config.n_positions and self.options.overflow != "shift":
             finish = "context"
         else:
             return passed, None
@@ -218,6 +235,14 @@ class Position(NamedTuple):
     drafts: Sequence[int] = ()
 
 
+class Draws(NamedTuple):
+    """What decides about the next tokens of rows beside their logits, for some steps ahead."""
+
+    uniforms: Array  # (steps, B), on the host
+    banned: Array  # the ids that are never chosen
+    params: SamplingParams  # with a temperature above 0
+
+
 class Chooser:
     """Chooses tokens for one model and tokenizer."""
 
@@ -228,9 +253,25 @@ class Chooser:
         banned = missing, [*missing, *ends]  # by `ignore_eos`
         self._banned = [self._ops.xp.asarray(ids, dtype="int64") for ids in banned]
 
-    def banned(self, row: BatchRow) -> Array:
-        """Return the ids that are never chosen for a row."""
-        return self._banned[row.options.ignore_eos]
+    def draws(self, rows: Sequence[BatchRow], steps: int) -> Draws | None:
+        """Return what decides about the next tokens of rows; None if more than that does.
+
+        The tokens must depend on nothing but logits, draws and options that the rows share.
+        """
+        params, ignore_eos = rows[0].sampling, rows[0].options.ignore_eos
+        alike = all(
+            row.sampling == params and row.options.ignore_eos == ignore_eos and not row.matcher
+            for row in rows
+        )
+        if not alike or params.changes_logits or params.typical_p < 1:
+            return None
+        uniforms = np.zeros((steps, len(rows)))
+        if params.temperature:
+            for index, row in enumerate(rows):
+                uniforms[:, index] = row.draws(len(row.generated), steps)
+        else:  # of the likeliest tokens, a draw of 0 takes the first
+            params = SamplingParams(temperature=1, top_k=1, top_p=1)
+        return Draws(uniforms, self._banned[ignore_eos], params)
 
     def ban(self, logits: Array, positions: Sequence[Position]) -> None:
         """Set the logits (P, V) of tokens that may not be chosen at positions to -inf."""

@@ -35,6 +35,7 @@ _OLDER = 0.7  # weight of earlier measurements
 
 # A pass over n > 1 tokens takes max(1.1, (n + a) / b) times as long as a pass over one: measured.
 _PASS = {"float32": (4, 14.2), "bfloat16": (3, 7), "float16": (3, 7), "int8": (4.5, 5.8)}
+_PASS_GPU = (16, 20)  # beside one of the passes that `Ops.decode` computes in one call
 
 
 class DraftPolicy:
@@ -56,6 +57,8 @@ class DraftPolicy:
             return
         free_slots = cache.capacity - max(len(row.window) for row in rows)
         most = min(MOST, DRAFTS // len(rows), free_slots)
+        if most < 1:
+            return
         sizes = [min(most, row.growth - 1) for row in rows]
         if _force(rows, sizes):
             return
@@ -79,11 +82,13 @@ class DraftPolicy:
         model = self._speculator.ensure_draft_model()
         return DraftModel(model, self._chooser) if model else None
 
-    def learn(self, rows: Sequence[BatchRow], new: Sequence[Sequence[int]]) -> None:
-        """Learn from the new tokens of the rows, and from the time since `draft`."""
+    def learn(
+        self, rows: Sequence[BatchRow], new: Sequence[Sequence[int]], passes: int = 1
+    ) -> None:
+        """Learn from the new tokens of the rows, and from the time of the passes since `draft`."""
         if self._drafted_at is None:
             return
-        seconds = time.perf_counter() - self._drafted_at
+        seconds = (time.perf_counter() - self._drafted_at) / passes
         tokens = sum(len(row.drafts) + 1 for row in rows)
         self._pass_seconds = _mean(self._pass_seconds, seconds / self._times(tokens))
         self._model_record.seconds = self._model_record.seconds or _DRAFT_COST * self._pass_seconds
@@ -122,7 +127,8 @@ class DraftPolicy:
 
     def _times(self, tokens: int) -> float:
         """Return the time of a pass over tokens / the time of a pass over one."""
-        a, b = _PASS[self._speculator.model.ops.dtype]
+        ops = self._speculator.model.ops
+        a, b = _PASS_GPU if ops.decode else _PASS[ops.dtype]
         return max(1.1, (tokens + a) / b) if tokens > 1 else 1.0
 
 

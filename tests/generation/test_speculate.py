@@ -82,7 +82,8 @@ class Simulation:
         patch.setattr(speculate, "time", SimpleNamespace(perf_counter=lambda: self.seconds))
         patch.setattr(speculator, "make_draft_model", self._make_draft_model)
         patch.setattr(speculate, "DraftModel", lambda *_: self)
-        ops = SimpleNamespace(dtype=dtype, draft_ops=lambda: None if dtype == "int8" else object())
+        draft_ops = None if dtype == "int8" else object()
+        ops = SimpleNamespace(dtype=dtype, decode=None, draft_ops=lambda: draft_ops)
         self._speculator = Speculator(SimpleNamespace(ops=ops))
 
     def run(self, *sizes, prompt=1):
