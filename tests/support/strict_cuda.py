@@ -15,6 +15,7 @@ import numpy as np
 from gpt_cli.ops import LayerNorm, Linear, Ops, Steps
 from support import emulated_cuda
 from support.emulated_cuda import DeviceArray
+from support.emulated_kernels import Card
 
 # Of floats, too. A function may be added if it gives NumPy's bits on every GPU.
 EXACT = {
@@ -59,7 +60,7 @@ class _StrictModule(ModuleType):
 
     def __init__(self):
         super().__init__("cupy")
-        self._cupy = emulated_cuda.modules()["cupy"]
+        self._cupy = emulated_cuda.modules(Card())["cupy"]
 
     def __getattr__(self, name: str):
         found = getattr(self._cupy, name)
