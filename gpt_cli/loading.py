@@ -12,7 +12,7 @@ from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.memory import weights_bytes
-from gpt_cli.ops import SHORT, Rows, check_available, get_ops, held_dtype
+from gpt_cli.ops import SHORT, Rows, check_available, get_ops, ops_for
 from gpt_cli.options.arguments import checks_arguments
 from gpt_cli.system.machine import check_room
 from gpt_cli.system.signals import raise_swallowed
@@ -37,11 +37,12 @@ def load(
 
     Args:
         model: "tiny" (bundled), a short name such as "gpt2", a Hub id "owner/name", or a folder.
-        device: "cpu", "cuda" for an NVIDIA GPU, or "auto" for a GPU if one can be used.
-        dtype: of the weights: "float32"; "bfloat16" or "float16", half of the bytes; "int8" on a
-            CPU, a quarter of the bytes; or "auto": as stored. Weights that are stored otherwise are
-            rounded when they are read. On a CPU, 16-bit weights are only read in 16 bits: sums and
-            products are those of float32.
+        device: "cpu", "cuda" for an NVIDIA GPU, or "auto" for a GPU if one can be used. Both give
+            the same bits.
+        dtype: of the weights: "float32"; "bfloat16" or "float16", half of the bytes; "int8", a
+            quarter of the bytes; or "auto": as stored. Weights that are stored otherwise are
+            rounded when they are read. 16-bit weights are only read in 16 bits: sums and products
+            are those of float32.
         revision: a branch, tag or commit on the Hub.
         offline: do not ask the Hub.
         quiet: show no progress of a download.
@@ -61,7 +62,10 @@ def load(
     with unchanged(folder, *adapters):
         config, tensors = checkpoint.read(folder)
         stored = checkpoint.stored_dtype(tensors)
-        ops = get_ops(device, held_dtype(stored, device) if dtype == "auto" else dtype, threads)
+        if dtype == "auto":
+            ops = ops_for(stored, device, threads, mixed=bool(adapters))
+        else:
+            ops = get_ops(device, dtype, threads)
         weights: Mapping[str, Rows] = tensors
         if adapters:
             from gpt_cli.gpt2.adapter import merge  # most models need none

@@ -21,7 +21,9 @@ def make(tmp_path):
     """Return a function that runs make in a folder without environments."""
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
-    (tmp_path / "hatch_build.py").touch()
+    (tmp_path / "gpt_cli" / "ops").mkdir(parents=True)
+    for name in ("hatch_build.py", "gpt_cli/ops/constants.inc"):
+        (tmp_path / name).touch()
     outer = ("PYTHON", "VENV", "PIP_CONSTRAINT", "MAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL")
     variables = {name: value for name, value in os.environ.items() if name not in outer}
 

@@ -2,14 +2,14 @@
 
 The source, the files and greedy texts must be the published ones. Ways to compute the same result
 must agree: with and without the cache, in a batch and alone, with each implementation; with the
-compiled library to the last bit, for any threads and processor level. Digests of logits compare
-machines.
+compiled library and on a GPU to the last bit, for any threads and processor level. Digests of
+logits compare machines.
 """
 
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from gpt_cli.checks import computed
 from gpt_cli.compression.archive import ArchiveReader
 from gpt_cli.compression.codec import Codec
 from gpt_cli.engine import Engine
@@ -31,26 +32,21 @@ from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.adapter import merge
 from gpt_cli.gpt2.digests import TEXT, logits_digest
-from gpt_cli.gpt2.hooks import FINAL, select_hooks
 from gpt_cli.gpt2.source import MODEL, is_edited
 from gpt_cli.gpt2.weights import named_weights
 from gpt_cli.hub.local import SHORT_NAMES
-from gpt_cli.ops import Array, Ops, bindings, get_ops
+from gpt_cli.ops import SHORT, Array, Ops, bindings, get_ops
 from gpt_cli.ops.numpy_ops import NumPyOps
-from gpt_cli.scoring.activations import activations
 from gpt_cli.system import gpu
 from gpt_cli.system.files import file_hash
 
 # Relative noise in the vectors of a model, by the dtype in which it is computed. Models amplify
 # rounding by very different factors, but noise by the same factors: in 27 models, trained and
 # random, rounding changed the log-probabilities at most 1.1 times as much as the noise.
-_NOISE = {"float32": 1e-6, "float16": 1e-3, "int8": 1e-2}
+_NOISE = {"float32": 1e-6, "int8": 1e-2}
 _TRIALS = 3  # of the noise
 _MARGIN = 6  # limit / effect of the noise
 
-_PROMPTS = ("Once upon a time", "The", TEXT[:300], "In the beginning there was")
-_NEW_TOKENS = 12
-_SEGMENT = 32  # tokens, in the round trip
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _ONLY_NATIVE = "only the compiled library gives the same bits everywhere"
 
@@ -82,47 +78,66 @@ def verify(name: str, folder: Path, adapter: Path | None = None) -> Iterator[Che
     facts = {} if adapter else _facts(name, folder)
     yield _check_source()
     yield _check_files(folder, facts.get("sha256", {}))
+    load, stored = _loader(name, folder, adapter)
+    dtype = "int8" if stored == "int8" else "float32"
+    others = [stored] if stored in SHORT else []
+    others += [] if dtype == "int8" else ["int8"]
+    numpy = _reference(load(NumPyOps(dtype)), {dtype, *others} & {*_NOISE})
+    engine, known = load(get_ops("cpu", dtype)), facts.get("digests", {})
+    yield from _check_ways(engine, facts, numpy.limits[dtype])
+    bits = _check_bits("bits", engine, known)
+    yield bits
+    ops = engine.model.ops
+    if ops.name == "numpy":
+        yield Check("native = numpy", None, "only NumPy computes here: see `gpt-cli doctor`")
+    else:
+        yield _compare(
+            f"{ops.name} = numpy", computed.logprobs(engine), numpy.logprobs, numpy.limits[dtype]
+        )
+    yield _check_hooks(engine, numpy)
+    round_trip, results = _check_round_trip(engine), {dtype: _results_for_gpu(engine)}
+    del engine
+    for other in others:
+        same = {other: bits.digest} if other in SHORT else known  # 16 bits are widened exactly
+        yield from _check_dtype(other, load, numpy, same, results)
+    yield round_trip
+    for other in (dtype, *others):
+        yield _check_cuda(other, load, results.get(other), numpy)
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """The results of NumPy, and the limits (2,) of `_differences` from them."""
+
+    logprobs: Array
+    hooked: Array
+    limits: dict[str, Array]  # of the log-probabilities, by dtype
+    hook_limits: Array
+
+
+def _reference(engine: Engine, dtypes: Iterable[str]) -> _Reference:
+    """Return the results of an engine that NumPy computes, and limits for dtypes."""
+    logprobs, hooked = computed.logprobs(engine), computed.hook_values(engine)
+    limits = {dtype: _limits(engine, logprobs, dtype) for dtype in dtypes}
+    dtype = engine.model.ops.dtype
+    return _Reference(
+        logprobs, hooked, limits, _limits(engine, hooked, dtype, computed.hook_values)
+    )
+
+
+def _loader(name: str, folder: Path, adapter: Path | None) -> tuple[Callable[[Ops], Engine], str]:
+    """Return a function that loads a model in a dtype and on a device, and the stored dtype."""
     tokenizer = read_tokenizer(folder)
     config, stored = checkpoint.read(folder)
     config = with_special_tokens(config, tokenizer, folder)
-    dtype = "int8" if checkpoint.stored_dtype(stored) == "int8" else "float32"
     tensors = merge(stored, folder, adapter) if adapter else stored
 
     def load(ops: Ops) -> Engine:
         model = checkpoint.assemble(config, ops, tensors)
         return Engine(LoadedModel(model, tokenizer), name, 0.0)
 
-    ops = get_ops("cpu", dtype)
-    reference = load(NumPyOps(dtype))
-    expected, hooked = _logprobs(reference), _activations(reference)
-    needed = [dtype] if dtype == "int8" else ["float32", "int8"]
-    needed += [] if gpu.problem() else ["float16"]
-    limits = {other: _limits(reference, expected, other) for other in needed}
-    hook_limits = _limits(reference, hooked, dtype, _activations)
-    del reference
-    engine = load(ops)
-    yield from _check_ways(engine, facts, limits[dtype])
-    if ops.name == "numpy":
-        yield Check("native = numpy", None, "only NumPy computes here: see `gpt-cli doctor`")
-    else:
-        yield _compare(f"{ops.name} = numpy", _logprobs(engine), expected, limits[dtype])
-    yield _check_hooks(engine, hooked, hook_limits)
-    round_trip = _check_round_trip(engine)
-    del engine
-    others = [("cpu", "int8"), ("cuda", "float32"), ("cuda", "float16")]
-    for device, other in others if dtype == "float32" else []:
-        title = f"{device} in {other} = float32"
-        try:
-            if device == "cuda" and (problem := gpu.problem()):
-                raise ResourceError(problem)
-            engine = load(get_ops(device, other))
-            yield _compare(title, _logprobs(engine), expected, limits[other])
-        except GPTCLIError as error:
-            yield Check(title, None, str(error))
-        else:
-            if device == "cpu":
-                yield _check_bits(f"bits in {other}", engine, facts)
-    yield round_trip
+    dtype = checkpoint.stored_dtype(stored)
+    return load, "float32" if adapter else dtype  # an adapter changes some matrices
 
 
 def cure(failed: Sequence[str]) -> str:
@@ -166,14 +181,13 @@ def _check_files(folder: Path, expected: dict[str, str]) -> Check:
 
 
 def _check_ways(engine: Engine, facts: dict[str, Any], limits: Array) -> Iterator[Check]:
-    """Check the texts and the bits of one implementation, computed in several ways."""
+    """Check the texts of one implementation, computed in several ways."""
     yield _check_continuations(engine, facts.get("continuations", []))
-    ops, together = engine.model.ops, _continue(engine, _PROMPTS)
-    recomputed = _continue(engine, _PROMPTS, use_cache=False)
+    ops, together = engine.model.ops, computed.texts(engine, computed.PROMPTS)
+    recomputed = computed.texts(engine, computed.PROMPTS, use_cache=False)
     yield _check_same("cache on = off", together, recomputed, ops, limits)
-    alone = [_continue(engine, [prompt])[0] for prompt in _PROMPTS]
+    alone = [computed.texts(engine, [prompt])[0] for prompt in computed.PROMPTS]
     yield _check_same("batch = single", together, alone, ops, limits)
-    yield _check_bits("bits", engine, facts)
 
 
 def _check_continuations(engine: Engine, continuations: Sequence[dict[str, Any]]) -> Check:
@@ -195,19 +209,6 @@ def _quoted(text: str, most: int) -> str:
     return repr(text if len(text) <= most else f"{text[: most - 1]}…")
 
 
-def _continue(
-    engine: Engine, prompts: Sequence[str], *, use_cache: bool = True
-) -> list[Completion]:
-    return engine.generate(
-        prompts,
-        max_tokens=_NEW_TOKENS,
-        temperature=0,
-        ignore_eos=True,
-        use_cache=use_cache,
-        overflow="truncate",
-    )
-
-
 def _check_same(
     name: str, texts: Sequence[Completion], others: Sequence[Completion], ops: Ops, limits: Array
 ) -> Check:
@@ -216,13 +217,13 @@ def _check_same(
         return Check(name, False, "the tokens differ")
     ours, theirs = (np.concatenate([t.logprobs for t in pair]) for pair in (texts, others))
     check = _compare(name, ours, theirs, limits)
-    if ops.name != "native":
+    if not ops.batch_invariant:
         return check
     detail = "the same bits" if check.largest == 0 else f"different bits: {check.detail}"
     return replace(check, passed=check.largest == 0, detail=detail)
 
 
-def _check_bits(name: str, engine: Engine, facts: dict[str, Any]) -> Check:
+def _check_bits(name: str, engine: Engine, known: Mapping[str, str | None]) -> Check:
     """Compare the bits of logits for all threads and levels, and with the known digest."""
     ops = engine.model.ops
     if ops.name != "native":
@@ -233,20 +234,70 @@ def _check_bits(name: str, engine: Engine, facts: dict[str, Any]) -> Check:
         with _computing(ops, level, count):
             digests[level, count] = logits_digest(engine.model, engine.tokenizer)
     digest = digests[levels[0], 1]
-    known = facts.get("digests", {}).get(ops.dtype, digest)
+    right = known.get(ops.dtype, digest)
     ways = f"with {counts[0]} and {counts[1]} threads, at {', '.join(levels)}"
     if set(digests.values()) != {digest}:
         return Check(name, False, f"digests differ {ways}: {digests}", digest=digest)
-    detail = f"{digest} {ways}" if digest == known else f"{digest}, expected {known}"
-    return Check(name, digest == known, detail, digest=digest)
+    detail = f"{digest} {ways}" if digest == right else f"{digest}, expected {right}"
+    return Check(name, digest == right, detail, digest=digest)
 
 
-def _check_hooks(engine: Engine, expected: Array, limits: Array) -> Check:
+def _check_dtype(
+    dtype: str,
+    load: Callable[[Ops], Engine],
+    numpy: _Reference,
+    known: Mapping[str, str | None],
+    results: dict[str, dict[str, Any] | None],
+) -> Iterator[Check]:
+    """Check another dtype than the first on the CPU, and keep its results for `_check_cuda`."""
+    try:
+        engine = load(get_ops("cpu", dtype))
+    except GPTCLIError as error:
+        yield Check(f"bits in {dtype}", None, str(error))
+        return
+    if dtype == "int8":
+        limits = numpy.limits[dtype]
+        yield _compare("cpu in int8 = float32", computed.logprobs(engine), numpy.logprobs, limits)
+    yield _check_bits(f"bits in {dtype}", engine, known)
+    results[dtype] = _results_for_gpu(engine)
+
+
+def _results_for_gpu(engine: Engine) -> dict[str, Any] | None:
+    """Return the results of a CPU; None if no GPU can have the same bits."""
+    return None if gpu.problem() or not engine.model.ops.batch_invariant else computed.exact(engine)
+
+
+def _check_cuda(
+    dtype: str, load: Callable[[Ops], Engine], of_cpu: dict[str, Any] | None, numpy: _Reference
+) -> Check:
+    """Compare the bits of a GPU with those of the CPU, or its results with NumPy's in limits."""
+    name = f"cuda in {dtype} = cpu"
+    try:
+        if problem := gpu.problem():
+            raise ResourceError(problem)
+        engine = load(get_ops("cuda", dtype))
+    except GPTCLIError as error:
+        return Check(name, None, str(error))
+    if of_cpu is None:
+        limits = numpy.limits.get(dtype, numpy.limits["float32"])
+        return _compare(name, computed.logprobs(engine), numpy.logprobs, limits)
+    results = computed.exact(engine)
+    digest = results["logits"]
+    if other := [what for what, value in results.items() if value != of_cpu.get(what)]:
+        return Check(name, False, f"other bits: {', '.join(other)}", digest=digest)
+    _, *others = results
+    return Check(name, True, f"{digest}, and the same {', '.join(others)}", digest=digest)
+
+
+def _check_hooks(engine: Engine, numpy: _Reference) -> Check:
     """Compare values at hook points of texts side by side with NumPy's, and with those alone."""
-    values = _activations(engine, together=True)
-    if engine.model.ops.name == "native" and not np.array_equal(values, _activations(engine)):
+    values = computed.hook_values(engine, together=True)
+    if engine.model.ops.batch_invariant and not np.array_equal(
+        values, computed.hook_values(engine)
+    ):
         return Check("hooks", False, "different bits alone and in a batch")
-    return _compare("hooks", values, expected, limits, "values, in standard deviations,")
+    what = "values, in standard deviations,"
+    return _compare("hooks", values, numpy.hooked, numpy.hook_limits, what)
 
 
 def _check_round_trip(engine: Engine) -> Check:
@@ -260,7 +311,7 @@ def _check_round_trip(engine: Engine) -> Check:
     except InputError as error:  # such as without a start token
         return Check(name, None, str(error))
     with _computing(ops, levels[0], max(2, ops.threads)):
-        packed = b"".join(codec.compress(BytesIO(data), _SEGMENT))
+        packed = b"".join(codec.compress(BytesIO(data), computed.SEGMENT))
     for level in levels:
         with _computing(ops, level, 1):
             try:
@@ -286,13 +337,11 @@ def _computing(ops: Ops, level: str, threads: int) -> Iterator[None]:
         ops.threads = before
 
 
-def _logprobs(engine: Engine) -> Array:
-    """Return the log-probability of each token of the sample text."""
-    return np.array(engine.score(TEXT).token_logprobs[1:], float)
-
-
 def _limits(
-    reference: Engine, expected: Array, dtype: str, compute: Callable[[Engine], Array] = _logprobs
+    reference: Engine,
+    expected: Array,
+    dtype: str,
+    compute: Callable[[Engine], Array] = computed.logprobs,
 ) -> Array:
     """Return the limits (2,) of `_differences` in a dtype: a multiple of the effect of noise."""
     model, random, effects = reference.model, np.random.default_rng(0), []
@@ -306,20 +355,6 @@ def _limits(
         results = compute(Engine(noisy, reference.name, 0.0))
         effects.append(_differences(results, expected))
     return _MARGIN * np.max(effects, axis=0)
-
-
-def _activations(engine: Engine, *, together: bool = False) -> Array:
-    """Return values at the hook points of the last layer, in standard deviations: see _PROMPTS."""
-    config = engine.model.config
-    names = select_hooks(config, [f"blocks.{config.n_layer - 1}.*", FINAL])
-    texts = [engine.encode(prompt)[: config.n_positions] for prompt in _PROMPTS]
-    rows = [
-        row
-        for part in ([texts] if together else [[text] for text in texts])
-        for row in activations(engine.model, part, names)
-    ]
-    arrays = [array[np.isfinite(array)] for row in rows for array in row.values()]
-    return np.concatenate([array / (array.std() or 1) for array in arrays])
 
 
 def _differences(results: Array, others: Array) -> Array:

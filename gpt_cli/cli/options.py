@@ -137,13 +137,13 @@ class Loading(Adapted):
 
     device: str = option(
         "auto",
-        "cpu, cuda for an NVIDIA GPU, or auto: a GPU if one can be used.",
+        "cpu, cuda for an NVIDIA GPU, or auto: a GPU if one can be used; the results are equal.",
         autocompletion=lambda: ["auto", "cpu", "cuda"],
     )
     dtype: str = option(
         "auto",
         "Weights in float32, bfloat16, float16 or int8, rounded if they are stored otherwise; "
-        "auto: as stored, or float32 on a GPU.",
+        "auto: as stored.",
         autocompletion=lambda: ["auto", "float32", "bfloat16", "float16", "int8"],
     )
     threads: int | None = option(
@@ -301,5 +301,6 @@ JSON = option(False, "Print JSON, one object per line.", flag="--json")
 QUIET: Any = Model.__dataclass_fields__["quiet"]
 REVISION: Any = Model.__dataclass_fields__["revision"]
 SPECIAL: Any = Options.__dataclass_fields__["special"]
+DEVICE: Any = Loading.__dataclass_fields__["device"]
 THREAD_COUNT: Any = Loading.__dataclass_fields__["threads"]
 VERBOSE: Any = Model.__dataclass_fields__["verbose"]

@@ -21,8 +21,8 @@ from gpt_cli.folder.config import SCALE, GPT2Config, expected_shapes, is_matrix,
 from gpt_cli.folder.tensors import DTYPES, Tensor
 from gpt_cli.folder.weight_files import read_tensors, weight_files
 from gpt_cli.gpt2.model import GPT2, MLP, Attention, Block
-from gpt_cli.gpt2.weights import untied_weights
-from gpt_cli.ops import LayerNorm, Linear, Ops, Rows
+from gpt_cli.gpt2.weights import Weights, untied_weights
+from gpt_cli.ops import SHORT, LayerNorm, Linear, Ops, Rows, get_ops
 from gpt_cli.ops.int8 import Int8Rows, scales_shape
 from gpt_cli.ops.short import RoundedRows
 from gpt_cli.options.declare import OptionError
@@ -223,6 +223,8 @@ def with_weights(model: GPT2, arrays: Mapping[str, Any]) -> GPT2:
     `arrays` are by their names in a checkpoint, in its layout; they are copied. TypeError if they
     are not numbers, and InputError if a name or a shape is not the model's, or one is not finite.
     """
+    if model.ops.one_type and model.ops.dtype in SHORT:
+        model = _in_float32(model)  # else the new weights would be rounded
     weights, shapes = untied_weights(model), dict(expected_shapes(model.config, head=True))
     for name, values in arrays.items():
         if name not in shapes:
@@ -239,6 +241,13 @@ def with_weights(model: GPT2, arrays: Mapping[str, Any]) -> GPT2:
             raise InputError(f"the weight {name} is not finite in float32")
         weights[name] = _placed(model.ops, name, array)
     return build(model.config, model.ops, weights)
+
+
+def _in_float32(model: GPT2) -> GPT2:
+    """Return a model on a GPU with the same weights in float32."""
+    ops = get_ops("cuda", "float32")
+    weights = {name: _placed(ops, name, array) for name, array in Weights(model).items()}
+    return build(model.config, ops, weights)
 
 
 def without_tied_head(tensors: Mapping[str, Rows], config: GPT2Config) -> dict[str, Rows]:

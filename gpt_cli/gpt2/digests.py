@@ -39,15 +39,14 @@ def weights_digest(model: GPT2, tokenizer: Tokenizer, dtype: str | None = None) 
     ops, dtype = model.ops, dtype or model.ops.dtype
     digest, seen = hashlib.sha256(), set()
     for _, leaf in leaves((model.wte, model.wpe, model.h, model.ln_f, model.lm_head)):
-        array = getattr(leaf, "panels", leaf)
-        if not isinstance(array, (np.ndarray, ops.xp.ndarray)):
-            digest.update(repr(array).encode())
-        elif id(array) not in seen:  # a tied matrix counts once
-            seen.add(id(array))
-            host = ops.to_host(array)
-            panels: Iterable[Array] = [host]
-            if array is not leaf and leaf.format != dtype:  # one at a time: a copy may be large
-                panels = map(partial(_converted, leaf.format, dtype), host)
+        is_matrix = hasattr(leaf, "library_panels")
+        if not is_matrix and not isinstance(leaf, (np.ndarray, ops.xp.ndarray)):
+            digest.update(repr(leaf).encode())
+        elif id(leaf) not in seen:  # a tied matrix counts once
+            seen.add(id(leaf))
+            panels: Iterable[Array] = leaf.library_panels() if is_matrix else [ops.to_host(leaf)]
+            if is_matrix and leaf.format != dtype:  # one at a time: a copy may be large
+                panels = map(partial(_converted, leaf.format, dtype), panels)
             for panel in panels:
                 digest.update(np.ascontiguousarray(panel).data.cast("B"))
     for token_id, token in enumerate(tokenizer.all_bytes(model.config.vocab_size)):

@@ -92,7 +92,7 @@ def embed(model: GPT2, ids: Array, positions: Array, hook: Hook) -> Array:
     nowhere = ops.xp.full_like(wpe[:1], -0.0)  # changes no bit
     tokens = ops.embed(wte, nowhere, ids, np.zeros_like(positions))
     tokens = hook("hook_embed", tokens)
-    return tokens + hook("hook_pos_embed", wpe[ops.xp.asarray(positions)])
+    return ops.add(tokens, hook("hook_pos_embed", wpe[ops.xp.asarray(positions)]))
 
 
 def attend(
@@ -112,7 +112,9 @@ def attend(
     if edited is not pattern:
         steps = Steps(scores, edited, "pattern")
         other = ops.attend_in_steps(q, keys, values, scale, visible, steps)
-        z = ops.xp.where((edited != pattern).any(axis=-1, keepdims=True), other, z)
+        # As bits, since a GPU takes tiny numbers for 0 in comparisons.
+        changed = (edited.view("i4") != pattern.view("i4")).any(axis=-1, keepdims=True)
+        z = ops.xp.where(changed, other, z)
     return z
 
 
@@ -147,10 +149,10 @@ def block(
     """Run one layer: attention and MLP read the normalized x and add to x (B, T, C)."""
     x = hook("hook_resid_pre", x)
     normalized = hook("ln1.hook_normalized", ops.layer_norm(x, b.ln_1))
-    x = x + attention(ops, normalized, b.attn, visible, cache, layer, hook)
+    x = ops.add(x, attention(ops, normalized, b.attn, visible, cache, layer, hook))
     x = hook("hook_resid_mid", x)
     normalized = hook("ln2.hook_normalized", ops.layer_norm(x, b.ln_2))
-    return hook("hook_resid_post", x + mlp(ops, normalized, b.mlp, hook))
+    return hook("hook_resid_post", ops.add(x, mlp(ops, normalized, b.mlp, hook)))
 
 
 def blocks(model: GPT2, x: Array, visible: Array, cache: KVCache, hook: Hook) -> Array:

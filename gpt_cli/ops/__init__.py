@@ -79,6 +79,7 @@ class Ops(Protocol):
     threads: int  # of the CPU
     xp: ModuleType = np  # or CuPy, for what is no operation below and exact in any order
     batch_invariant: bool = False  # the bits of a token do not depend on what else is in the pass
+    one_type: bool = False  # all matrices are in `dtype`: others would be rounded to 16 bits
 
     # All layers in one call, with the same bits: (x, h, visible, cache) -> x.
     layers: Callable[[Array, tuple[Any, ...], Array, Any], Array] | None = None
@@ -113,6 +114,10 @@ class Ops(Protocol):
 
     def layer_norm(self, x: Array, ln: LayerNorm) -> Array:
         """Normalize x (..., C) to mean 0 and variance 1, then apply gain and offset: (..., C)."""
+
+    def add(self, x: Array, y: Array) -> Array:
+        """Return x + y, elementwise; both have the same shape."""
+        return x + y
 
     def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
         """Return activation(x @ weight + bias): x (..., n_in) -> (..., n_out)."""
@@ -290,18 +295,18 @@ def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
     raise OptionResourceError("dtype", f"{dtype}: {name} does not work here: {reason}")
 
 
-def held_dtype(stored: str, device: str) -> str:
-    """Return the default type in memory of weights that are stored in this type.
+def ops_for(stored: str, device: str, threads: int | None = None, *, mixed: bool = False) -> Ops:
+    """Return the operations of a device for weights that are stored in a type.
 
-    16-bit weights stay 16-bit on a CPU with the compiled library, which widens them exactly.
-    Otherwise it is float32.
+    They hold 16-bit weights as they are stored, and widen them exactly. In float32, they hold those
+    that NumPy computes with, and on a GPU `mixed` ones, of which some are not in this type.
     """
     if stored not in SHORT:
-        return stored
+        return get_ops(device, stored, threads)
     with suppress(InputError, ResourceError):
-        if device == "cpu" or (device == "auto" and gpu.problem() is not None):
-            return get_ops("cpu", stored).dtype
-    return "float32"
+        if not mixed or check_available(device, stored)[0] != "cupy":
+            return get_ops(device, stored, threads)
+    return get_ops(device, "float32", threads)
 
 
 def _check_name(option: str, name: str, names: Iterable[str]) -> None:

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import weakref
+from collections.abc import Iterator
 from contextlib import suppress
 from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from functools import cache
@@ -182,6 +183,10 @@ class Packed:
         panels = {"panels": self.panels, "panel_bytes": self.panels.strides[0]}
         self.matrix = Matrix(n_in=n_in, n_out=n_out, format=index, **panels)
         self.struct = ctypes.addressof(self.matrix)
+
+    def library_panels(self) -> Iterator[Array]:
+        """Yield the panels."""
+        yield from self.panels
 
     def is_finite(self) -> bool:
         """Return whether all weights are finite, by the exponents of weights or scales."""

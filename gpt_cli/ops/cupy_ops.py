@@ -7,8 +7,7 @@ float32, or in float16 beside int8 weights.
 
 import math
 import weakref
-from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cache, lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +19,7 @@ from gpt_cli.errors import CheckpointError
 from gpt_cli.folder import config
 from gpt_cli.ops import Array, LayerNorm, Linear, Ops, Rows, Steps
 from gpt_cli.ops.cuda import compiler, plans
+from gpt_cli.ops.cuda.placed import Placed
 from gpt_cli.ops.cuda.structs import types
 from gpt_cli.ops.int8 import GROUP, LARGEST, Int8Rows, quantize
 from gpt_cli.ops.short import round_to
@@ -41,40 +41,13 @@ _CHOICE_ARRAYS = 6  # in structs.cu
 LARGEST_TOP_K = 1024  # as in `native_ops`
 
 
-@dataclass(frozen=True, eq=False)
-class Placed:
-    """A matrix (n_in, n_out) on the device, in the panels that structs.cu draws."""
-
-    panels: Array  # (panels, bytes)
-    n_in: int
-    n_out: int
-    format: str
-
-    @cached_property
-    def struct(self) -> tuple[int, int, int, int]:
-        """Return the fields of `struct matrix`."""
-        units = -(-self.n_in // plans.unit_rows(self.format))
-        return self.panels.data.ptr, self.n_in, self.n_out, units
-
-    def is_finite(self) -> bool:
-        """Return whether all weights are finite, by the exponents of weights or scales."""
-        if self.format == "float32":
-            return bool(cupy.isfinite(self.panels.view(np.float32)).all())
-        numbers = self.panels.view(np.uint16)
-        if self.format == "int8":
-            units = numbers.reshape(-1, plans.unit_bytes("int8") // 2)
-            numbers = units[:, -plans.PANEL :]  # the scales
-        exponent = np.uint16(0x7C00 if self.format == "float16" else 0x7F80)
-        return not bool(((numbers & exponent) == exponent).any())
-
-
 class CuPyOps(Ops):
     """The operations on a GPU."""
 
     name = "cupy"
     threads = 1
     xp: ModuleType = cupy
-    batch_invariant = True
+    batch_invariant = one_type = True
     cache_panel = plans.SLOTS
 
     def __init__(self, dtype: str = "float32"):
@@ -176,6 +149,14 @@ class CuPyOps(Ops):
             self._run(plans.round_rows(rows), "linear", **fields)
         self._run(plans.linear(rows, matrix.n_out, self.dtype, self._device), "linear", **fields)
         return y
+
+    def add(self, x: Array, y: Array) -> Array:
+        x, y = (cupy.ascontiguousarray(array, np.float32) for array in (x, y))
+        total = cupy.empty(x.shape, np.float32)
+        if x.size:
+            launch = plans.elementwise("add", x.size, self._device)
+            self._run(launch, "add", x=x, y=y, total=total, n=x.size)
+        return total
 
     def activate(self, x: Array, activation: str) -> Array:
         return self._elementwise("activations", x, _ACTIVATIONS.index(activation))

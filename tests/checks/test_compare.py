@@ -134,7 +134,7 @@ def test_a_folder_may_have_an_at_sign_in_its_name(case_folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (["tiny", "tiny@int9"], 'dtype must be one of auto, float32, float16, bfloat16, int8, not'),
+        (["tiny", "tiny@int9"], 'dtype must be one of auto, float32, bfloat16, float16, int8, not'),
         (["tiny"], "B is missing"),
         (["tiny", "tiny", "missing.txt"], "cannot read missing.txt"),
     ],

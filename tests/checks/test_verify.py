@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from gpt_cli.checks import verify
+from gpt_cli.checks import computed, verify
 from gpt_cli.engine import Engine
 from gpt_cli.folder.tokenizer import read_tokenizer
 from gpt_cli.generation.loaded import LoadedModel
@@ -47,7 +47,7 @@ def result(name, folder=TINY, model="tiny"):
 
 
 @cache
-def limits_of_tiny(dtype, compute=verify._logprobs, limits=verify._limits):
+def limits_of_tiny(dtype, compute=computed.logprobs, limits=verify._limits):
     model, tokenizer = checkpoint.load(TINY, NumPyOps()), read_tokenizer(TINY)
     reference = Engine(LoadedModel(model, tokenizer), "tiny", 0.0)
     return limits(reference, compute(reference), dtype, compute)
@@ -58,7 +58,7 @@ def shortened(monkeypatch):
     """Leave out what takes long: known texts and long prompts. Compute limits only once."""
     facts = {"tiny": verify.known()["tiny"] | {"continuations": []}}
     monkeypatch.setattr(verify, "known", lambda: facts)
-    monkeypatch.setattr(verify, "_PROMPTS", ("Once upon a time", "The fox"))
+    monkeypatch.setattr(computed, "PROMPTS", ("Once upon a time", "The fox"))
     monkeypatch.setattr(verify, "_limits", lambda engine, expected, *rest: limits_of_tiny(*rest))
 
 
@@ -83,10 +83,16 @@ def checks_of(model, **env):
 @pytest.mark.usefixtures("library", "thread_variables")
 def test_the_bundled_model_passes_everything_that_can_be_checked_offline():
     checks = checks_of("tiny", GPT_CLI_OPS="native")
-    assert list(checks)[:10] == [*NAMES, "cpu in int8 = float32", "bits in int8"]
+    assert list(checks) == [
+        *NAMES,
+        "bits in float16",
+        "cpu in int8 = float32",
+        "bits in int8",
+        "compress, decompress",
+        *(f"cuda in {dtype} = cpu" for dtype in ("float32", "float16", "int8")),
+    ]
     assert {checks[name]["passed"] for name in NAMES} == {True}
     assert checks["bits in int8"]["passed"] is True
-    assert list(checks)[-1] == "compress, decompress"
     assert checks["compress, decompress"]["passed"] is True
     for name in ("cache on = off", "batch = single"):
         assert checks[name]["detail"] == "the same bits"
@@ -95,7 +101,8 @@ def test_the_bundled_model_passes_everything_that_can_be_checked_offline():
         assert 0 < checks[name]["mean"] <= checks[name]["largest"] < 1
     digests = {name: check["digest"] for name, check in checks.items() if check["digest"]}
     known = verify.known()["tiny"]["digests"]
-    assert digests == {"bits": known["float32"], "bits in int8": known["int8"]}
+    float32, int8 = known["float32"], known["int8"]
+    assert digests == {"bits": float32, "bits in float16": float32, "bits in int8": int8}
 
 
 @pytest.mark.usefixtures("thread_variables")
@@ -310,7 +317,7 @@ def test_bits_that_differ_between_levels_are_found(monkeypatch, used):
 @pytest.fixture
 def large_logits(tmp_path, monkeypatch):
     """Return a function that writes a random model, whose matrices have this scale."""
-    monkeypatch.setattr(verify, "_PROMPTS", ("The fox",))  # long ones take time
+    monkeypatch.setattr(computed, "PROMPTS", ("The fox",))  # long ones take time
 
     def write(scale):
         folder = Path(shutil.copytree(TINY, tmp_path / "large"))

@@ -1,7 +1,7 @@
 """A device that shows whether all but the operations gives the bits of the CPU.
 
 Its operations are those of the C library, behind the arrays of `emulated_cuda`. Of CuPy it has only
-what is exact on a GPU: elementwise +, -, *, / (which round tiny float32 to 0 there), comparisons,
+what is exact on a GPU: elementwise +, -, *, / and comparisons (which take tiny float32 for 0 there),
 selections, sorts, and sums of integers. Everything else raises InexactError: CuPy adds floats in an
 order of its own, and its exponentials are not ours.
 """
@@ -29,6 +29,7 @@ EXACT_METHODS = {
     *("squeeze", "swapaxes", "tolist", "transpose", "view", "item"),
 }
 _ROUNDED = ("add", "sub", "mul", "truediv", "radd", "rsub", "rmul", "rtruediv")
+_ROUNDED += ("eq", "ne", "lt", "le", "gt", "ge")  # their operands
 _TINY = np.finfo(np.float32).tiny
 
 
@@ -154,7 +155,7 @@ def _operation(name: str):
 
 
 for _name in (
-    *("activate", "attend", "attend_in_steps", "copyto", "cumulative_counts", "embed"),
+    *("activate", "add", "attend", "attend_in_steps", "copyto", "cumulative_counts", "embed"),
     *("exp", "layer_norm", "linear", "log_normalizer", "new_cache", "place_matrix", "store"),
 ):
     setattr(StrictOps, _name, _operation(_name))

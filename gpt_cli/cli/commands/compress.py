@@ -43,11 +43,12 @@ def compress(
         "small ones are ready sooner; large ones take fewer bytes.",
         SEGMENT_RANGE,
     ),
+    model: flags.Adapted,
+    device: str = flags.DEVICE,
     dtype: str = option(
         "auto",
         "Weights in float32, bfloat16, float16 or int8; auto: as stored, also in decompress.",
     ),
-    model: flags.Adapted,
     threads: int | None = flags.THREAD_COUNT,
 ) -> None:
     """Compress files with a model; several become one, as with cat.
@@ -55,7 +56,7 @@ def compress(
     The better the model predicts a text, the smaller the file: a token takes -log2 of its
     probability in bits. Segments that would not become smaller are stored as they are. To
     decompress the file, you need the same model. That takes about as long as to generate the text,
-    and may be done on another machine: both ends compute the same bits.
+    and may be done on another machine or device: both ends compute the same bits.
 
     Examples:
         echo 'Once upon a time' | gpt-cli compress -m tiny -o new.gptz
@@ -66,7 +67,7 @@ def compress(
         raise InputError("compressed data is not for a terminal: give --output OUT, or a pipe")
     prepare(threads)
     with _copying(names, output, model) as copy:
-        codec = _codec(model, dtype)
+        codec = _codec(model, device, dtype)
         copy.write(codec.compress(copy, block, copy.advance, copy.store), ratio=True)
 
 
@@ -76,6 +77,7 @@ def decompress(
     output: str | None = _OUTPUT,
     salvage: bool = option(False, "Write what is undamaged; the exit code is 6 if data is lost."),
     model: flags.Adapted,
+    device: str = flags.DEVICE,
     threads: int | None = flags.THREAD_COUNT,
 ) -> None:
     """Restore a file that `compress` has written.
@@ -94,28 +96,27 @@ def decompress(
     with _copying([file], output, model) as copy:
         copy.count(salvage=salvage)
         reader = ArchiveReader(copy, storage.label(file), salvage=salvage)
-        copy.write(_codec_of(reader, model).decompress(reader, copy.advance))
+        copy.write(_codec_of(reader, model, device).decompress(reader, copy.advance))
     if reader.lost:
         raise RowsError(f"{storage.label(file)}: {'; '.join(reader.lost)}; all else is written")
 
 
-def _codec_of(reader: ArchiveReader, model: flags.Adapted) -> "Codec":
+def _codec_of(reader: ArchiveReader, model: flags.Adapted, device: str) -> "Codec":
     """Return a codec with the weights in the type of a file."""
     if reader.dtype in ("float32", "int8"):
-        return _codec(model, reader.dtype)
-    codec = _codec(model, "auto")
+        return _codec(model, device, reader.dtype)
+    codec = _codec(model, device, "auto")
     if not codec.must_round_for(reader):
         return codec
     del codec  # its memory is needed
-    return _codec(model, reader.dtype)
+    return _codec(model, device, reader.dtype)
 
 
-def _codec(model: flags.Adapted, dtype: str) -> "Codec":
+def _codec(model: flags.Adapted, device: str, dtype: str) -> "Codec":
     import gpt_cli
     from gpt_cli.compression.codec import Codec
 
-    # Not on a GPU, whose results depend on what is computed side by side.
-    options = model.options | {"device": "cpu", "dtype": dtype, "speculate": False}
+    options = model.options | {"device": device, "dtype": dtype, "speculate": False}
     engine = gpt_cli.load(model.model, **options)
     return Codec(engine.model, engine.tokenizer)
 

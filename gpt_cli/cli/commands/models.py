@@ -174,9 +174,10 @@ def _held_dtype(about: "Description", model: flags.Adapted) -> str:
     from gpt_cli import hub
     from gpt_cli.gpt2 import checkpoint
     from gpt_cli.gpt2.adapter import merge
-    from gpt_cli.ops import held_dtype
+    from gpt_cli.ops import SHORT, ops_for
 
     tensors = checkpoint.read(about.folder)[1]
     if model.adapter is not None:
         merge(tensors, *hub.resolve_all(model.model, **model.options))  # it must fit
-    return held_dtype(checkpoint.stored_dtype(tensors), "cpu")
+    stored = checkpoint.stored_dtype(tensors)
+    return ops_for(stored, "cpu").dtype if stored in SHORT else stored

@@ -144,7 +144,7 @@ def round_rows(rows: int) -> Launch:
 
 
 def elementwise(kernel: str, numbers: int, device: Device) -> Launch:
-    """Return the launch of `exponentials` or `activations`."""
+    """Return the launch of `add`, `exponentials` or `activations`."""
     return Launch(kernel, (_blocks(numbers, device),), _ROW_THREADS)
 
 

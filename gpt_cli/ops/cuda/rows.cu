@@ -42,6 +42,14 @@ KERNEL layer_norm(const struct layer_norm job)
         job.y[row * C + i] = multiply_add((x[i] - mean) * per_deviation, job.ln.weight[i], job.ln.bias[i]);
 }
 
+// total = x + y. grid: any; block: any; no shared memory.
+KERNEL add(const struct add job)
+{
+    int64_t threads = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < job.n; i += threads)
+        job.total[i] = job.x[i] + job.y[i];
+}
+
 // y = e^x, and y = activation(x). grid: any; block: any; no shared memory.
 KERNEL exponentials(const struct elementwise job)
 {

@@ -173,6 +173,13 @@ struct attend {
 
 enum edited { NOTHING, EDITED_SCORES, EDITED_PATTERN };
 
+// total = x + y.
+struct add {
+    const float *x, *y;
+    float *total;
+    int64_t n;
+};
+
 struct elementwise {
     const float *x;
     float *y;
