@@ -31,7 +31,7 @@ def test_no_test_imports_another():
 # Modules that a neighbour's tests cover, by the test module.
 COVERED = {
     "checks/test_bench.py": ["checks/plan"],
-    "checks/test_verify.py": ["cli/commands/checks"],
+    "checks/test_verify.py": ["checks/computed", "cli/commands/checks"],
     "cli/test_activations.py": ["jobs/arrays"],
     "cli/test_app.py": [
         "cli/commands/generate",
@@ -60,7 +60,7 @@ COVERED = {
     "hub/test_client.py": ["hub/local"],
     "jobs/test_outputs.py": ["jobs/jsonl"],
     "jobs/test_runner.py": ["jobs/sinks"],
-    "ops/test_cuda_kernels.py": ["ops/cuda/plans", "ops/cuda/structs"],
+    "ops/test_cupy_ops.py": ["ops/cuda/placed"],
     "ops/test_gpu.py": ["system/gpu"],
     "ops/test_native_pool.py": ["ops/memory"],
     "ops/test_ops.py": ["ops/numpy_ops"],
