@@ -18,7 +18,14 @@ from gpt_cli.options.request import Options, SamplingParams
 from support.emulated_kernels import Card
 from support.models import completions_of, outcomes
 from support.native_arrays import seeds
-from support.pairs import DEVICES, assert_same, logits_in_chunks, pair_on
+from support.pairs import (
+    DEVICES,
+    assert_same,
+    decoded,
+    logits_in_chunks,
+    pair_on,
+    random_ids,
+)
 
 # Sizes of many kinds: heads of 8 and 16 and an odd one, inner sizes, an untied head, activations.
 MODELS = {
@@ -50,10 +57,6 @@ class Models:
 @pytest.fixture(scope="module")
 def models(pair):
     return Models(pair)
-
-
-def random_ids(B, T, seed=0):
-    return np.random.default_rng(seed).integers(0, 256, (B, T))
 
 
 # --- the forward pass ----------------------------------------------------------------------------
@@ -137,36 +140,6 @@ def test_copies_of_caches(models):
 
 
 # --- steps of decoding in one launch -------------------------------------------------------------
-
-
-def decoded(model, lengths, uniforms, banned, params):
-    """Return what `decode` does for texts of these lengths, and the logits of the next pass."""
-    ops, (steps, B) = model.ops, uniforms.shape
-    cache = KVCache(model.config, ops, B, int(lengths.max()) + steps + 2)
-    ids = random_ids(B, int(lengths.max()) + 1)
-    forward(model, ops.xp.asarray(ids[:, :-1]), cache, lengths)
-    last = ids[:, -1]
-    if ops.decode is not None:
-        chosen = ops.decode(model, cache, last, uniforms, ops.xp.asarray(banned), params)
-        if chosen is None:
-            return None
-        cache.lengths = cache.lengths + steps
-    else:
-        chosen = one_by_one(model, cache, last, uniforms, banned, params)
-    return *chosen, ops.to_host(forward(model, ops.xp.asarray(chosen[0][-1:].T), cache))
-
-
-def one_by_one(model, cache, last, uniforms, banned, params):
-    ids, logprobs, ops = [], [], model.ops
-    for draws in uniforms:
-        logits = forward(model, last[:, None], cache)[:, -1]
-        masked = logits.copy()
-        masked[:, banned] = -np.inf
-        last = ops.choose(masked, draws, params)
-        rows = np.arange(len(last))
-        ids.append(last)
-        logprobs.append(logits[rows, last] - ops.log_normalizer(logits))
-    return np.array(ids), np.array(logprobs)
 
 
 @pytest.mark.parametrize("name", ["small", "untied"])

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from gpt_cli.gpt2.kv_cache import KVCache
-from gpt_cli.gpt2.model import hidden_states, unembed
+from gpt_cli.gpt2.model import forward, hidden_states, unembed
 from gpt_cli.ops import SHORT, Array, LayerNorm, Linear, Ops, get_ops
 from gpt_cli.ops.short import RoundedRows
+from gpt_cli.options.request import SamplingParams
 from gpt_cli.system import gpu
 from support import emulated_cuda
 from support.emulated_kernels import Card
@@ -114,6 +115,11 @@ def stored(ops: Ops, k: Array, v: Array, counts: list[Array], capacity: int) -> 
 # --- whole models --------------------------------------------------------------------------------
 
 
+def random_ids(B: int, T: int, seed: int = 0) -> Array:
+    """Return ids (B, T) of tokens that every vocabulary here has."""
+    return np.random.default_rng(seed).integers(0, 256, (B, T))
+
+
 def logits_in_chunks(model: Any, ids: Array, chunks: list[Array]) -> list[Array]:
     """Return the logits of the real tokens of each chunk, on the host.
 
@@ -130,3 +136,43 @@ def logits_in_chunks(model: Any, ids: Array, chunks: list[Array]) -> list[Array]
         logits += [ops.to_host(unembed(model, x[row, :n])) for row, n in enumerate(new) if n]
         past = past + new
     return logits
+
+
+def decoded(
+    model: Any, lengths: Array, uniforms: Array, banned: Array, params: SamplingParams
+) -> tuple[Array, ...] | None:
+    """Return what `decode` does for texts of these lengths, and the logits of the next pass."""
+    ops, (steps, B) = model.ops, uniforms.shape
+    cache = KVCache(model.config, ops, B, int(lengths.max()) + steps + 2)
+    ids = random_ids(B, int(lengths.max()) + 1)
+    hidden_states(model, ops.xp.asarray(ids[:, :-1]), cache, lengths)
+    last = ids[:, -1]
+    if ops.decode is not None:
+        chosen = ops.decode(model, cache, last, uniforms, ops.xp.asarray(banned), params)
+        if chosen is None:
+            return None
+        cache.lengths = cache.lengths + steps
+    else:
+        chosen = _one_by_one(model, cache, last, uniforms, banned, params)
+    return *chosen, ops.to_host(forward(model, ops.xp.asarray(chosen[0][-1:].T), cache))
+
+
+def _one_by_one(
+    model: Any,
+    cache: KVCache,
+    last: Array,
+    uniforms: Array,
+    banned: Array,
+    params: SamplingParams,
+) -> tuple[Array, Array]:
+    """Return the tokens that `decode` chooses, and the logarithms of their probabilities."""
+    ids, logprobs, ops = [], [], model.ops
+    for draws in uniforms:
+        logits = forward(model, last[:, None], cache)[:, -1]
+        masked = logits.copy()
+        masked[:, banned] = -np.inf
+        last = ops.choose(masked, draws, params)
+        rows = np.arange(len(last))
+        ids.append(last)
+        logprobs.append(logits[rows, last] - ops.log_normalizer(logits))
+    return np.array(ids), np.array(logprobs)
