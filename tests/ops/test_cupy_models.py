@@ -219,7 +219,9 @@ def engines(models, tokenizer):
 
 def test_scores_and_ranks(engines):
     def measured(engine):
-        score = engine.score("The sand\nis hering", bos=True, ranks=True, entropies=True, words=True)
+        score = engine.score(
+            "The sand\nis hering", bos=True, ranks=True, entropies=True, words=True
+        )
         rank = engine.rank("the cat", [" sat", " ran"])
         words = [word.surprisal for word in score.words]
         return [*score.token_logprobs, *score.entropies, *score.ranks, *words, repr(rank)]

@@ -307,7 +307,10 @@ def test_int8_weights_of_other_programs_are_rejected(native):
         good = quantize(array("matrix", 64, 3), transposed=False)
         worst = good.weight.copy()
         worst[3, 1] = -128
-        for rows in (replace(good, weight=worst), replace(good, scale=good.scale * np.float32(1.001))):
+        for rows in (
+            replace(good, weight=worst),
+            replace(good, scale=good.scale * np.float32(1.001)),
+        ):
             for ops in (pair.gpu, pair.cpu):
                 with pytest.raises(CheckpointError, match="must be from -127 to 127"):
                     ops.place_matrix(rows)
@@ -334,4 +337,3 @@ def test_every_card_has_the_same_bits(native, dtype, card):
 
     with pair_on("emulated", dtype, native(dtype), card) as pair:
         pair.assert_same(compute)
-

@@ -1,6 +1,6 @@
 """Compute with small models on a GPU, for a program that watches its memory and barriers.
 
-    PYTHONPATH=tests compute-sanitizer --tool racecheck python -m support.gpu_model
+PYTHONPATH=tests compute-sanitizer --tool racecheck python -m support.gpu_model
 """
 
 import numpy as np
