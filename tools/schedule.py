@@ -3,8 +3,8 @@
     python -m tools.schedule CUBIN [KERNEL]
 
 An instruction of sm_70 and later holds the cycles that its warp waits before the next one. In a
-loop of products, their sum is the least time of a turn. A chain of multiply-adds, each of which adds
-to the result of the one before, takes 4 cycles each at best.
+loop of products, their sum is the least time of a turn. A chain of multiply-adds, each of which
+adds to the result of the one before, takes 4 cycles each at best.
 
 nvdisasm is in the package nvidia-cuda-nvdisasm. `nvcc -cubin -arch=sm_90` makes a cubin.
 """

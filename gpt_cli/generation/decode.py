@@ -149,7 +149,10 @@ class Batch:
                 self._policy = None
 
     def _decode_ahead(self) -> list[list[ChosenToken]] | None:
-        """Return the tokens of some passes, as many for each row; None if they need more calls."""
+        """Return the tokens of some passes, as many for each row; None if that needs more calls.
+
+        There are no beams.
+        """
         model, rows, cache = self._model, self.rows, self.cache
         decode = model.ops.decode
         if decode is None or cache is None or is_edited() or not all(map(_is_plain, rows)):
@@ -234,8 +237,7 @@ class Batch:
 
 def _is_plain(row: BatchRow) -> bool:
     """Return whether the id and the log-probability of a row's next token are all that it needs."""
-    drafts_or_more = row.drafts or row.edits or row.options.top_logprobs
-    return not drafts_or_more and not isinstance(row, Beam)
+    return not (row.drafts or row.edits or row.options.top_logprobs)
 
 
 def _steps(

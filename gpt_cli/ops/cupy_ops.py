@@ -327,6 +327,8 @@ class CuPyOps(Ops):
             "ln_f": _norm_of(model.ln_f), "lm_head": head.weight.struct, "wte": model.wte.struct,
             "lm_head_bias": head.bias, "wpe": model.wpe, "ids": cupy.asarray(ids),
             "logits": cupy.empty((rows, V), np.float32),
+            "maxima": cupy.empty((rows, -(-V // plans.SPAN)), np.float32),
+            "sums": cupy.empty((rows, -(-V // plans.LOG_SUM_STEP), 16), np.float32),
             "logprobs": cupy.empty((steps, rows), np.float64),
             "is_finite": cupy.asarray(np.ones(rows, np.int32)),
             "uniforms": cupy.asarray(np.ascontiguousarray(uniforms, np.float64)),

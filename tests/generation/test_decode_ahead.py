@@ -124,7 +124,9 @@ def test_the_bundled_model_on_a_gpu(cuda, tiny):
         on_gpu.generate(texts, **choices), tiny.generate(texts, **choices), strict=True
     ):
         assert (completion.text, completion.logprobs) == (expected.text, expected.logprobs)
-    assert [*on_gpu.stream("A girl", max_tokens=3)] == [*tiny.stream("A girl", max_tokens=3)]
+    assert [*on_gpu.stream("A girl", max_tokens=3, seed=1)] == [
+        *tiny.stream("A girl", max_tokens=3, seed=1)
+    ]
 
 
 # --- calls ---------------------------------------------------------------------------------------
@@ -137,6 +139,13 @@ def test_one_call_has_sixteen_passes(model, tokenizer):
         passes = [Counter(step.row for step in steps) for steps in run.passes]
     assert calls == [(16, 2), (16, 2), (7, 2)]
     assert passes == [{0: n, 1: n} for n in (1, 16, 16, 7)]
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 1), (5, 16), (120, 16), (127, 1), (128, 300)])
+def test_draws_ahead_are_those_of_the_steps(model, tokenizer, first, count):
+    row = BatchRow(0, requests([1])[0], LoadedModel(model, tokenizer))
+    expected = [row.draw(step) for step in range(first, first + count)]
+    assert row.draws(first, count).tolist() == expected
 
 
 def test_a_row_that_has_few_tokens_left_makes_calls_short(model, tokenizer):
@@ -268,15 +277,23 @@ def test_weights_that_only_a_dropped_token_uses_are_not_missed(model, tokenizer)
 # --- beside drafts -------------------------------------------------------------------------------
 
 
-def test_calls_go_on_where_there_are_no_drafts(model, tokenizer):
+def test_calls_go_on_where_there_are_no_drafts(model, tokenizer, monkeypatch):
     rows = requests([1, 2], max_tokens=30, ignore_eos=True)
     expected = outcomes(completions_of(model, tokenizer, rows))
-    # The drafts of the plan are wrong.
+    learned, learn = [], DraftPolicy.learn
+
+    def learning(policy, rows, new, passes=1):
+        learned.append(passes)
+        learn(policy, rows, new, passes)
+
+    monkeypatch.setattr(DraftPolicy, "learn", learning)
     with decoding_ahead(model.ops) as calls, planned((0, False), (3, True)):
         actual = completions_of(model, tokenizer, rows, Speculator(model))
     assert outcomes(actual) == expected
     assert calls[0] == (16, 1)
     assert actual[0].drafted
+    assert sum(passes for passes, _ in calls) < 29
+    assert learned[:3] == [1, 16, 1]  # the first token, a call, a pass with drafts
 
 
 def test_the_policy_learns_the_seconds_of_a_pass(model, tokenizer, monkeypatch):

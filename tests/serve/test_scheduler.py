@@ -30,6 +30,7 @@ from gpt_cli.serve import prompts, scheduler
 from gpt_cli.serve.prompts import PendingText, Pooling, PromptScore
 from gpt_cli.serve.scheduler import QueueFullError, Scheduler, StoppedError
 from support.checkpoints import VOCAB
+from support.decoding import decoding_ahead
 from support.models import DTYPES, computing, model_of
 
 SMALL = {"n_head": 2, "n_layer": 2, "n_positions": 150, "eos_token_id": 7}
@@ -186,6 +187,24 @@ def test_each_text_is_the_one_that_it_is_alone(
             (expected,) = score(loaded, [request.prompt])
             assert actual.logprobs == expected.token_logprobs[1:]
             assert {len(top) for top in actual.top_logprobs} <= {count}
+
+
+def test_texts_join_and_leave_between_calls_that_decode_ahead(loaded, running):
+    requests = [
+        Request([n], Options(seed=n, max_tokens=5 + 7 * n % 40, ignore_eos=n % 8 > 5))
+        for n in range(20)
+    ]
+    expected = [alone(loaded, request) for request in requests]
+    with decoding_ahead(loaded.model.ops) as calls:
+        shared, caller = running(max_batch=5), Caller()
+        tasks = [caller.task(request) for request in requests]
+        shared.submit(tasks[:7])
+        shared.submit(tasks[7:])
+        caller.wait(tasks)
+    for task, completion in zip(tasks, expected, strict=True):
+        assert_same(caller.completions[task.number], completion)
+    assert max(passes for passes, _ in calls) > 1
+    assert max(rows for _, rows in calls) > 1
 
 
 def test_a_text_is_the_same_at_1_8_and_32_callers(tiny, running):

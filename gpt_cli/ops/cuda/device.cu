@@ -114,13 +114,15 @@ template <class T> DEVICE T from_lane(T x, int lane) { return __shfl_sync(0xffff
 DEVICE uint32_t vote(bool is_so) { return __ballot_sync(0xffffffff, is_so); }
 DEVICE int count_bits(uint32_t bits) { return __popc(bits); }
 
+// The number of the lowest bit that is set, from 1 on; 0 if there is none.
+DEVICE int first_bit(uint32_t bits) { return __ffs(bits); }
+
 // --- barriers between blocks ---------------------------------------------------------------------
 
 // Add to a counter, after all writes of this thread that other blocks are to see.
 DEVICE void add_released(uint32_t *counter, uint32_t number)
 {
-    __threadfence();
-    atomicAdd(counter, number);
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(number) : "memory");
 }
 
 // Read a counter; what its writers wrote before is visible afterwards.

@@ -27,6 +27,7 @@ enum {
     STAGE_UNITS = 4096 / UNIT_BYTES, // units of a panel in a stage: 4, 8 or 7
     STAGE_BYTES = STAGE_UNITS * UNIT_BYTES,
     PRODUCTS = 4, // of a layer, in the order of `struct layer`
+    PLACES = 3,   // arrays of integers about rows
     PADDING = 4,  // floats between rows in shared memory: they begin at different banks
     RESULTS = (ROWS + 3) / 4, // of a lane: of rows l / 8, l / 8 + 4, ...
     TILE_KEYS = 32, // whose values are copied together
@@ -45,7 +46,10 @@ struct block_memory {
     int rings;       // (PASS_WARPS, stages, STAGE_BYTES)
     int layers;
     int gain, offset; // (C,) of the next layer norm
-    int rest;         // x (rows, chunk + PADDING), digits, or what attention and choice need
+    int biases;       // (PASS_WARPS, PANEL) of the next panels
+    int residuals;    // (PASS_WARPS, ROWS, PANEL) of a panel
+    int places;       // (PLACES, ROWS): texts, positions, firsts
+    int rest;         // x of some rows and columns, digits, or what attention and choice need
 };
 
 DEVICE block_memory divide()
@@ -58,7 +62,10 @@ DEVICE block_memory divide()
     at.layers = at.rings + count * STAGE_BYTES;
     at.gain = at.layers + ceil_div((int)job.n_layer * (int)sizeof(layer), 16) * 16;
     at.offset = at.gain + width;
-    at.rest = at.offset + width;
+    at.biases = at.offset + width;
+    at.residuals = at.biases + PASS_WARPS * PANEL * (int)sizeof(float);
+    at.places = at.residuals + PASS_WARPS * ROWS * PANEL * (int)sizeof(float);
+    at.rest = at.places + ceil_div(PLACES * ROWS, 4) * 16;
     return at;
 }
 
@@ -347,6 +354,14 @@ DEVICE void add_panel(chains &all, ring &from, int units)
 
 #endif
 
+// What is known about a row: its row of the cache, its position, and the first row of its text.
+enum place { TEXT, POSITION, FIRST };
+
+DEVICE int place_of(int place, int row)
+{
+    return shared_at<int32_t>(divide().places)[place * ROWS + row];
+}
+
 // --- x in shared memory --------------------------------------------------------------------------
 
 DEVICE float *row_of(const block_memory &memory, int row, int stride)
@@ -354,22 +369,27 @@ DEVICE float *row_of(const block_memory &memory, int row, int stride)
     return shared_at<float>(memory.rest) + row * stride;
 }
 
-// Copy `count` columns of x (rows, K) from `first` on to shared memory, with zeros behind the last.
-ROUTINE void load_rows(
-    const float *x, int64_t K, int first, int count, int stride)
+// Begin to copy `count` columns of x (rows, K) from `first` on to shared memory, with zeros behind the
+// last. `to` is the offset of the first row there.
+DEVICE void copy_rows(const float *x, int64_t K, int first, int count, int to, int stride)
 {
-    block_memory memory = divide();
     for (int row = 0; row < (int)job.rows; row++) {
-        float *to = row_of(memory, row, stride);
+        float *row_to = shared_at<float>(to) + row * stride;
         const float *from = x + row * K + first;
         for (int k = 4 * threadIdx.x; k < count; k += 4 * PASS_THREADS) {
             if (first + k < K)
-                copy16(to + k, from + k);
+                copy16(row_to + k, from + k);
             else
-                *(float4 *)(to + k) = make_float4(0, 0, 0, 0);
+                *(float4 *)(row_to + k) = make_float4(0, 0, 0, 0);
         }
     }
     commit_copies();
+}
+
+// Copy whole rows.
+ROUTINE void load_rows(const float *x, int64_t K, int count, int stride)
+{
+    copy_rows(x, K, 0, count, divide().rest, stride);
     wait_for_copies<0>();
     sync_computing();
 }
@@ -383,7 +403,7 @@ ROUTINE void embed_rows(int step, int stride)
     for (int row = 0; row < (int)job.rows; row++) {
         int64_t id = load_fresh(job.ids + step * job.rows + row);
         const char *token = panel_of(job.wte, id / PANEL);
-        const float *position = job.wpe + (job.positions[row] + step) * C;
+        const float *position = job.wpe + (int64_t)(place_of(POSITION, row) + step) * C;
         float *to = row_of(memory, row, stride), *x = job.x + (int64_t)row * C;
         bool is_writer = row % writers == blockIdx.x;
         _Pragma("unroll 4") for (int c = threadIdx.x; c < stride; c += PASS_THREADS) {
@@ -419,10 +439,13 @@ ROUTINE void normalize_rows(float epsilon, int stride)
             of_rows[row] = make_float2(mean, per_deviation);
     }
     sync_computing();
-    for (int row = 0; row < rows; row++) {
-        float *x = row_of(memory, row, stride), mean = of_rows[row].x, per = of_rows[row].y;
-        for (int c = threadIdx.x; c < C; c += PASS_THREADS)
-            x[c] = multiply_add((x[c] - mean) * per, gain[c], offset[c]);
+    for (int c = threadIdx.x; c < C; c += PASS_THREADS) {
+        float weight = gain[c], bias = offset[c];
+        _Pragma("unroll 4") for (int row = 0; row < rows; row++) {
+            float *x = row_of(memory, row, stride) + c;
+            float2 of_row = of_rows[row];
+            *x = multiply_add((*x - of_row.x) * of_row.y, weight, bias);
+        }
     }
     sync_computing();
 }
@@ -521,7 +544,7 @@ ROUTINE void round_x(const float *x, int64_t K, int units, int stride)
 
 // Begin the chains of a panel: at 0, since the bias is added last.
 DEVICE void start_chains(
-    chains &all, int units, int stride, float bias)
+    chains &all, int units, float bias)
 {
     UNROLLED for (int j = 0; j < ROWS; j++) {
         all.sums[j] = 0;
@@ -546,13 +569,19 @@ DEVICE float result_of(
 
 // Begin the chains of a panel at the bias.
 DEVICE void start_chains(
-    chains &all, int units, int stride, float bias)
+    chains &all, int units, float bias)
+{
+    UNROLLED for (int j = 0; j < chains::J; j++)
+        all.sums[j] = bias;
+}
+
+// Let the chains read rows of x from an offset in shared memory.
+DEVICE void read_rows(chains &all, int from, int stride)
 {
     int quarter = threadIdx.x % WARP / PANEL;
     UNROLLED for (int j = 0; j < chains::J; j++) {
         int row = 4 * j + quarter;
-        all.sums[j] = bias;
-        all.rows[j] = divide().rest + (row < job.rows ? row : 0) * stride * (int)sizeof(float);
+        all.rows[j] = from + (row < job.rows ? row : 0) * stride * (int)sizeof(float);
     }
 }
 
@@ -591,47 +620,117 @@ DEVICE struct work work_of(int number)
     return {product, w, bias, job.hidden, job.mid, job.x, NONE};
 }
 
-DEVICE float bias_of(const struct work &work, int64_t n)
+// Return the bias of the next panel of this warp, which `copy_biases` has copied.
+DEVICE float copied_bias()
 {
-    return work.bias && n < work.w.n_out ? work.bias[n] : 0.0f;
+    return shared_at<float>(divide().biases)[threadIdx.x / WARP * PANEL + threadIdx.x % PANEL];
 }
 
-// Compute a product, a panel a warp at a time. x is in shared memory if that holds all of its columns;
-// otherwise it comes in chunks. `bias` is that of the first panel.
-ROUTINE void multiply(
-    const struct work &work, ring &from, float bias)
+// Begin to copy the biases of a panel for this warp, by two lanes; zeros where there is none.
+DEVICE void copy_biases(const struct work &work, int panel)
 {
-    const matrix &w = work.w;
-    int lane = threadIdx.x % WARP, rows = job.rows, units = w.units, quarter = lane / PANEL;
-    int K = units * ROW_UNIT, chunk = smaller(K, (int)job.chunk), stride = chunk + PADDING;
-    int panel = threadIdx.x / WARP * gridDim.x + blockIdx.x, apart = PASS_WARPS * gridDim.x;
-    for (int first = blockIdx.x; (int64_t)first * PANEL < w.n_out; first += apart, panel += apart) {
-        int64_t n = (int64_t)panel * PANEL + lane % PANEL;
-        bool has_panel = (int64_t)panel * PANEL < w.n_out;
-        chains all;
-        float residual[RESULTS];
-        bias = first == blockIdx.x ? bias : bias_of(work, n);
-        start_chains(all, units, stride, bias);
-        UNROLLED for (int i = 0; i < RESULTS; i++) {
-            bool is_added = work.residual && 4 * i + quarter < rows && n < w.n_out;
-            int64_t at = (4 * i + quarter) * w.n_out + n;
-            residual[i] = is_added ? load_fresh(work.residual + at) : 0.0f;
-        }
-        for (int k = 0; k < K; k += chunk) { // in int8, one chunk
-            int count = smaller(chunk, K - k);
-            if (chunk < K) {
-                sync_computing(); // all have used the chunk before
-                load_rows(work.x, w.n_in, k, count, stride);
-            }
+    int lane = threadIdx.x % WARP, n = panel * PANEL + 4 * lane, n_out = work.w.n_out;
+    float *to = shared_at<float>(divide().biases) + threadIdx.x / WARP * PANEL + 4 * lane;
+    if (lane < PANEL / 4) {
+        if (work.bias && n + 4 <= n_out)
+            copy16(to, work.bias + n);
+        else
+            for (int i = 0; i < 4; i++)
+                to[i] = work.bias && n + i < n_out ? work.bias[n + i] : 0.0f;
+    }
+    commit_copies();
+}
+
+// Return whether a layer norm is before a product.
+DEVICE bool is_normalized(int product)
+{
+    return product == C_ATTN || product == C_FC || product == LM_HEAD;
+}
+
+// Return whether x of a product is in shared memory as a whole: if it is normalized, or short.
+DEVICE bool is_in_memory(const struct work &work)
+{
+    return FORMAT == 3 || is_normalized(work.product) || work.w.units * ROW_UNIT <= job.chunk;
+}
+
+// Add the products of a panel, with x in shared memory as a whole or in chunks: of these, the next one
+// is copied while one is used. Warps without a panel copy, too.
+DEVICE void add_products(chains &all, const struct work &work, ring &from, bool has_panel)
+{
+    int units = work.w.units;
+#if FORMAT != 3
+    int rows = job.rows, K = units * ROW_UNIT, rest = divide().rest;
+    int chunk = is_in_memory(work) ? K : (int)job.chunk, stride = chunk + PADDING;
+    int turn_bytes = rows * stride * (int)sizeof(float);
+    if (!is_in_memory(work)) {
+        sync_computing(); // all have used what was there before
+        copy_rows(work.x, work.w.n_in, 0, chunk, rest, stride);
+        for (int k = 0, at = rest; k < K; k += chunk, at = 2 * rest + turn_bytes - at) {
+            int next = k + chunk, count = smaller(chunk, K - next);
+            wait_for_copies<0>();
+            sync_computing();
+            if (next < K)
+                copy_rows(work.x, work.w.n_in, next, count, 2 * rest + turn_bytes - at, stride);
+            read_rows(all, at, stride);
             if (has_panel)
-                add_panel(all, from, count / ROW_UNIT);
+                add_panel(all, from, smaller(chunk, K - k) / ROW_UNIT);
         }
+        return;
+    }
+    read_rows(all, rest, stride);
+#endif
+    if (has_panel)
+        add_panel(all, from, units);
+}
+
+// Begin to copy what is added to the results of this warp's panel. Rows of C numbers, a multiple of 4.
+DEVICE void copy_residuals(const struct work &work, int panel)
+{
+    float *to = shared_at<float>(divide().residuals) + threadIdx.x / WARP * ROWS * PANEL;
+    for (int i = threadIdx.x % WARP; i < job.rows * (PANEL / 4); i += WARP) {
+        int row = i / (PANEL / 4), column = i % (PANEL / 4) * 4, n = panel * PANEL + column;
+        if (work.residual && n < work.w.n_out)
+            copy16(to + row * PANEL + column, work.residual + row * work.w.n_out + n);
+    }
+    commit_copies();
+}
+
+// Return what is added to result number i of this lane.
+DEVICE float copied_residual(int i)
+{
+    int row = 4 * i + threadIdx.x % WARP / PANEL, column = threadIdx.x % PANEL;
+    return shared_at<float>(divide().residuals)[(threadIdx.x / WARP * ROWS + row) * PANEL + column];
+}
+
+ROUTINE float activated(float x, int activation) { return activate(x, activation); }
+
+// Compute a product, a panel a warp at a time.
+DEVICE void multiply(const struct work &work, ring &from)
+{
+    int lane = threadIdx.x % WARP, units = work.w.units, n_out = work.w.n_out;
+    int panel = threadIdx.x / WARP * gridDim.x + blockIdx.x, apart = PASS_WARPS * gridDim.x;
+    for (int first = blockIdx.x; first * PANEL < n_out; first += apart, panel += apart) {
+        bool has_panel = panel * PANEL < n_out;
+        chains all;
+        sync_warp(); // all have read the residuals before, and the biases are there
+        float bias = copied_bias();
+        start_chains(all, units, bias);
+        sync_warp();
+        copy_residuals(work, panel);
+        if ((first + apart) * PANEL < n_out)
+            copy_biases(work, panel + apart);
+        add_products(all, work, from, has_panel);
+        wait_for_copies<0>();
+        sync_warp();
         UNROLLED for (int i = 0; i < RESULTS; i++) {
-            int64_t at = (4 * i + quarter) * w.n_out + n;
+            int row = 4 * i + lane / PANEL, n = panel * PANEL + lane % PANEL;
             float y = result_of(all, units, i, bias);
-            y = activate(y, work.activation);
-            if (has_panel && 4 * i + quarter < rows && n < w.n_out)
-                work.y[at] = work.residual ? residual[i] + y : y;
+            if (work.activation != NONE)
+                y = activated(y, work.activation);
+            if (work.residual)
+                y = copied_residual(i) + y;
+            if (has_panel && row < job.rows && n < n_out)
+                work.y[(int64_t)row * n_out + n] = y;
         }
     }
 }
@@ -649,9 +748,9 @@ struct query {
 DEVICE query query_of(int layer, int row, int head, int step)
 {
     query one;
-    int64_t position = job.positions[row] + step, panels = job.cache_panels;
-    int64_t at = (job.texts[row] * job.H + head) * panels * SLOTS * job.D;
-    one.first = job.firsts[row];
+    int position = place_of(POSITION, row) + step;
+    int64_t at = ((int64_t)place_of(TEXT, row) * job.H + head) * job.cache_panels * SLOTS * job.D;
+    one.first = place_of(FIRST, row);
     one.visible = position + 1;
     one.past = position - (row - one.first);
     one.qkv = job.qkv + row * 3 * job.C + head * job.D;
@@ -726,30 +825,65 @@ DEVICE float score_of(const query &one, const attention &of, int s, int head)
         return score;
     }
     const cached *key = one.keys + (int64_t)(s / SLOTS) * SLOTS * D + s % SLOTS;
-    for (; d + 32 <= D; d += 32)
-        score = add_scores<32>(of.q + d, key + d * SLOTS, score);
+    for (; d + 64 <= D; d += 64)
+        score = add_scores<64>(of.q + d, key + d * SLOTS, score);
     for (; d < D; d += 8) // a multiple of 8
         score = add_scores<8>(of.q + d, key + d * SLOTS, score);
     return score;
 }
 
-// Begin to copy the values of tile number `number` to shared memory, by the threads from `adding` on.
-DEVICE void copy_tile(
-    const query &one, const attention &of, int number, int head, int adding)
+// How a thread copies values: pieces of 16 bytes, of which a key has `per_key`.
+struct copier {
+    int first_key, keys_apart; // first_key is -1 if the thread does not copy
+    int d;                     // the first number of its pieces
+};
+
+enum { PIECE = 16 / sizeof(cached) };
+
+DEVICE copier copier_of(int adding)
 {
-    const int EACH = 16 / sizeof(cached);
-    int D = job.D, start = number * TILE_KEYS, threads = PASS_THREADS - adding;
-    int count = smaller((int)TILE_KEYS, one.visible - start) * D / EACH;
-    cached *tile = of.tiles + number % TILES * TILE_KEYS * D;
-    for (int i = threadIdx.x - adding; i < count; i += threads) {
-        int s = start + i * EACH / D, d = i * EACH % D;
+    int per_key = (int)job.D / PIECE, thread = threadIdx.x - adding;
+    int keys_apart = (PASS_THREADS - adding) / per_key;
+    bool copies = thread >= 0 && thread < keys_apart * per_key;
+    return {copies ? thread / per_key : -1, keys_apart, thread % per_key * PIECE};
+}
+
+// Begin to copy the values of tile number `number` to shared memory.
+DEVICE void copy_tile(
+    const query &one, const attention &of, int number, int head, const copier &thread)
+{
+    int D = job.D, start = number * TILE_KEYS, count = smaller((int)TILE_KEYS, one.visible - start);
+    cached *tile = of.tiles + number % TILES * TILE_KEYS * D + thread.d;
+    for (int i = thread.first_key; i < count && i >= 0; i += thread.keys_apart) {
+        int s = start + i;
         if (s < one.past)
-            copy16(tile + i * EACH, one.values + (int64_t)s * D + d);
+            copy16(tile + i * D, one.values + (int64_t)s * D + thread.d);
         else
-            for (int j = 0; j < EACH; j++)
-                tile[i * EACH + j] = narrow(load_fresh(of_new_key(one, s, head, 2) + d + j));
+            for (int j = 0; j < PIECE; j++)
+                tile[i * D + j] = narrow(load_fresh(of_new_key(one, s, head, 2) + thread.d + j));
     }
     commit_copies();
+}
+
+// Add the products of weights and values of a tile to a column: batches, whose loads are done before
+// the multiply-adds of the batch before.
+DEVICE float mix_tile(const float *weights, const cached *tile, int count, int D, float mixed)
+{
+    const int BATCH = 16;
+    float value[BATCH];
+    float4 weight[BATCH / 4];
+    int s = 0;
+    for (; s + BATCH <= count; s += BATCH) {
+        UNROLLED for (int i = 0; i < BATCH / 4; i++)
+            weight[i] = *(const float4 *)(weights + s + 4 * i);
+        UNROLLED for (int i = 0; i < BATCH; i++)
+            value[i] = widen(tile[(s + i) * D]);
+        UNROLLED for (int i = 0; i < BATCH; i++)
+            mixed = multiply_add((&weight[i / 4].x)[i % 4], value[i], mixed);
+    }
+    for (; s < count; s++)
+        mixed = multiply_add(weights[s], widen(tile[s * D]), mixed);
+    return mixed;
 }
 
 // Write the weights of the keys, and their sum, which all see after the next barrier.
@@ -792,13 +926,14 @@ ROUTINE void attend_rows(int layer, int step)
     int D = job.D, H = job.H, thread = threadIdx.x, adding = ceil_div(D, (int)WARP) * WARP;
     float scale = layers_of()[layer].scale;
     attention of = divide_rest();
+    copier copying = copier_of(adding);
     for (int task = blockIdx.x; task < job.rows * H; task += gridDim.x) {
         int row = task / H, head = task % H;
         query one = query_of(layer, row, head, step);
         int tiles = ceil_div(one.visible, (int)TILE_KEYS);
         if (thread >= adding)
             for (int number = 0; number < TILES - 1; number++)
-                copy_tile(one, of, number, head, adding); // none behind the last
+                copy_tile(one, of, number, head, copying); // none behind the last
         take_token(one, of);
         sync_computing();
         weigh_keys(one, of, head, scale);
@@ -808,12 +943,11 @@ ROUTINE void attend_rows(int layer, int step)
                 wait_for_copies<TILES - 2>();
             sync_computing(); // all copies of this tile are done, and the tile before is free
             if (thread >= adding)
-                copy_tile(one, of, number + TILES - 1, head, adding);
+                copy_tile(one, of, number + TILES - 1, head, copying);
             const cached *tile = of.tiles + number % TILES * TILE_KEYS * D;
             int start = number * TILE_KEYS, count = smaller((int)TILE_KEYS, one.visible - start);
             if (thread < D)
-                _Pragma("unroll 16") for (int s = 0; s < count; s++)
-                    mixed = multiply_add(of.weights[start + s], widen(tile[s * D + thread]), mixed);
+                mixed = mix_tile(of.weights + start, tile + thread, count, D, mixed);
         }
         if (thread < D)
             job.z[row * job.C + head * D + thread] = mixed / of.largest[PASS_WARPS];
@@ -826,6 +960,8 @@ ROUTINE void attend_rows(int layer, int step)
 // Set the logits of tokens that may not be chosen to -INFINITY, and the largest of their spans anew.
 DEVICE void ban(float *logits, int n, int at)
 {
+    if (!job.banned_count)
+        return;
     for (int i = threadIdx.x; i < job.banned_count; i += ROW_THREADS)
         logits[job.banned[i]] = -INFINITY;
     sync_row();
@@ -839,26 +975,105 @@ DEVICE void ban(float *logits, int n, int at)
     sync_row();
 }
 
-// Choose the next tokens, a row a block at a time.
+// The index of this half of a warp in the grid, and the number of halves.
+DEVICE int half_of_grid()
+{
+    return (threadIdx.x / WARP * gridDim.x + blockIdx.x) * 2 + threadIdx.x % WARP / 16;
+}
+
+DEVICE int halves_of_grid() { return gridDim.x * PASS_WARPS * 2; }
+
+// Write the largest logits of spans of all rows, half a warp a span.
+DEVICE void scan_logits()
+{
+    int n = job.lm_head.n_out, spans = ceil_div(n, (int)SPAN), count = (int)job.rows * spans;
+    int lane = threadIdx.x % WARP, steps = ceil_div(count, halves_of_grid());
+    for (int step = 0, half = half_of_grid(); step < steps; step++, half += halves_of_grid()) {
+        int row = smaller(half, count - 1) / spans, span = smaller(half, count - 1) % spans;
+        const float *logits = job.logits + (int64_t)row * n;
+        float x[SPAN / 16], most = -INFINITY;
+        bool is_finite = true;
+        UNROLLED for (int i = 0; i < SPAN / 16; i++) // beyond the end, the last number
+            x[i] = load_fresh(logits + smaller(span * SPAN + i * 16 + lane % 16, n - 1));
+        UNROLLED for (int i = 0; i < SPAN / 16; i++) {
+            most = larger_of(most, x[i]);
+            is_finite = is_finite && absolute(x[i]) < LARGEST_LOGIT;
+        }
+        UNROLLED for (int lanes = 8; lanes; lanes /= 2)
+            most = larger_of(most, exchange(most, lanes));
+        if (!is_finite)
+            job.is_finite[row] = 0;
+        if (lane % 16 == 0 && half < count)
+            job.maxima[half] = most;
+    }
+}
+
+// Return the largest logit of a row to all threads of the block, from those of its spans.
+DEVICE float largest_logit(int row)
+{
+    float *largest = shared_at<float>(divide().rest), most = -INFINITY;
+    int spans = ceil_div((int)job.lm_head.n_out, (int)SPAN);
+    _Pragma("unroll 4") for (int span = threadIdx.x; span < spans; span += PASS_THREADS)
+        most = larger_of(most, load_fresh(job.maxima + row * spans + span));
+    most = warp_largest(most);
+    sync_computing(); // the numbers of the call before are read
+    if (threadIdx.x % WARP == 0)
+        largest[threadIdx.x / WARP] = most;
+    sync_computing();
+    UNROLLED for (int i = 0; i < PASS_WARPS; i++)
+        most = larger_of(most, largest[i]);
+    return most;
+}
+
+// Add exponentials of the logits of all rows, half a warp LOG_SUM_STEP of them: see `row_normalizer`.
+DEVICE void sum_logits()
+{
+    int n = job.lm_head.n_out, steps = ceil_div(n, LOG_SUM_STEP), lane = threadIdx.x % WARP;
+    for (int row = 0; row < job.rows; row++) {
+        float most = largest_logit(row);
+        for (int half = half_of_grid(); half - lane / 16 < steps; half += halves_of_grid())
+            if (half < steps)
+                job.sums[((int64_t)row * steps + half) * PARTIAL_SUMS + lane % 16] =
+                    step_sum(job.logits + (int64_t)row * n, n, half, most);
+    }
+}
+
+// Return the normalizer of a row, from the sums of its steps, to all threads of the block.
+DEVICE double normalizer_of(int row, float most, int at)
+{
+    int steps = ceil_div((int)job.lm_head.n_out, LOG_SUM_STEP), lane = threadIdx.x % WARP;
+    float *batch = row_at(at)->kept; // and what follows it
+    const float *sums = job.sums + (int64_t)row * steps * PARTIAL_SUMS;
+    double sum = 0;
+    for (int first = 0; first < steps; first += 2 * CANDIDATES / PARTIAL_SUMS) {
+        int count = smaller(steps - first, 2 * CANDIDATES / PARTIAL_SUMS);
+        sync_row();
+        _Pragma("unroll 8") for (int i = threadIdx.x; i < count * PARTIAL_SUMS; i += PASS_THREADS)
+            batch[i] = load_fresh(sums + first * PARTIAL_SUMS + i);
+        sync_row();
+        if (threadIdx.x < WARP)
+            _Pragma("unroll 16") for (int i = 0; i < count; i++)
+                sum += batch[i * PARTIAL_SUMS + lane % PARTIAL_SUMS];
+    }
+    return finish_normalizer(sum, most, at);
+}
+
+// Choose the next tokens, a row a block at a time, once the whole grid has scanned the logits.
 ROUTINE void choose_rows(int step)
 {
-    block_memory memory = divide();
-    int at = memory.rest;
-    int n = job.lm_head.n_out;
+    int n = job.lm_head.n_out, at = divide().rest, spans = ceil_div(n, (int)SPAN);
     choice how = {job.top_k, job.top_p, job.temperature, job.log_min_p};
     for (int row = blockIdx.x; row < job.rows; row += gridDim.x) {
-        float *logits = job.logits + (int64_t)row * n;
-        float most = scan_row(logits, n, at);
-        double normalizer = row_normalizer(logits, n, most, at);
-        bool is_finite = row_at(at)->is_finite;
-        if (threadIdx.x == 0 && !is_finite)
-            job.is_finite[row] = 0;
-        float *masked = job.scratch + row * CHOICE_ARRAYS * job.scratch_size;
-        int32_t id = 0;
+        float *logits = job.logits + (int64_t)row * n, most = largest_logit(row);
+        sync_computing();
+        double normalizer = normalizer_of(row, most, at);
+        _Pragma("unroll 4") for (int span = threadIdx.x; span < spans; span += PASS_THREADS)
+            span_maxima(at)[span] = load_fresh(job.maxima + row * spans + span);
+        sync_row();
         ban(logits, n, at);
-        if (is_finite)
-            id = choose_token(logits, n, how, job.uniforms[step * job.rows + row], masked,
-                              job.scratch_size, at);
+        float *masked = job.scratch + row * CHOICE_ARRAYS * job.scratch_size;
+        int32_t id = choose_token(logits, n, how, job.uniforms[step * job.rows + row], masked,
+                                  job.scratch_size, at);
         if (threadIdx.x == 0) {
             job.ids[(step + 1) * job.rows + row] = id;
             job.logprobs[step * job.rows + row] = load_fresh(logits + id) - normalizer;
@@ -866,22 +1081,16 @@ ROUTINE void choose_rows(int step)
     }
 }
 
-// Return whether a layer norm is before a product.
-DEVICE bool is_normalized(int product)
-{
-    return product == C_ATTN || product == C_FC || product == LM_HEAD;
-}
-
 // Bring x of a product to shared memory, normalized or rounded.
-ROUTINE void prepare_x(
+DEVICE void prepare_x(
     const struct work &work, int number, int step, float epsilon)
 {
     int K = work.w.units * ROW_UNIT, stride = K + PADDING;
     bool is_embedding = number == 0 && !job.only_layers, has_norm = is_normalized(work.product);
     if (is_embedding)
         embed_rows(step, stride);
-    else if (has_norm || (FORMAT != 3 && K <= job.chunk)) // `multiply` loads chunks
-        load_rows(work.x, work.w.n_in, 0, K, stride);
+    else if (has_norm || (FORMAT != 3 && is_in_memory(work))) // `multiply` loads chunks
+        load_rows(work.x, work.w.n_in, K, stride);
     if (has_norm)
         normalize_rows(epsilon, stride);
 #if FORMAT == 3
@@ -899,16 +1108,16 @@ DEVICE struct norm norm_before(int number)
 }
 
 // Compute one product, and what is before it: a barrier, attention, a layer norm.
-DEVICE void compute(
-    int number, int step, ring &from, uint32_t &target)
+DEVICE void compute(int number, int step, ring &from, uint32_t &target)
 {
     struct work work = work_of(number);
     bool has_work = (int64_t)blockIdx.x * PANEL < work.w.n_out;
     float epsilon = norm_before(number).epsilon;
-    int panel = threadIdx.x / WARP * gridDim.x + blockIdx.x;
-    float bias = bias_of(work, (int64_t)panel * PANEL + threadIdx.x % PANEL);
-    if (has_work && is_normalized(work.product))
-        load_norm(norm_before(number));
+    if (has_work) { // what does not depend on other blocks
+        copy_biases(work, threadIdx.x / WARP * gridDim.x + blockIdx.x);
+        if (is_normalized(work.product))
+            load_norm(norm_before(number));
+    }
     if (number || step)
         sync_grid(target);
     if (work.product == ATTN_C_PROJ) {
@@ -917,8 +1126,9 @@ DEVICE void compute(
     }
     if (!has_work)
         return;
+    wait_for_copies<0>();
     prepare_x(work, number, step, epsilon);
-    multiply(work, from, bias);
+    multiply(work, from);
 }
 
 // Fill shared memory with what is there from the beginning: barriers and layers.
@@ -932,6 +1142,12 @@ DEVICE void begin()
     publish_phases();
     for (int i = threadIdx.x; i < job.n_layer * (int)sizeof(layer) / 8; i += blockDim.x)
         shared_at<int64_t>(memory.layers)[i] = ((const int64_t *)job.layers)[i];
+    int32_t *places = shared_at<int32_t>(memory.places);
+    for (int row = threadIdx.x; row < job.rows; row += blockDim.x) {
+        places[TEXT * ROWS + row] = job.texts[row];
+        places[POSITION * ROWS + row] = job.positions[row];
+        places[FIRST * ROWS + row] = job.firsts[row];
+    }
     sync_block();
 }
 
@@ -951,9 +1167,13 @@ KERNEL LAUNCH_BOUNDS(PASS_THREADS + WARP, 1) pass()
     for (int step = 0; step < job.steps; step++) {
         for (int number = 0; number < products_of(); number++)
             compute(number, step, from, target);
-        if (!job.only_layers) {
-            sync_grid(target);
-            choose_rows(step);
-        }
+        if (job.only_layers)
+            return;
+        sync_grid(target);
+        scan_logits();
+        sync_grid(target);
+        sum_logits();
+        sync_grid(target);
+        choose_rows(step);
     }
 }

@@ -18,6 +18,7 @@ _ROW_THREADS = 256  # of operations on single rows and numbers
 _NORM_WARPS = 4  # rows of a block of `layer_norm`
 _ROW_MEMORY = 21_120  # bytes of `struct row_memory`, at least
 SPAN = 64  # columns whose largest logit is computed first
+LOG_SUM_STEP = 256  # logits whose exponentials are added in float32
 _RESERVED = 1024  # bytes of shared memory that the system takes for each block
 
 
@@ -195,12 +196,12 @@ PASS_THREADS = (PASS_WARPS + 1) * WARP  # with the one that copies
 _STAGE_BYTES = 4096  # about
 _PADDING = 4  # floats behind a row of x
 _TILE_KEYS, _TILES = 32, 6  # of values
-_FEWEST_STAGES, _MOST_STAGES = 3, 8
+_FEWEST_STAGES, _ENOUGH_STAGES, _MOST_STAGES = 2, 5, 8
 _LAYER_BYTES = 216  # of `struct layer`
 
 # Rows of a pass for which its kernel is compiled.
 _PASS_ROWS = {"int8": (1, 4, 8, 16)}
-_FLOAT_PASS_ROWS = (4, 8, 16, 32)
+_FLOAT_PASS_ROWS = (4, 8, 16)
 
 
 @dataclass(frozen=True)
@@ -266,23 +267,23 @@ def most_pass_rows(shape: PassShape, device: Device) -> int:
 
 
 def _plan_for(most_rows: int, rows: int, shape: PassShape, device: Device) -> PassPlan | None:
-    """Return the plan with the longest chunk of x that leaves room for enough stages."""
-    stage_units = _STAGE_BYTES // unit_bytes(shape.dtype)
-    stage_rows, stage_bytes = stage_units * unit_rows(shape.dtype), stage_units * unit_bytes(shape.dtype)
-    narrow, wide = padded(shape.C, shape.dtype), padded(shape.inner, shape.dtype)
-    fixed = 128 + 16 + shape.n_layer * _LAYER_BYTES + 2 * 16 * -(-shape.C // 4)
+    """Return the plan with the longest chunk of x that leaves room for enough stages, or for any."""
+    dtype, stage_units = shape.dtype, _STAGE_BYTES // unit_bytes(shape.dtype)
+    stage_rows, stage_bytes = stage_units * unit_rows(dtype), stage_units * unit_bytes(dtype)
+    narrow, wide = padded(shape.C, dtype), padded(shape.inner, dtype)
     longest = max(narrow, wide)
     chunks = [longest]
-    if shape.dtype != "int8":
-        shortest = -(-narrow // stage_rows) * stage_rows
-        chunks += range(longest // stage_rows * stage_rows, shortest - 1, -stage_rows)
-    for chunk in chunks:
-        free = device.shared - fixed - _rest(rows, chunk, narrow, wide, shape)
-        stages = free // (PASS_WARPS * (stage_bytes + 16))
-        if stages >= _FEWEST_STAGES:
-            stages = min(stages, _MOST_STAGES)
-            used = device.shared - free + stages * PASS_WARPS * (stage_bytes + 16)
-            return PassPlan(most_rows, stages, chunk, used)
+    if dtype != "int8":
+        chunks += range(longest // stage_rows * stage_rows, 0, -stage_rows)
+    places = 4 * PASS_WARPS * PANEL * (1 + most_rows) + 16 * -(-3 * most_rows // 4)
+    fixed = 128 + 16 + shape.n_layer * _LAYER_BYTES + 2 * 16 * -(-shape.C // 4) + places
+    for fewest in (_ENOUGH_STAGES, _FEWEST_STAGES):
+        for chunk in chunks:
+            free = device.shared - fixed - _rest(rows, chunk, narrow, wide, shape)
+            stages = min(free // (PASS_WARPS * (stage_bytes + 16)), _MOST_STAGES)
+            if stages >= fewest:
+                used = device.shared - free + stages * PASS_WARPS * (stage_bytes + 16)
+                return PassPlan(most_rows, stages, chunk, used)
     return None
 
 
@@ -292,7 +293,9 @@ def _rest(rows: int, chunk: int, narrow: int, wide: int, shape: PassShape) -> in
         x = 4 * (rows + 1) * (narrow + _PADDING)
         x += rows * (2 * max(narrow, wide) + 4 + 4 * PASS_WARPS)
     else:
-        x = 4 * (rows + 1) * (max(chunk, narrow) + _PADDING)
+        x = 4 * (rows + 1) * (narrow + _PADDING)
+        whole = chunk >= max(narrow, wide)  # else two chunks are in memory
+        x = max(x, 4 * (1 if whole else 2) * rows * (chunk + _PADDING))
     itemsize = 2 if shape.dtype == "int8" else 4
     attention = 4 * (2 * shape.D + 2 * PASS_WARPS + shape.cache_panels * SLOTS)
     attention += _TILES * _TILE_KEYS * shape.D * itemsize

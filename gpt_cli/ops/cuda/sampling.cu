@@ -9,7 +9,8 @@ enum {
     STEPS = 32,        // of LOG_SUM_STEP elements, whose sums are added together
 };
 
-#define LOWEST -3.40282347e38f // the smallest finite float
+#define LOWEST -3.40282347e38f       // the smallest finite float
+#define LARGEST_LOGIT 1.70141173e38f // half of the largest: no difference of two overflows
 
 // Wait for the threads that share a row.
 DEVICE void sync_row() { sync_threads(1, ROW_THREADS); }
@@ -41,29 +42,36 @@ DEVICE span_range spans_of_warp(int spans)
     return {smaller(each * warp, spans), smaller(each * (warp + 1), spans)};
 }
 
-// Write the largest logits of the spans, and return the largest of all. Set is_finite.
+// Write the largest logits of the spans, and return the largest of all. Set is_finite. Half a warp
+// takes BATCH spans at a time, all of whose loads are on their way together.
 ROUTINE float scan_row(const float *logits, int n, int at)
 {
+    const int BATCH = 4, EACH = SPAN / 16; // loads of a lane for a span
     row_memory *memory = row_at(at);
     int spans = ceil_div(n, SPAN), lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     float *maxima = span_maxima(at), largest = -INFINITY, least = INFINITY;
     bool is_number = true;
-    for (int span = 2 * warp + lane / 16; span - lane / 16 < spans; span += 2 * ROW_WARPS) {
-        float most = -INFINITY, x[SPAN / 16];
-        UNROLLED for (int i = 0; i < SPAN / 16; i++) {
-            int column = span * SPAN + i * 16 + lane % 16; // beyond the end, an earlier one
-            x[i] = load_fresh(logits + smaller(column, n - 1));
+    for (int start = warp * 2 * BATCH; start < spans; start += ROW_WARPS * 2 * BATCH) {
+        float x[BATCH][EACH];
+        int first = start + lane / 16 * BATCH;
+        UNROLLED for (int i = 0; i < BATCH; i++)
+            UNROLLED for (int j = 0; j < EACH; j++) { // beyond the end, the last number
+                int column = (first + i) * SPAN + j * 16 + lane % 16;
+                x[i][j] = load_fresh(logits + smaller(column, n - 1));
+            }
+        UNROLLED for (int i = 0; i < BATCH; i++) {
+            float most = -INFINITY;
+            UNROLLED for (int j = 0; j < EACH; j++) {
+                is_number = is_number && x[i][j] == x[i][j];
+                most = larger_of(most, x[i][j]);
+                least = x[i][j] < least ? x[i][j] : least;
+            }
+            UNROLLED for (int lanes = 8; lanes; lanes /= 2)
+                most = larger_of(most, exchange(most, lanes));
+            if (lane % 16 == 0 && first + i < spans)
+                maxima[first + i] = most;
+            largest = larger_of(largest, most);
         }
-        UNROLLED for (int i = 0; i < SPAN / 16; i++) {
-            is_number = is_number && x[i] == x[i];
-            most = larger_of(most, x[i]);
-            least = x[i] < least ? x[i] : least;
-        }
-        UNROLLED for (int lanes = 8; lanes; lanes /= 2)
-            most = larger_of(most, exchange(most, lanes));
-        if (lane % 16 == 0 && span < spans)
-            maxima[span] = most;
-        largest = larger_of(largest, most);
     }
     largest = warp_largest(largest);
     least = -warp_largest(-least);
@@ -73,11 +81,12 @@ ROUTINE float scan_row(const float *logits, int n, int at)
         memory->least[warp] = all_numbers ? least : NAN;
     }
     sync_row();
+    is_number = true;
     UNROLLED for (int i = 0; i < ROW_WARPS; i++) {
-        largest = larger_of(largest, memory->largest[i]);
         bool is_empty = memory->least[i] > memory->largest[i]; // the warp had no span
         float width = absolute(memory->largest[i] - memory->least[i]);
         is_number = is_number && (is_empty || width < INFINITY);
+        largest = larger_of(largest, memory->largest[i]);
         least = memory->least[i] < least ? memory->least[i] : least;
     }
     if (threadIdx.x == 0)
@@ -85,9 +94,37 @@ ROUTINE float scan_row(const float *logits, int n, int at)
     return largest;
 }
 
-// Return log(sum(exp(x))) of a row whose largest number is `most`, to all threads. LOG_SUM_STEP
-// elements at a time are added in float32 to PARTIAL_SUMS sums, each by a lane, and those to
-// PARTIAL_SUMS sums in float64 by the first warp.
+// Return a partial sum of e^(x - most) over LOG_SUM_STEP elements of a row, by half a warp: lane i has
+// the elements i, i + PARTIAL_SUMS, ...
+DEVICE float step_sum(const float *logits, int n, int step, float most)
+{
+    float sum = 0, x[LOG_SUM_STEP / PARTIAL_SUMS];
+    int start = step * LOG_SUM_STEP + threadIdx.x % PARTIAL_SUMS;
+    UNROLLED for (int j = 0; j < LOG_SUM_STEP / PARTIAL_SUMS; j++) { // all loads at once
+        int column = start + j * PARTIAL_SUMS;
+        x[j] = column < n ? load_fresh(logits + column) : -INFINITY;
+    }
+    UNROLLED for (int j = 0; j < LOG_SUM_STEP / PARTIAL_SUMS; j++)
+        sum += exp_of(x[j] - most);
+    return sum;
+}
+
+// Return log(sum(exp(x))) to all threads. The first warp has the sums: lanes i and i + PARTIAL_SUMS
+// have that of the elements i, i + PARTIAL_SUMS, ...
+DEVICE double finish_normalizer(double sum, float most, int at)
+{
+    if (threadIdx.x < WARP) {
+        sum = tree_sum(sum);
+        bool is_number = sum >= 1 && sum < (double)INFINITY;
+        if (threadIdx.x == 0)
+            row_at(at)->normalizer = is_number ? most + logarithm(sum) : (double)NAN;
+    }
+    sync_row();
+    return row_at(at)->normalizer;
+}
+
+// Return log(sum(exp(x))) of a row whose largest number is `most`, to all threads. Steps are added in
+// float32 to PARTIAL_SUMS sums, and those to PARTIAL_SUMS sums in float64 by the first warp.
 ROUTINE double row_normalizer(const float *logits, int n, float most, int at)
 {
     row_memory *memory = row_at(at);
@@ -95,30 +132,14 @@ ROUTINE double row_normalizer(const float *logits, int n, float most, int at)
     int steps = ceil_div(n, LOG_SUM_STEP);
     double sum = 0;
     for (int first = 0, turn = 0; first < steps; first += STEPS, turn ^= 1) {
-        for (int i = 2 * warp + lane / PARTIAL_SUMS; i < STEPS; i += 2 * ROW_WARPS) {
-            float partial = 0, x[LOG_SUM_STEP / PARTIAL_SUMS];
-            int start = (first + i) * LOG_SUM_STEP + part;
-            UNROLLED for (int j = 0; j < LOG_SUM_STEP / PARTIAL_SUMS; j++) { // all loads at once
-                int column = start + j * PARTIAL_SUMS;
-                x[j] = column < n ? load_fresh(logits + column) : -INFINITY;
-            }
-            UNROLLED for (int j = 0; j < LOG_SUM_STEP / PARTIAL_SUMS; j++)
-                partial += exp_of(x[j] - most);
-            memory->sums[turn][i * PARTIAL_SUMS + part] = partial;
-        }
+        for (int i = 2 * warp + lane / PARTIAL_SUMS; i < STEPS; i += 2 * ROW_WARPS)
+            memory->sums[turn][i * PARTIAL_SUMS + part] = step_sum(logits, n, first + i, most);
         sync_row(); // the sums of the turn before are read, too
         if (warp == 0)
-            for (int i = 0; i < smaller(STEPS, steps - first); i++)
+            _Pragma("unroll 8") for (int i = 0; i < smaller(STEPS, steps - first); i++)
                 sum += memory->sums[turn][i * PARTIAL_SUMS + part];
     }
-    if (warp == 0) {
-        sum = tree_sum(sum);
-        bool is_number = sum >= 1 && sum < (double)INFINITY;
-        if (lane == 0)
-            memory->normalizer = is_number ? most + logarithm(sum) : (double)NAN;
-    }
-    sync_row();
-    return memory->normalizer;
+    return finish_normalizer(sum, most, at);
 }
 
 KERNEL log_sum_exp(const struct log_sum_exp job)
@@ -186,24 +207,37 @@ DEVICE float float_at(uint32_t order)
     return float_of((int32_t)(order >> 31 ? order & 0x7fffffff : ~order));
 }
 
-// Return the k-th largest of n numbers, bit by bit, 1 <= k <= n.
-ROUTINE float kth_largest(const float *x, int n, int k, int at)
+// Return the number of threads' flags in a row of threads.
+DEVICE int count_in_row(int count_of_warp, int *counts)
 {
-    row_memory *memory = row_at(at);
+    if (threadIdx.x % WARP == 0)
+        counts[threadIdx.x / WARP] = count_of_warp;
+    sync_row();
+    int count = 0;
+    UNROLLED for (int i = 0; i < ROW_WARPS; i++)
+        count += counts[i];
+    return count;
+}
+
+// Return the k-th largest of n numbers, 1 <= k <= n, or a lower bound of it that has its first `bits`
+// bits: bit by bit. Up to HELD numbers a thread stay in registers.
+ROUTINE float kth_largest(const float *x, int n, int k, int bits, int at)
+{
+    const int HELD = 4;
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    uint32_t found = 0;
-    for (int bit = 31; bit >= 0; bit--) {
-        uint32_t bound = found | 1u << bit;
-        int count = 0, *counts = memory->counts[bit % 2];
-        for (int start = warp * WARP; start < n; start += ROW_THREADS)
+    uint32_t found = 0, held[HELD];
+    UNROLLED for (int i = 0; i < HELD; i++) {
+        int index = i * ROW_THREADS + threadIdx.x;
+        held[i] = index < n ? order_of(x[index]) : 0;
+    }
+    for (int bit = 31; bit > 31 - bits; bit--) {
+        uint32_t bound = found | 1u << bit; // above 0, the order of no number
+        int count = 0;
+        UNROLLED for (int i = 0; i < HELD; i++)
+            count += count_bits(vote(held[i] >= bound));
+        for (int start = HELD * ROW_THREADS + warp * WARP; start < n; start += ROW_THREADS)
             count += count_bits(vote(start + lane < n && order_of(x[start + lane]) >= bound));
-        if (lane == 0)
-            counts[warp] = count;
-        sync_row();
-        count = 0;
-        UNROLLED for (int i = 0; i < ROW_WARPS; i++)
-            count += counts[i];
-        if (count >= k)
+        if (count_in_row(count, row_at(at)->counts[bit % 2]) >= k)
             found = bound;
     }
     sync_row(); // the counts are read
@@ -217,38 +251,61 @@ struct candidates {
     int count;
 };
 
+// Append the numbers of a span that are at least `bound` to those that a warp has found.
+DEVICE int append(float x, int column, bool is_kept, float *found, int32_t *where, int count)
+{
+    uint32_t kept = vote(is_kept);
+    int to = count + count_bits(kept & ((1u << threadIdx.x % WARP) - 1));
+    if (is_kept)
+        found[to] = x, where[to] = column;
+    return count + count_bits(kept);
+}
+
+// Find the logits of a warp's spans that are at least `bound`, BATCH spans at a time.
+DEVICE int find_candidates(
+    const float *logits, int n, float bound, float *found, int32_t *where, int at)
+{
+    const int BATCH = 4;
+    span_range range = spans_of_warp(ceil_div(n, SPAN));
+    int lane = threadIdx.x % WARP, count = 0;
+    for (int start = range.first; start < range.end; start += WARP) {
+        int index = smaller(start + lane, range.end - 1);
+        uint32_t spans = vote(start + lane < range.end && span_maxima(at)[index] >= bound);
+        while (spans) {
+            int column[BATCH];
+            float x[BATCH][2];
+            UNROLLED for (int i = 0; i < BATCH; i++) {
+                int span = first_bit(spans); // 0 if there is none
+                column[i] = spans ? (start + span - 1) * SPAN + lane : n;
+                spans &= spans - 1;
+                UNROLLED for (int half = 0; half < 2; half++)
+                    x[i][half] = load_fresh(logits + smaller(column[i] + half * WARP, n - 1));
+            }
+            UNROLLED for (int i = 0; i < BATCH; i++)
+                UNROLLED for (int half = 0; half < 2; half++) {
+                    int at_column = column[i] + half * WARP;
+                    bool is_kept = at_column < n && x[i][half] >= bound;
+                    count = append(x[i][half], at_column, is_kept, found, where, count);
+                }
+        }
+    }
+    return count;
+}
+
 // Write the logits of a row that are at least `bound`, with their columns, in the order of these.
 // `scratch` has CHOICE_ARRAYS arrays of `size` numbers.
 DEVICE candidates gather(
     const float *logits, int n, float bound, float *scratch, int64_t size, int at)
 {
     row_memory *memory = row_at(at);
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, count = 0;
-    const float *maxima = span_maxima(at);
-    span_range range = spans_of_warp(ceil_div(n, SPAN));
-    float *found = scratch + range.first * SPAN; // of this warp
-    int32_t *where = (int32_t *)(scratch + size) + range.first * SPAN;
-    for (int start = range.first; start < range.end; start += WARP) {
-        uint32_t spans = vote(start + lane < range.end && maxima[start + lane] >= bound);
-        for (int i = 0; spans; i++, spans >>= 1) {
-            if (!(spans & 1))
-                continue;
-            for (int half = 0; half < SPAN; half += WARP) {
-                int column = (start + i) * SPAN + half + lane;
-                float x = column < n ? load_fresh(logits + column) : 0.0f;
-                bool is_kept = column < n && x >= bound;
-                uint32_t kept = vote(is_kept);
-                int to = count + count_bits(kept & ((1u << lane) - 1));
-                if (is_kept)
-                    found[to] = x, where[to] = column;
-                count += count_bits(kept);
-            }
-        }
-    }
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, before = 0, total = 0;
+    int first = spans_of_warp(ceil_div(n, SPAN)).first * SPAN;
+    float *found = scratch + first; // of this warp
+    int32_t *where = (int32_t *)(scratch + size) + first;
+    int count = find_candidates(logits, n, bound, found, where, at);
     if (lane == 0)
         memory->counts[0][warp] = count;
     sync_row();
-    int before = 0, total = 0;
     for (int i = 0; i < ROW_WARPS; i++) {
         before += i < warp ? memory->counts[0][i] : 0;
         total += memory->counts[0][i];
@@ -305,6 +362,15 @@ DEVICE void sort_descending(float *x, int size)
         }
 }
 
+// Return the sum of n numbers in their order, in float64.
+DEVICE double sum_of(const float *x, int n)
+{
+    double sum = 0;
+    _Pragma("unroll 8") for (int i = 0; i < n; i++)
+        sum += x[i];
+    return sum;
+}
+
 // Return the logit of the last of the likeliest tokens whose probabilities add up to p.
 DEVICE float nucleus_bound(candidates all, double p, int at)
 {
@@ -320,10 +386,8 @@ DEVICE float nucleus_bound(candidates all, double p, int at)
         all.weights[i] = exp_of(all.ordered[i]);
     sync_row();
     if (threadIdx.x == 0) {
-        double total = 0, sum = all.weights[0];
+        double total = sum_of(all.weights, n), sum = all.weights[0];
         int last = 0;
-        for (int i = 0; i < n; i++)
-            total += all.weights[i];
         while (last < n - 1 && sum < p * total)
             sum += all.weights[++last];
         memory->last = last;
@@ -352,10 +416,8 @@ DEVICE int32_t draw_token(candidates all, const choice &how, double uniform, int
     sync_row();
     if (threadIdx.x)
         return 0;
-    double total = 0, sum = all.weights[0];
+    double total = sum_of(all.weights, all.count), sum = all.weights[0];
     int chosen = 0;
-    for (int i = 0; i < all.count; i++)
-        total += all.weights[i];
     while (chosen < all.count - 1 && sum <= uniform * total)
         sum += all.weights[++chosen];
     return all.columns[chosen];
@@ -368,16 +430,17 @@ ROUTINE int32_t choose_token(
     int at)
 {
     int spans = ceil_div(n, SPAN);
-    float bound = LOWEST;
+    float bound = LOWEST, most = -INFINITY;
     if (how.top_k <= spans) // the k-th largest of the spans' largest is at most that of the row
-        bound = larger_of(bound, kth_largest(span_maxima(at), spans, how.top_k, at));
+        bound = larger_of(bound, kth_largest(span_maxima(at), spans, how.top_k, 20, at));
     candidates all = gather(logits, n, bound, scratch, size, at);
     if (!all.count) // damaged weights: no logit of the row is a number
         return 0;
-    bound = kth_largest(all.kept, all.count, smaller(how.top_k, (int64_t)all.count), at);
-    all.count = keep_from(all, bound, at);
-    float most = -INFINITY;
-    for (int i = 0; i < all.count; i++)
+    if (all.count > how.top_k) {
+        bound = kth_largest(all.kept, all.count, how.top_k, 32, at);
+        all.count = keep_from(all, bound, at);
+    }
+    _Pragma("unroll 8") for (int i = 0; i < all.count; i++)
         most = larger_of(most, all.kept[i]);
     int32_t first = all.columns[0];
     sync_row();

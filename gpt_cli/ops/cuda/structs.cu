@@ -243,6 +243,7 @@ struct pass {
     const double *uniforms;            // (steps, rows)
     const int64_t *banned;             // ids that may not be chosen
     float *scratch;                    // (rows, CHOICE_ARRAYS, scratch_size)
+    float *maxima, *sums;              // of logits: (rows, spans), (rows, steps, PARTIAL_SUMS)
     uint32_t *barrier;                 // a counter, at first 0
     int64_t banned_count, scratch_size, n_layer, steps, rows, C, H, D, inner, cache_panels;
     int64_t stages; // of a ring
