@@ -234,7 +234,7 @@ def test_missing_libraries_of_cuda_are_reported(emulated, caplog):
 
 def test_weights_that_do_not_fit_are_refused_before_they_are_read(emulated):
     emulated.setattr(sys.modules["cupy.cuda.runtime"], "memGetInfo", lambda: (1_000_000, 0))
-    with pytest.raises(ResourceError, match="the weights of tiny in float32 take 9 MB of memory"):
+    with pytest.raises(ResourceError, match="the weights of tiny in float16 take 5 MB of memory"):
         gpt_cli.load("tiny", device="cuda")
 
 

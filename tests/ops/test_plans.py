@@ -30,19 +30,21 @@ def shape_of(dtype, n_layer, C, heads, V, inner=None, slots=1024):
     return plans.PassShape(dtype, n_layer, C, inner or 4 * C, C // heads, V, -(-slots // 32))
 
 
-def memory_of(rows, shape, plan):
-    """Return the bytes of shared memory of a pass, as `divide` in pass.cu and its parts take it."""
-    unit = plans.unit_bytes(shape.dtype)
-    count = plans.PASS_WARPS * plan.stages
-    rings = -(-2 * 8 * count // 128) * 128 + count * (4096 // unit * unit)
-    fixed = rings + -(-shape.n_layer * plans._LAYER_BYTES // 16) * 16 + 2 * -(-shape.C // 4) * 16
+def stage_of(dtype):
+    """Return the rows and the bytes of a stage."""
+    units = plans._STAGE_BYTES // plans.unit_bytes(dtype)
+    return units * plans.unit_rows(dtype), units * plans.unit_bytes(dtype)
+
+
+def least_memory(rows, shape, plan):
+    """Return bytes of shared memory that a pass needs in any case; see `divide` in pass.cu."""
+    rings = plans.PASS_WARPS * plan.stages * stage_of(shape.dtype)[1]
+    fixed = rings + shape.n_layer * plans._LAYER_BYTES + 2 * 4 * shape.C
     is_int8 = shape.dtype == "int8"
-    narrow, wide = (plans.padded(n, shape.dtype) for n in (shape.C, shape.inner))
-    x = 4 * rows * ((narrow if is_int8 else max(plan.chunk, narrow)) + 4)
-    digits = 2 * rows * max(narrow, wide) if is_int8 else 0
-    values = 6 * 32 * shape.D * (2 if is_int8 else 4)
-    attention = values + 4 * (shape.D + 32 * shape.cache_panels)
-    return fixed + max(x + digits, attention, 21_000 + 4 * -(-shape.V // 64))
+    x = 2 * rows * shape.inner if is_int8 else 4 * rows * plan.chunk
+    values = plans._TILES * plans._TILE_KEYS * shape.D * (2 if is_int8 else 4)
+    attention = values + 4 * (shape.D + plans.SLOTS * shape.cache_panels)
+    return fixed + max(x, attention, 4 * -(-shape.V // plans.SPAN))
 
 
 def check_pass(rows, shape, device):
@@ -51,15 +53,13 @@ def check_pass(rows, shape, device):
     if plan is None:
         return None
     assert rows <= plan.most_rows <= 32
-    assert 3 <= plan.stages <= 8
-    assert memory_of(rows, shape, plan) <= plan.shared <= device.shared
+    assert plans._FEWEST_STAGES <= plan.stages <= plans._MOST_STAGES
+    assert least_memory(rows, shape, plan) <= plan.shared <= device.shared
     longest = max(plans.padded(n, shape.dtype) for n in (shape.C, shape.inner))
-    unit = plans.unit_bytes(shape.dtype)
-    stage_rows = 4096 // unit * plans.unit_rows(shape.dtype)
     if plan.chunk != longest:  # a chunk ends where a stage does
         assert shape.dtype != "int8"
-        assert plan.chunk % stage_rows == 0
-        assert plans.padded(shape.C, shape.dtype) <= plan.chunk < longest
+        assert plan.chunk % stage_of(shape.dtype)[0] == 0
+        assert 0 < plan.chunk < longest
     return plan
 
 
