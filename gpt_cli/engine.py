@@ -78,9 +78,9 @@ class Engine(Introspection):
     def with_weights(self, arrays: Mapping[str, Any]) -> "Engine":
         """Return an engine with other weights, by their names in `weights`; the rest is shared.
 
-        They are kept in float32, or rounded to the type of an int8 model or a GPU. A tied head
-        follows `wte.weight`, unless there is a "lm_head.weight". InputError if a name or a shape is
-        not the model's.
+        They are kept in float32, or rounded to int8 if the model is in int8. A tied head follows
+        `wte.weight`, unless there is a "lm_head.weight". InputError if a name or a shape is not the
+        model's.
         """
         if not isinstance(arrays, Mapping):
             raise TypeError("arrays must be a mapping of names to arrays")

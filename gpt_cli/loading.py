@@ -38,7 +38,7 @@ def load(
     Args:
         model: "tiny" (bundled), a short name such as "gpt2", a Hub id "owner/name", or a folder.
         device: "cpu", "cuda" for an NVIDIA GPU, or "auto" for a GPU if one can be used. Both give
-            the same bits.
+            the same bits, unless NumPy computes.
         dtype: of the weights: "float32"; "bfloat16" or "float16", half of the bytes; "int8", a
             quarter of the bytes; or "auto": as stored. Weights that are stored otherwise are
             rounded when they are read. 16-bit weights are only read in 16 bits: sums and products

@@ -14,7 +14,7 @@ keywords of that function, such as dtype and device. All columns of a table are 
 added, which has a "code" and a "message" if the row failed. Then the other added columns are null.
 
 The result of a row is that of `Engine` on one machine, wherever it is computed: to the last bit on
-nodes with the compiled library, within rounding where NumPy or a GPU computes. If an actor dies,
+nodes with the compiled library or a GPU, within rounding where NumPy computes. If an actor dies,
 Ray computes its batches again, with the same results. A node downloads a model from the Hub once.
 An actor uses as many threads as it has CPUs: Ray sets OMP_NUM_THREADS, which NumPy and the library
 read. Ray Data must be installed: `pip install 'ray[data]'`.

@@ -14,7 +14,8 @@ from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.prefix_cache import PrefixCache
 from gpt_cli.generation.row import Request
 from gpt_cli.gpt2.edits import Edit, bind, editor
-from gpt_cli.gpt2.hooks import FINAL, Recorder, hook_shapes, rows_of
+from gpt_cli.gpt2.hooks import FINAL, Hook, Recorder, hook_shapes, rows_of
+from gpt_cli.gpt2.model import attend
 from gpt_cli.gpt2.prefill import right_pad, row_states
 from gpt_cli.ops import get_ops
 from gpt_cli.options.request import Options
@@ -235,6 +236,30 @@ def test_an_edit_may_give_tiny_numbers(both):
 
     assert 0 < pattern(both[0])[0, 1, 3, 0] < np.finfo(np.float32).tiny
     assert_same(both, pattern)
+
+
+def test_a_tiny_change_of_a_pattern_counts(both):
+    """In comparisons, a GPU would take it for 0."""
+
+    class Change(Hook):
+        names = ("attn.hook_pattern",)
+
+        def take(self, name, value):
+            edited = value.copy()
+            edited[..., 1] = np.float32(1e-39)  # it is 0
+            return edited
+
+    def mixed(model):
+        ops = model.ops
+        q, k, v = (np.zeros((1, 1, n, 8), np.float32) for n in (1, 2, 2))
+        q[...], k[:, :, 0], v[:, :, 1] = 10, 10, 3e38
+        keys, values = (layers[0] for layers in ops.new_cache(1, 1, 1, 2, 8))
+        q, k, v = map(ops.xp.asarray, (q, k, v))
+        ops.store(k, v, keys, values, np.array([0]), np.array([2]))
+        return ops.to_host(attend(ops, q, keys, values, 1.0, np.array([[2]]), Change()))
+
+    assert mixed(both[0]).min() > 0.2
+    assert_same(both, mixed)
 
 
 def test_attribution_patching_and_ablation(engines):

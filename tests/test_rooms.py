@@ -69,6 +69,7 @@ COVERED = {
     "serve/test_app.py": ["serve/protocol"],
     "serve/test_scheduler.py": ["serve/prompts"],
     "serve/test_server.py": ["cli/commands/serve", "serve/guard", "serve/settings"],
+    "test_devices.py": ["ops/cuda/placed"],
     "test_ray.py": ["jobs/cluster"],
 }
 

@@ -121,8 +121,8 @@ def measure(
     ops = engine.model.ops
     if "speculation" in plan.modes and not ops.batch_invariant:
         raise InputError(
-            f"speculation needs the compiled CPU library, and here {ops.name} computes: leave it "
-            "out, or see `gpt-cli doctor`"
+            f"speculation needs the compiled library or a GPU, and here {ops.name} computes: leave "
+            "it out, or see `gpt-cli doctor`"
         )
     texts = prompts(engine, plan.prompt_tokens, plan.batch)
     engines = {mode: _engine(engine, mode) for mode in plan.modes}

@@ -72,10 +72,10 @@ def _library() -> Finding:
     choice, cure = os.environ.get("GPT_CLI_OPS") or "native", "unset GPT_CLI_OPS"
     if choice == "native":
         return Finding("library", "ok", f"computes at the level {level}{also}")
-    if choice == "numpy":
-        text = f"compiled, for {level}{also}, but GPT_CLI_OPS=numpy is set"
+    if choice in ("numpy", "cupy"):
+        text = f"compiled, for {level}{also}, but GPT_CLI_OPS={choice} is set"
         return Finding("library", "note", text, cure)
-    text = f"GPT_CLI_OPS={choice:.40} must be native or numpy"
+    text = f"GPT_CLI_OPS={choice:.40} must be native, numpy or cupy"
     return Finding("library", "problem", text, cure)
 
 

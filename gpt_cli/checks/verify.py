@@ -279,7 +279,7 @@ def _check_cuda(
     except GPTCLIError as error:
         return Check(name, None, str(error))
     if of_cpu is None:
-        limits = numpy.limits.get(dtype, numpy.limits["float32"])
+        limits = numpy.limits["int8" if dtype == "int8" else "float32"]
         return _compare(name, computed.logprobs(engine), numpy.logprobs, limits)
     results = computed.exact(engine)
     digest = results["logits"]

@@ -137,7 +137,8 @@ class Loading(Adapted):
 
     device: str = option(
         "auto",
-        "cpu, cuda for an NVIDIA GPU, or auto: a GPU if one can be used; the results are equal.",
+        "cpu, cuda for an NVIDIA GPU, or auto: a GPU if one can be used. Both give the same bits, "
+        "unless NumPy computes.",
         autocompletion=lambda: ["auto", "cpu", "cuda"],
     )
     dtype: str = option(

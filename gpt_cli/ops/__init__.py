@@ -231,17 +231,14 @@ def check_available(device: str, dtype: str) -> list[str]:
     """
     why = f" for {dtype}" if dtype != "auto" else ""
     dtype = dtype if why else "float32"
+    kinds, types, _ = zip(*_IMPLEMENTATIONS.values(), strict=True)
+    _check_name("device", device, kinds)
+    _check_name("dtype", dtype, itertools.chain(*types))
     names = [
         name
         for name, (kind, dtypes, _) in _IMPLEMENTATIONS.items()
         if dtype in dtypes and device in ("auto", kind)
     ]
-    if not names:
-        kinds, types, _ = zip(*_IMPLEMENTATIONS.values(), strict=True)
-        _check_name("device", device, kinds)
-        _check_name("dtype", dtype, itertools.chain(*types))
-        choices = ", ".join(types[kinds.index(device)])
-        raise OptionError("dtype", f"{dtype} is not available on {device}: choose {choices}")
     if "cupy" in names and (problem := gpu.problem()):
         names.remove("cupy")
         if not names:

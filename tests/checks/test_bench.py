@@ -119,7 +119,7 @@ def test_speculation_is_refused_where_it_could_change_results(engine, watch, mon
     runs = watch()
     monkeypatch.setattr(engine.model.ops, "batch_invariant", False)
     with pytest.raises(
-        InputError, match=r"^speculation needs the compiled CPU library, .*doctor`$"
+        InputError, match=r"^speculation needs the compiled library or a GPU, .*doctor`$"
     ):
         measure(engine, replace(SMALL, modes=SPECULATION))
     assert runs == []

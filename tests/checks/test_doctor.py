@@ -47,8 +47,9 @@ def test_the_level_of_the_library_is_reported_with_the_others(level, monkeypatch
 @pytest.mark.parametrize(
     ("variable", "value", "name", "status", "says"),
     [
-        ("GPT_CLI_OPS", "foo", "library", "problem", "must be native or numpy"),
+        ("GPT_CLI_OPS", "foo", "library", "problem", "must be native, numpy or cupy"),
         ("GPT_CLI_OPS", "numpy", "library", "note", ", but GPT_CLI_OPS=numpy is set"),
+        ("GPT_CLI_OPS", "cupy", "library", "note", ", but GPT_CLI_OPS=cupy is set"),
         ("GPT_CLI_LEVEL", "abacus", "library", "problem", "GPT_CLI_LEVEL must be one of"),
         *(("GPT_CLI_THREADS", n, "threads", "problem", "") for n in ("x", "0", "-1", "257")),
     ],

@@ -306,7 +306,7 @@ def test_the_number_of_threads_can_be_set():
 
 def test_speculation_needs_the_library():
     error = refusal(*FEW, "--speculate", GPT_CLI_OPS="numpy")
-    assert "speculation needs the compiled CPU library, and here numpy computes: " in error
+    assert "speculation needs the compiled library or a GPU, and here numpy computes: " in error
 
 
 @pytest.fixture

@@ -298,7 +298,7 @@ DTYPES = "dtype must be one of auto, float32, bfloat16, float16, int8"
         ("cpu", "float7", f'{DTYPES}, not "float7" (did you mean float'),
         ("cpu", "fp32", f'{DTYPES}, not "fp32" (did you mean float32?)'),
         ("auto", "bf16", f'{DTYPES}, not "bf16" (did you mean bfloat16?)'),
-        ("cuda", "float7", f'{DTYPES}, not "float7" (did you mean float'),
+        ("cuda", "auto8", f'{DTYPES}, not "auto8" (did you mean auto'),
     ],
 )
 def test_an_unknown_device_or_type_is_refused(device, dtype, message):

@@ -1,7 +1,7 @@
 """A device that shows whether all but the operations gives the bits of the CPU.
 
 Its operations are those of the C library, behind the arrays of `emulated_cuda`. Of CuPy it has only
-what is exact on a GPU: elementwise +, -, *, / and comparisons (which take tiny float32 for 0 there),
+what is exact on a GPU: elementwise +, -, *, / and comparisons (which take tiny float32 for 0),
 selections, sorts, and sums of integers. Everything else raises InexactError: CuPy adds floats in an
 order of its own, and its exponentials are not ours.
 """

@@ -29,12 +29,11 @@ class Placed:
 
     def is_finite(self) -> bool:
         """Return whether all weights are finite, by the exponents of weights or scales."""
+        numbers = self.panels.view(np.uint16)
+        exponent = np.uint16(0x7C00 if self.format == "float16" else 0x7F80)
         if self.format == "float32":
-            numbers, exponent = self.panels.view(np.uint32), np.uint32(0x7F800000)
-        else:
-            numbers = self.panels.view(np.uint16)
-            exponent = np.uint16(0x7C00 if self.format == "float16" else 0x7F80)
-        if self.format == "int8":
+            numbers = numbers[:, 1::2]  # the upper halves
+        elif self.format == "int8":
             units = numbers.reshape(-1, plans.unit_bytes("int8") // 2)
             numbers = units[:, -plans.PANEL :]  # the scales
         return not bool(((numbers & exponent) == exponent).any())
@@ -44,14 +43,11 @@ class Placed:
         step = _LIBRARY_COLUMNS // plans.PANEL
         for first in range(0, len(self.panels), step):
             panels = self.panels[first : first + step].get()
-            missing = step - len(panels)
-            panels = np.pad(panels, ((0, missing), (0, 0)))
+            if len(panels) < step:  # at the end
+                panels = np.pad(panels, ((0, step - len(panels)), (0, 0)))
             columns = self.n_out - first * plans.PANEL
-            yield (
-                self._of_int8(panels, columns)
-                if self.format == "int8"
-                else self._of_floats(panels, columns)
-            )
+            in_library = self._of_int8 if self.format == "int8" else self._of_floats
+            yield in_library(panels, columns)
 
     def _of_floats(self, panels: Array, columns: int) -> Array:
         """Return panels (panels, bytes) as one of the library: (n_in, its columns)."""
