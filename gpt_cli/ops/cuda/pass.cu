@@ -2,27 +2,28 @@
 // kernel: each step of `block` in model.py, with the bits of the operations one by one.
 //
 // All blocks of the grid are on the device at once, one per multiprocessor, and wait for one another
-// at barriers in global memory. Each warp has a ring of stages in shared memory. The order of the
-// weights is known, so a stage that has been read is filled at once with weights that come later, of
-// this panel, the next product or the next layer:
+// at barriers in global memory. A block has PASS_WARPS warps that compute and one that copies. Each
+// computing warp has a ring of stages in shared memory. The order of the weights is known, so the
+// copying warp runs ahead, across products and barriers, as far as the rings have room:
 //
-//     weights in global memory                    ring of warp 0
-//     panel 0 of c_attn, panel 0 of c_proj, ...   | stage | stage | stage | ... |
-//              ^ copied next, asynchronously          ^ read next
+//     weights in global memory            ring of warp 0            warp 0
+//     panel 5 of c_attn    ---copy--->   | stage | stage | ... |   8 columns x up to 4 J rows,
+//     panel 5 + 1056, then                                          one chain of multiply-adds each
+//     panels of c_proj, c_fc, ...         ring of warp 1            warp 1
+//                                        | stage | stage | ... |   ...
 //
-// One thread begins a copy of a whole stage, between two multiply-adds of its chain: these take 4
-// cycles each, since each waits for the one before, and whatever does not fit between them is lost.
-//
-// Lane l computes column l % 8 of a panel. In float, it has the rows l / 8, l / 8 + 4, ... In int8,
-// the lanes l, l + 8, l + 16 and l + 24 add a quarter of a group of all rows, and exchange their sums,
-// which are integers and exact.
+// A warp that computes never copies: its next multiply-add waits for the one before, 4 cycles, and
+// whatever else it does beyond that is lost. Lane l computes column l % 8 of a panel. In float, it
+// has the rows l / 8, l / 8 + 4, ... In int8, the lanes l, l + 8, l + 16 and l + 24 add a
+// quarter of a group of all rows, and exchange their sums, which are integers and exact.
 
 #ifndef ROWS
 #define ROWS 4 // at most, of a pass
 #endif
 
 enum {
-    PASS_WARPS = 8,
+    PASS_WARPS = 8,    // that compute
+    COPYING_WARP = 11, // beside the warps 3 and 7, which often have no panel: 8, 9, 10 do nothing
     PASS_THREADS = PASS_WARPS * WARP,
     STAGE_UNITS = 4096 / UNIT_BYTES, // units of a panel in a stage: 4, 8 or 7
     STAGE_BYTES = STAGE_UNITS * UNIT_BYTES,
@@ -42,8 +43,8 @@ enum product { C_ATTN, ATTN_C_PROJ, C_FC, MLP_C_PROJ, LM_HEAD };
 
 // Offsets of what a block has in shared memory.
 struct block_memory {
-    int full;  // barriers (PASS_WARPS, stages)
-    int rings; // (PASS_WARPS, stages, STAGE_BYTES)
+    int full, empty; // barriers (PASS_WARPS, stages)
+    int rings;       // (PASS_WARPS, stages, STAGE_BYTES)
     int layers;
     int gain, offset; // (C,) of the next layer norm
     int biases;       // (PASS_WARPS, PANEL) of the next panels
@@ -57,7 +58,8 @@ DEVICE block_memory divide()
     block_memory at;
     int count = PASS_WARPS * (int)job.stages, width = ceil_div((int)job.C, 4) * 16;
     at.full = 0;
-    at.rings = ceil_div(count * (int)sizeof(phase_barrier), 128) * 128;
+    at.empty = count * sizeof(phase_barrier);
+    at.rings = ceil_div(2 * at.empty, 128) * 128;
     at.layers = at.rings + count * STAGE_BYTES;
     at.gain = at.layers + ceil_div((int)job.n_layer * (int)sizeof(layer), 16) * 16;
     at.offset = at.gain + width;
@@ -86,95 +88,84 @@ DEVICE int products_of()
     return PRODUCTS * (int)job.n_layer + (job.only_layers ? 0 : 1);
 }
 
-// --- weights -------------------------------------------------------------------------------------
+// --- the warp that copies ------------------------------------------------------------------------
 
-DEVICE void sync_computing() { sync_threads(1, PASS_THREADS); }
-
-// The ring of a warp: a stage is read, and then filled with weights that come later.
-struct ring {
-    int full, stages;  // offsets in shared memory: of the barriers, and of the stages
-    int count, slot;   // the number of stages, and the one that is read next
-    uint32_t parity;   // of the phase in which that is filled
-    const char *from;  // the weights that are copied next, in the order of use
+// The next weights of one computing warp, in the order of use.
+struct stream {
+    const char *from;
     int step, product, panel, units; // where they are, and the units that are left of their panel
+    int slot;                        // of the ring, where they go
+    uint32_t parity;                 // of the phase that ends when this slot is free
 };
 
-DEVICE phase_barrier *full_of(const ring &of, int slot)
+// Find the next product that has the panel of this number. Behind the last one, no units are left.
+DEVICE void find_panel(stream &next, int first)
 {
-    return shared_at<phase_barrier>(of.full) + slot;
-}
-
-DEVICE int stage_of(const ring &of) { return of.stages + of.slot * STAGE_BYTES; }
-
-DEVICE void wait_for(const ring &of)
-{
-    while (!has_ended(full_of(of, of.slot), of.parity))
-        ;
-}
-
-// Go on to the next stage.
-DEVICE void advance(ring &of)
-{
-    if (++of.slot == of.count)
-        of.slot = 0, of.parity ^= 1;
-}
-
-// Find the next product that has the panel of this number for this warp. Behind the last one, there
-// are no units left.
-DEVICE void find_panel(ring &of)
-{
-    while (of.step < job.steps) {
-        matrix w = matrix_of(of.product);
-        if ((int64_t)of.panel * PANEL < w.n_out) {
-            of.from = panel_of(w, of.panel);
-            of.units = w.units;
+    while (next.step < job.steps) {
+        matrix w = matrix_of(next.product);
+        if ((int64_t)next.panel * PANEL < w.n_out) {
+            next.from = panel_of(w, next.panel);
+            next.units = w.units;
             return;
         }
-        of.panel = threadIdx.x / WARP * gridDim.x + blockIdx.x;
-        if (++of.product == products_of())
-            of.product = 0, of.step++;
+        next.panel = first;
+        if (++next.product == products_of())
+            next.product = 0, next.step++;
     }
-    of.units = 0;
+    next.units = 0;
 }
 
-// Begin to fill a stage, which no lane reads any more.
-DEVICE void fill(ring &of, int slot)
+// Go on behind a stage that is being copied.
+DEVICE void advance(stream &next, int units, int first)
 {
-    if (!of.units)
-        return;
-    int units = smaller(of.units, (int)STAGE_UNITS), bytes = units * UNIT_BYTES;
-    if (COPYING_LANES == WARP || threadIdx.x % WARP == 0)
-        copy_range(shared_at<char>(of.stages + slot * STAGE_BYTES), of.from, bytes, full_of(of, slot));
-    of.from += bytes;
-    of.units -= units;
-    if (!of.units) {
-        of.panel += PASS_WARPS * gridDim.x;
-        find_panel(of);
+    if (++next.slot == job.stages)
+        next.slot = 0, next.parity ^= 1;
+    next.from += units * UNIT_BYTES;
+    next.units -= units;
+    if (!next.units) {
+        next.panel += PASS_WARPS * gridDim.x;
+        find_panel(next, first);
     }
 }
 
-// Fill the stage that was read last again.
-DEVICE void refill(ring &of)
+// Fill the rings of all computing warps, each by a lane, until all weights are copied. It never waits
+// long: a stage that is free is filled within some 200 cycles.
+ROUTINE void copy_weights()
 {
-    sync_warp();
-    fill(of, of.slot ? of.slot - 1 : of.count - 1);
+    int lane = threadIdx.x % WARP, warp = smaller(lane, PASS_WARPS - 1), first = warp * gridDim.x + blockIdx.x;
+    phase_barrier *full = shared_at<phase_barrier>(divide().full) + warp * job.stages;
+    phase_barrier *empty = shared_at<phase_barrier>(divide().empty) + warp * job.stages;
+    int ring = divide().rings + warp * (int)job.stages * STAGE_BYTES;
+    stream next = {};
+    next.panel = first;
+    next.parity = 1; // the phase before the first one has ended
+    if (lane < PASS_WARPS)
+        find_panel(next, first);
+    while (vote(next.units != 0)) {
+        bool is_ready = next.units && has_ended(empty + next.slot, next.parity);
+        int units = smaller(next.units, (int)STAGE_UNITS), to = ring + next.slot * STAGE_BYTES;
+        if (COPYING_LANES == 1) {
+            if (is_ready)
+                copy_range(shared_at<char>(to), next.from, units * UNIT_BYTES, full + next.slot);
+        } else {
+            uint32_t ready = vote(is_ready);
+            for (int i = 0; i < PASS_WARPS; i++) {
+                const char *from = (const char *)from_lane((int64_t)next.from, i);
+                int slot = from_lane(next.slot, i), bytes = from_lane(units, i) * UNIT_BYTES;
+                char *stage = shared_at<char>(from_lane(to, i));
+                phase_barrier *barrier = shared_at<phase_barrier>(divide().full) + i * job.stages + slot;
+                if (ready >> i & 1)
+                    copy_range(stage, from, bytes, barrier);
+            }
+        }
+        if (is_ready)
+            advance(next, units, first);
+    }
 }
 
-// Return the ring of this warp, and begin to fill all of its stages.
-DEVICE ring begin_ring()
-{
-    block_memory memory = divide();
-    int stages = job.stages, first = threadIdx.x / WARP * stages;
-    ring of = {memory.full + first * (int)sizeof(phase_barrier), memory.rings + first * STAGE_BYTES,
-               stages, 0, 0};
-    of.panel = threadIdx.x / WARP * gridDim.x + blockIdx.x;
-    find_panel(of);
-    for (int slot = 0; slot < stages; slot++)
-        fill(of, slot);
-    return of;
-}
+// --- the warps that compute ----------------------------------------------------------------------
 
-// --- blocks --------------------------------------------------------------------------------------
+DEVICE void sync_computing() { sync_threads(1, PASS_THREADS); }
 
 // Wait for all blocks of the grid. `target` is the counter's value at which they have arrived.
 DEVICE void sync_grid(uint32_t &target)
@@ -189,7 +180,43 @@ DEVICE void sync_grid(uint32_t &target)
     sync_computing();
 }
 
-// --- chains --------------------------------------------------------------------------------------
+// The ring of a computing warp: offsets in shared memory, and the stage that it reads.
+struct ring {
+    int full, empty, stages;
+    int count, slot;
+    uint32_t parity; // of the phase in which the stage is filled
+};
+
+DEVICE phase_barrier *full_of(const ring &from)
+{
+    return shared_at<phase_barrier>(from.full) + from.slot;
+}
+
+DEVICE void wait_for(const ring &from)
+{
+    while (!has_ended(full_of(from), from.parity))
+        ;
+}
+
+DEVICE int stage_of(const ring &from) { return from.stages + from.slot * STAGE_BYTES; }
+
+// Go on to the next stage.
+DEVICE void advance(ring &from)
+{
+    if (++from.slot == from.count)
+        from.slot = 0, from.parity ^= 1;
+}
+
+// The offset of the barrier by which the stage is given back.
+DEVICE int empty_of(const ring &from) { return from.empty + from.slot * (int)sizeof(phase_barrier); }
+
+// Give back a stage that this warp has read, by its barrier; none if that is -1.
+DEVICE void release_stage(int barrier)
+{
+    sync_warp();
+    if (threadIdx.x % WARP == 0 && barrier >= 0)
+        arrive(shared_at<phase_barrier>(barrier));
+}
 
 #if FORMAT != 3
 
@@ -224,20 +251,18 @@ DEVICE void load_next(chains &all, int at, int w, int k)
 }
 
 // Add `UNITS` units of a panel to the chains. The first loads are done already; the last ones are of
-// the units that follow, at w_next and k_next. If these are in the next stage, `waits` for it. The
-// stage before this one is filled again between two multiply-adds, if it `was_read`.
+// the units that follow, at w_next and k_next. If `waits`, these are in the next stage. `read` is the
+// barrier of a stage that has been read, or -1: it is given back between two multiply-adds.
 template <int UNITS> DEVICE void add_units(
-    chains &all, ring &from, int w, int k, int w_next, int k_next, bool was_read, bool waits)
+    chains &all, int w, int k, int w_next, int k_next, bool waits, const ring &next, int read)
 {
     const int J = chains::J, AHEAD = chains::AHEAD, LOADS = UNITS * ROW_UNIT / ROWS_PER_LOAD;
-    ring next = from;
-    advance(next);
     bool is_there = true;
     UNROLLED for (int i = 0; i < LOADS; i++) {
-        if (i == AHEAD && was_read)
-            refill(from);
+        if (i == AHEAD - 1)
+            release_stage(read);
         if (waits && i == (LOADS - AHEAD) / 2)
-            is_there = has_ended(full_of(next, next.slot), next.parity);
+            is_there = has_ended(full_of(next), next.parity);
         if (waits && i == LOADS - AHEAD && !is_there)
             wait_for(next);
         float4 weights = all.weights[i % AHEAD], x[J][ROWS_PER_LOAD / 4];
@@ -256,10 +281,10 @@ template <int UNITS> DEVICE void add_units(
 }
 
 // Add a range of units of a panel, from the ring, with their x in shared memory.
-DEVICE void add_panel(chains &all, ring &from, int units)
+DEVICE void add_panel(chains &all, ring &ring_of_warp, int units)
 {
-    int column = threadIdx.x % PANEL * 16, k = 0;
-    bool was_read = false;
+    ring from = ring_of_warp;
+    int column = threadIdx.x % PANEL * 16, k = 0, read = -1;
     wait_for(from);
     int w = stage_of(from) + column;
     UNROLLED for (int i = 0; i < chains::AHEAD; i++)
@@ -270,21 +295,21 @@ DEVICE void add_panel(chains &all, ring &from, int units)
         bool is_last = units == STAGE_UNITS;
         int w_next = is_last ? w : stage_of(next) + column;
         int k_next = is_last ? 0 : k + STAGE_UNITS * ROW_UNIT;
-        add_units<STAGE_UNITS>(all, from, w, k, w_next, k_next, was_read, !is_last);
-        advance(from);
-        was_read = true, w = w_next, k = k_next;
+        add_units<STAGE_UNITS>(all, w, k, w_next, k_next, !is_last, next, read);
+        read = empty_of(from);
+        from = next, w = w_next, k = k_next;
     }
     for (int left = units; left; left--) { // a stage that is not full
         int w_next = left == 1 ? w : w + UNIT_BYTES, k_next = left == 1 ? 0 : k + ROW_UNIT;
-        add_units<1>(all, from, w, k, w_next, k_next, was_read, false);
-        w = w_next, k = k_next, was_read = false;
+        add_units<1>(all, w, k, w_next, k_next, false, from, read);
+        w = w_next, k = k_next, read = -1;
     }
+    release_stage(read);
     if (units) {
+        release_stage(empty_of(from));
         advance(from);
-        was_read = true;
     }
-    if (was_read)
-        refill(from);
+    ring_of_warp = from;
 }
 
 #else
@@ -325,8 +350,8 @@ DEVICE void add_panel(chains &all, ring &from, int units)
                 all.sums[j] = multiply_add((float)sum, scale, all.sums[j]);
             }
         }
+        release_stage(empty_of(from));
         advance(from);
-        refill(from);
     }
 }
 
@@ -1109,17 +1134,19 @@ DEVICE void compute(int number, int step, ring &from, uint32_t &target)
     multiply(work, from);
 }
 
-// Fill shared memory with what is there from the beginning: barriers, layers, and places of rows.
+// Fill shared memory with what is there from the beginning: barriers and layers.
 DEVICE void begin()
 {
     block_memory memory = divide();
-    for (int i = threadIdx.x; i < PASS_WARPS * job.stages; i += PASS_THREADS)
+    for (int i = threadIdx.x; i < PASS_WARPS * job.stages; i += blockDim.x) {
         init_phases(shared_at<phase_barrier>(memory.full) + i, COPYING_LANES);
+        init_phases(shared_at<phase_barrier>(memory.empty) + i, 1);
+    }
     publish_phases();
-    for (int i = threadIdx.x; i < job.n_layer * (int)sizeof(layer) / 8; i += PASS_THREADS)
+    for (int i = threadIdx.x; i < job.n_layer * (int)sizeof(layer) / 8; i += blockDim.x)
         shared_at<int64_t>(memory.layers)[i] = ((const int64_t *)job.layers)[i];
     int32_t *places = shared_at<int32_t>(memory.places);
-    for (int row = threadIdx.x; row < job.rows; row += PASS_THREADS) {
+    for (int row = threadIdx.x; row < job.rows; row += blockDim.x) {
         places[TEXT * ROWS + row] = job.texts[row];
         places[POSITION * ROWS + row] = job.positions[row];
         places[FIRST * ROWS + row] = job.firsts[row];
@@ -1127,10 +1154,19 @@ DEVICE void begin()
     sync_block();
 }
 
-KERNEL LAUNCH_BOUNDS(PASS_THREADS, 1) pass()
+KERNEL LAUNCH_BOUNDS((COPYING_WARP + 1) * WARP, 1) pass()
 {
+    block_memory memory = divide();
+    int warp = threadIdx.x / WARP, stages = job.stages, first = warp * stages;
     begin();
-    ring from = begin_ring();
+    if (warp >= PASS_WARPS) {
+        if (warp == COPYING_WARP)
+            copy_weights();
+        return;
+    }
+    ring from = {memory.full + first * (int)sizeof(phase_barrier),
+                 memory.empty + first * (int)sizeof(phase_barrier),
+                 memory.rings + first * STAGE_BYTES, stages, 0, 0};
     uint32_t target = 0;
     for (int step = 0; step < job.steps; step++) {
         for (int number = 0; number < products_of(); number++)

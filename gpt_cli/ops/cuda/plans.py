@@ -191,8 +191,8 @@ def of_rows(kernel: str, rows: int, n: int) -> Launch:
 
 # --- the pass: see pass.cu -----------------------------------------------------------------------
 
-PASS_WARPS = 8  # of a block
-PASS_THREADS = PASS_WARPS * WARP
+PASS_WARPS = 8  # of a block, that compute
+PASS_THREADS = 12 * WARP  # the last warp copies; see COPYING_WARP
 _STAGE_BYTES = 4096  # about
 _PADDING = 4  # floats behind a row of x
 _TILE_KEYS, _TILES = 32, 6  # of values
@@ -280,9 +280,9 @@ def _plan_for(most_rows: int, rows: int, shape: PassShape, device: Device) -> Pa
     for fewest in (_ENOUGH_STAGES, _FEWEST_STAGES):
         for chunk in chunks:
             free = device.shared - fixed - _rest(rows, chunk, narrow, wide, shape)
-            stages = min(free // (PASS_WARPS * (stage_bytes + 8)), _MOST_STAGES)
+            stages = min(free // (PASS_WARPS * (stage_bytes + 16)), _MOST_STAGES)
             if stages >= fewest:
-                used = device.shared - free + stages * PASS_WARPS * (stage_bytes + 8)
+                used = device.shared - free + stages * PASS_WARPS * (stage_bytes + 16)
                 return PassPlan(most_rows, stages, chunk, used)
     return None
 
