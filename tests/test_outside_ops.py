@@ -4,7 +4,7 @@ import io
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt_cli.compression.archive import ArchiveReader
@@ -100,6 +100,7 @@ def generated(model, tokenizer, prompts, speculator=None, **options):
         {"ignore_eos": st.booleans(), "use_cache": st.booleans(), "top_logprobs": st.just(3)}
     ),
 )
+@settings(max_examples=12)
 def test_texts(both, tokenizer, sampling, others):
     shared = list(range(40, 60))
     prompts = [PROMPTS[0], [*shared, 3], [*shared, 7, 1]]

@@ -318,7 +318,6 @@ def test_int8_weights_of_other_programs_are_rejected(native):
 
 CARDS = {
     "2018": Card(capability=75, shared_memory=65_536),
-    "2020": Card(capability=80, processors=1, shared_memory=166_912),
     "backwards": Card(processors=3, backwards=True),
 }
 

@@ -33,7 +33,7 @@ def told(dtype, expressions):
     return dict(zip(expressions, values.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
 def test_structs_and_constants_are_those_of_python(dtype):
     kinds = structs.types()
     sizes = {f"sizeof(struct {name})": kind.itemsize for name, kind in kinds.items()}
