@@ -65,6 +65,9 @@ DEVICE float4 load_fresh(const float4 *from) { return __ldcg(from); }
 DEVICE uint16_t load_fresh(const uint16_t *from) { return __ldcg(from); }
 DEVICE int64_t load_fresh(const int64_t *from) { return __ldcg(from); }
 
+// Bring the line of global memory at an address to the second-level cache.
+DEVICE void prefetch(const void *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+
 #if __CUDA_ARCH__ >= 800
 
 // Copy 16 bytes from global to shared memory without waiting.
@@ -116,6 +119,18 @@ DEVICE int count_bits(uint32_t bits) { return __popc(bits); }
 
 // The number of the lowest bit that is set, from 1 on; 0 if there is none.
 DEVICE int first_bit(uint32_t bits) { return __ffs(bits); }
+
+// The sum of an integer over the lanes of a warp, to all of them.
+DEVICE int warp_sum(int x)
+{
+#if __CUDA_ARCH__ >= 800
+    return __reduce_add_sync(0xffffffff, x);
+#else
+    for (int lanes = WARP / 2; lanes; lanes /= 2)
+        x += exchange(x, lanes);
+    return x;
+#endif
+}
 
 // --- barriers between blocks ---------------------------------------------------------------------
 

@@ -787,22 +787,44 @@ DEVICE attention divide_rest()
     return of;
 }
 
-// Copy this token's query and key to shared memory, and append its key and value to the cache. The
-// last warps append, since the first ones have scores to compute.
+// Copy this token's query and key to shared memory.
 DEVICE void take_token(const query &one, const attention &of)
 {
-    int s = one.visible - 1, D = job.D, d = threadIdx.x;
+    int D = job.D, d = threadIdx.x;
     if (d < D) {
-        of.q[d] = load_fresh(one.qkv + d);
-        of.key[d] = widen(narrow(load_fresh(one.qkv + job.C + d)));
+        float q = load_fresh(one.qkv + d), key = load_fresh(one.qkv + job.C + d);
+        of.q[d] = q;
+        of.key[d] = widen(narrow(key));
     }
-    d = PASS_THREADS - 1 - threadIdx.x;
-    if (d < D) {
-        cached key = narrow(load_fresh(one.qkv + job.C + d));
-        cached value = narrow(load_fresh(one.qkv + 2 * job.C + d));
-        one.keys[((int64_t)(s / SLOTS) * D + d) * SLOTS + s % SLOTS] = key;
-        one.values[(int64_t)s * D + d] = value;
-    }
+}
+
+// A number of this token's key and value, which a thread appends to the cache. The last threads do it:
+// the first ones have scores to compute, and values to add.
+struct appended {
+    int d; // negative if this thread appends none
+    float key, value;
+};
+
+DEVICE appended load_appended(const query &one)
+{
+    int d = PASS_THREADS - 1 - threadIdx.x;
+    if (d >= job.D)
+        return {-1, 0, 0};
+    return {d, load_fresh(one.qkv + job.C + d), load_fresh(one.qkv + 2 * job.C + d)};
+}
+
+DEVICE void append_token(const query &one, const appended &number)
+{
+    int s = one.visible - 1, D = job.D, d = number.d;
+    if (d < 0)
+        return;
+    one.keys[((int64_t)(s / SLOTS) * D + d) * SLOTS + s % SLOTS] = narrow(number.key);
+    one.values[(int64_t)s * D + d] = narrow(number.value);
+}
+
+DEVICE const cached *key_at(const query &one, int s)
+{
+    return one.keys + (int64_t)(s / SLOTS) * SLOTS * job.D + s % SLOTS;
 }
 
 // Add COUNT products of q with a key in the cache, whose numbers are SLOTS apart.
@@ -827,9 +849,9 @@ DEVICE float score_of(const query &one, const attention &of, int s, int head)
             score = multiply_add(of.q[d], widen(narrow(key[d])), score);
         return score;
     }
-    const cached *key = one.keys + (int64_t)(s / SLOTS) * SLOTS * D + s % SLOTS;
-    for (; d + 64 <= D; d += 64)
-        score = add_scores<64>(of.q + d, key + d * SLOTS, score);
+    const cached *key = key_at(one, s);
+    for (; d + 32 <= D; d += 32)
+        score = add_scores<32>(of.q + d, key + d * SLOTS, score);
     for (; d < D; d += 8) // a multiple of 8
         score = add_scores<8>(of.q + d, key + d * SLOTS, score);
     return score;
@@ -919,6 +941,22 @@ DEVICE void weigh_keys(
     }
 }
 
+// Bring the keys and values of this block's first task from memory to the second-level cache, before
+// its query is computed.
+ROUTINE void prefetch_cache(int layer, int step)
+{
+    const int LINE = 128; // bytes
+    int task = blockIdx.x, H = job.H, D = job.D;
+    if (task >= job.rows * H)
+        return;
+    query one = query_of(layer, task / H, task % H, step);
+    int bytes = ceil_div(one.past, (int)SLOTS) * SLOTS * D * (int)sizeof(cached);
+    for (int i = threadIdx.x * LINE; i < bytes; i += PASS_THREADS * LINE) {
+        prefetch((const char *)one.keys + i);
+        prefetch((const char *)one.values + i);
+    }
+}
+
 // Attend with all heads of all rows, a head of a row a block at a time. The first warps add values,
 // a column a lane; the others copy the next tiles of values meanwhile:
 //
@@ -937,9 +975,11 @@ ROUTINE void attend_rows(int layer, int step)
         if (thread >= adding)
             for (int number = 0; number < TILES - 1; number++)
                 copy_tile(one, of, number, head, copying); // none behind the last
+        appended number = load_appended(one);
         take_token(one, of);
         sync_computing();
         weigh_keys(one, of, head, scale);
+        append_token(one, number);
         float mixed = 0;
         for (int number = 0; number < tiles; number++) {
             if (thread >= adding)
@@ -1051,7 +1091,7 @@ DEVICE double normalizer_of(int row, float most, int at)
     for (int first = 0; first < steps; first += 2 * CANDIDATES / PARTIAL_SUMS) {
         int count = smaller(steps - first, 2 * CANDIDATES / PARTIAL_SUMS);
         sync_row();
-        _Pragma("unroll 8") for (int i = threadIdx.x; i < count * PARTIAL_SUMS; i += PASS_THREADS)
+        _Pragma("unroll 4") for (int i = threadIdx.x; i < count * PARTIAL_SUMS; i += PASS_THREADS)
             batch[i] = load_fresh(sums + first * PARTIAL_SUMS + i);
         sync_row();
         if (threadIdx.x < WARP)
@@ -1121,6 +1161,8 @@ DEVICE void compute(int number, int step, ring &from, uint32_t &target)
         if (is_normalized(work.product))
             load_norm(norm_before(number));
     }
+    if (work.product == ATTN_C_PROJ)
+        prefetch_cache(number / PRODUCTS, step);
     if (number || step)
         sync_grid(target);
     if (work.product == ATTN_C_PROJ) {

@@ -18,12 +18,13 @@ DEVICE void sync_row() { sync_threads(1, ROW_THREADS); }
 // Shared memory for one row, at an offset that functions get as `at`. The largest logits of the spans
 // follow.
 struct row_memory {
-    int counts[2][ROW_WARPS];
+    int counts[ROW_WARPS];
     float largest[ROW_WARPS], least[ROW_WARPS];
     float sums[2][STEPS * PARTIAL_SUMS];
     float kept[CANDIDATES], ordered[CANDIDATES], weights[CANDIDATES];
     int32_t columns[CANDIDATES];
     double normalizer;
+    float kth;
     int32_t count, is_finite, last;
 };
 
@@ -207,41 +208,34 @@ DEVICE float float_at(uint32_t order)
     return float_of((int32_t)(order >> 31 ? order & 0x7fffffff : ~order));
 }
 
-// Return the number of threads' flags in a row of threads.
-DEVICE int count_in_row(int count_of_warp, int *counts)
-{
-    if (threadIdx.x % WARP == 0)
-        counts[threadIdx.x / WARP] = count_of_warp;
-    sync_row();
-    int count = 0;
-    UNROLLED for (int i = 0; i < ROW_WARPS; i++)
-        count += counts[i];
-    return count;
-}
-
 // Return the k-th largest of n numbers, 1 <= k <= n, or a lower bound of it that has its first `bits`
-// bits: bit by bit. Up to HELD numbers a thread stay in registers.
+// bits: bit by bit, by the first warp. Up to HELD numbers a lane stay in registers.
 ROUTINE float kth_largest(const float *x, int n, int k, int bits, int at)
 {
-    const int HELD = 4;
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    uint32_t found = 0, held[HELD];
-    UNROLLED for (int i = 0; i < HELD; i++) {
-        int index = i * ROW_THREADS + threadIdx.x;
-        held[i] = index < n ? order_of(x[index]) : 0;
+    const int HELD = 28;
+    if (threadIdx.x < WARP) {
+        uint32_t found = 0, held[HELD];
+        UNROLLED for (int i = 0; i < HELD; i++) {
+            int index = i * WARP + threadIdx.x;
+            held[i] = index < n ? order_of(x[index]) : 0;
+        }
+        for (int bit = 31; bit > 31 - bits; bit--) {
+            uint32_t bound = found | 1u << bit; // above 0, the order of no number
+            int count = 0;
+            UNROLLED for (int i = 0; i < HELD; i++)
+                count += held[i] >= bound;
+            for (int i = HELD * WARP + threadIdx.x; i < n; i += WARP)
+                count += order_of(x[i]) >= bound;
+            if (warp_sum(count) >= k)
+                found = bound;
+        }
+        if (threadIdx.x == 0)
+            row_at(at)->kth = float_at(found);
     }
-    for (int bit = 31; bit > 31 - bits; bit--) {
-        uint32_t bound = found | 1u << bit; // above 0, the order of no number
-        int count = 0;
-        UNROLLED for (int i = 0; i < HELD; i++)
-            count += count_bits(vote(held[i] >= bound));
-        for (int start = HELD * ROW_THREADS + warp * WARP; start < n; start += ROW_THREADS)
-            count += count_bits(vote(start + lane < n && order_of(x[start + lane]) >= bound));
-        if (count_in_row(count, row_at(at)->counts[bit % 2]) >= k)
-            found = bound;
-    }
-    sync_row(); // the counts are read
-    return float_at(found);
+    sync_row();
+    float kth = row_at(at)->kth;
+    sync_row(); // all have read it
+    return kth;
 }
 
 // Where the candidates of a row are: in shared memory, or in global memory if they are many.
@@ -304,11 +298,11 @@ DEVICE candidates gather(
     int32_t *where = (int32_t *)(scratch + size) + first;
     int count = find_candidates(logits, n, bound, found, where, at);
     if (lane == 0)
-        memory->counts[0][warp] = count;
+        memory->counts[warp] = count;
     sync_row();
     for (int i = 0; i < ROW_WARPS; i++) {
-        before += i < warp ? memory->counts[0][i] : 0;
-        total += memory->counts[0][i];
+        before += i < warp ? memory->counts[i] : 0;
+        total += memory->counts[i];
     }
     candidates all = {memory->kept, memory->ordered, memory->weights, memory->columns, total};
     if (total > CANDIDATES)
@@ -371,6 +365,27 @@ DEVICE double sum_of(const float *x, int n)
     return sum;
 }
 
+// Return the first index from which on the sum of the numbers up to there is not below `bound`, or
+// also not equal to it; at most n - 1.
+DEVICE int index_of_sum(const float *x, int n, double bound, bool or_equal)
+{
+    double sum = 0;
+    int index = 0;
+    for (int start = 0; start < n; start += 8) {
+        float next[8];
+        UNROLLED for (int i = 0; i < 8; i++) // all loads at once
+            next[i] = x[smaller(start + i, n - 1)];
+        UNROLLED for (int i = 0; i < 8; i++) {
+            sum += next[i];
+            bool goes_on = or_equal ? sum <= bound : sum < bound;
+            if (!goes_on)
+                return index;
+            index = smaller(index + 1, n - 1);
+        }
+    }
+    return index;
+}
+
 // Return the logit of the last of the likeliest tokens whose probabilities add up to p.
 DEVICE float nucleus_bound(candidates all, double p, int at)
 {
@@ -386,11 +401,7 @@ DEVICE float nucleus_bound(candidates all, double p, int at)
         all.weights[i] = exp_of(all.ordered[i]);
     sync_row();
     if (threadIdx.x == 0) {
-        double total = sum_of(all.weights, n), sum = all.weights[0];
-        int last = 0;
-        while (last < n - 1 && sum < p * total)
-            sum += all.weights[++last];
-        memory->last = last;
+        memory->last = index_of_sum(all.weights, n, p * sum_of(all.weights, n), false);
     }
     sync_row();
     return all.ordered[memory->last];
@@ -416,11 +427,8 @@ DEVICE int32_t draw_token(candidates all, const choice &how, double uniform, int
     sync_row();
     if (threadIdx.x)
         return 0;
-    double total = sum_of(all.weights, all.count), sum = all.weights[0];
-    int chosen = 0;
-    while (chosen < all.count - 1 && sum <= uniform * total)
-        sum += all.weights[++chosen];
-    return all.columns[chosen];
+    double total = sum_of(all.weights, all.count);
+    return all.columns[index_of_sum(all.weights, all.count, uniform * total, true)];
 }
 
 // Choose the token of a row; `scan_row` has written the largest logits of its spans. Return it to the
