@@ -16,6 +16,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -126,8 +127,9 @@ def _load(
 def _forget_old() -> None:
     """Remove libraries that were not used for a week."""
     for path in _COMPILED.iterdir():
-        if path.stat().st_mtime < time.time() - 7 * 24 * 3600:
-            path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # of another process, which has renamed it
+            if path.stat().st_mtime < time.time() - 7 * 24 * 3600:
+                path.unlink()
 
 
 def _run(command: list[str], text: str) -> str:
