@@ -36,7 +36,18 @@ _OPERATIONS = (
     (*_COMMON, "attention.cu"),
     (*_COMMON, "rows.cu", "sampling.cu"),
 )
-_PASS = (*_COMMON, "sampling.cu", "pass.cu")
+_PASS = (
+    *_COMMON,
+    "sampling.cu",
+    "pass_memory.cu",
+    "pass_weights.cu",
+    "pass_rows.cu",
+    "pass_chains.cu",
+    "pass_products.cu",
+    "pass_attention.cu",
+    "pass_logits.cu",
+    "pass.cu",
+)
 _CHOICE_ARRAYS = 6  # in structs.cu
 LARGEST_TOP_K = 1024  # as in `native_ops`
 
