@@ -17,7 +17,18 @@ from tools import schedule
 
 COMMON = "device", "arithmetic", "structs"
 OPERATIONS = *COMMON, "pack", "products", "rows", "attention", "sampling"
-PASS = *COMMON, "sampling", "pass"
+PASS = (
+    *COMMON,
+    "sampling",
+    "pass_memory",
+    "pass_weights",
+    "pass_rows",
+    "pass_chains",
+    "pass_products",
+    "pass_attention",
+    "pass_logits",
+    "pass",
+)
 NVCC = shutil.which("nvcc", path="/usr/local/cuda/bin") or shutil.which("nvcc")
 SHOWN = ("-v", "-warn-spills")  # by ptxas, which is the last step of both
 
