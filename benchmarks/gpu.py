@@ -6,23 +6,28 @@ PYTHON is an interpreter with torch (for CUDA) and transformers; this one needs 
 cuda13. A round measures all engines in fresh processes, after a warm-up.
     gpt-cli   --device cuda
     eager     transformers with its defaults
-    compiled  transformers with a static cache, which uses torch.compile
+    compiled  transformers with a static cache, which uses torch.compile; left out by --no-compiled
+The peers compute in float32, bfloat16 or float16; beside int8, in float16.
 Rates are tokens per second with random ids and greedy decoding. Decoding is 128 new tokens after a
 prompt of 32; the first is not counted:
     decode_1, decode_8, decode_64   with a batch of 1, 8 or 64 texts
+    decode_900                      64 new tokens after a prompt of 890
     prefill                         a prompt of 896, up to its first new token
+    score                           the log-likelihood of 1,000 texts of 30 tokens
     floor_1                         upper bound of decode_1: measured memory bandwidth / bytes of
                                     the weights
-    error                           of gpt-cli: largest difference of its logits from those of the
-                                    CPU in float32, relative to the largest of these
+    differ                          logits of 64 tokens that differ from those of the CPU, in their
+                                    bits
 """
 
 import argparse
 import json
+import random
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,35 +36,41 @@ from run import SIZES, Figures, machine, make_checkpoint, report, versions
 
 SIZES["1.5B"] = {"n_layer": 48, "n_head": 25, "n_embd": 1600}
 ENGINES = ("gpt-cli", "eager", "compiled")
-UNITS = dict.fromkeys(("decode_1", "decode_8", "decode_64", "prefill", "floor_1"), "tokens/s")
-UNITS["error"] = ""
+DTYPES = ("float32", "bfloat16", "float16", "int8")
+Score = Callable[[list[list[int]]], None]  # score texts, as ids
+RATES = "decode_1", "decode_8", "decode_64", "decode_900", "prefill", "score", "floor_1"
+UNITS = dict.fromkeys(RATES, "tokens/s") | {"differ": "logits"}
+LINES, LENGTH = 1000, 30  # of `score`
+BATCH = 64  # texts that transformers scores at a time
 
 
-def gpt_cli_engine(folder: Path, dtype: str, device: str) -> tuple[Generate, Figures]:
-    """Return gpt-cli, and the error of its logits."""
+def gpt_cli_engine(folder: Path, dtype: str, device: str) -> tuple[Generate, Score, Figures]:
+    """Return gpt-cli, and the number of its logits that differ from the CPU's."""
     import numpy as np
 
-    from gpt_cli.folder.tokenizer import read_tokenizer
-    from gpt_cli.gpt2 import checkpoint
-    from gpt_cli.gpt2.model import forward
-    from gpt_cli.ops import get_ops
+    import gpt_cli
+    from gpt_cli.generation.sampling import log_probabilities
+    from gpt_cli.scoring.score import measure_texts
 
-    ops = get_ops(device, dtype)
-    model = checkpoint.load(folder, ops)
-    ids = np.random.default_rng(0).integers(model.config.vocab_size, size=(1, 64))
-    logits = ops.to_host(forward(model, ops.xp.asarray(ids)))
-    exact = forward(checkpoint.load(folder, get_ops("cpu", "float32")), ids)
-    error = float(abs(logits - exact).max() / abs(exact).max())
-    return greedy(model, read_tokenizer(folder)), {"error": error}
+    engine, cpu = (gpt_cli.load(folder, device=name, dtype=dtype) for name in (device, "cpu"))
+    ids = np.random.default_rng(0).integers(engine.loaded.config.vocab_size, size=(1, 64)).tolist()
+    logits, expected = engine.logits(ids), cpu.logits(ids)
+    differ = np.count_nonzero(logits.view(np.uint32) != expected.view(np.uint32))
+
+    def score_lines(lines: list[list[int]]) -> None:
+        measure_texts(engine.loaded, lines, [log_probabilities], None, ())
+
+    return greedy(engine.model, engine.tokenizer), score_lines, {"differ": float(differ)}
 
 
 def transformers_engine(
     folder: Path, dtype: str, device: str, compiled: bool
-) -> tuple[Generate, Figures]:
+) -> tuple[Generate, Score, Figures]:
     """Return transformers on PyTorch, and the bound by memory bandwidth."""
     import torch
     from transformers import GPT2LMHeadModel
 
+    dtype = "float16" if dtype == "int8" else dtype
     model = GPT2LMHeadModel.from_pretrained(folder, dtype=getattr(torch, dtype)).eval().to(device)
     # With a static cache, transformers compiles the model.
     settings: dict[str, Any] = {"cache_implementation": "static"} if compiled else {}
@@ -75,22 +86,41 @@ def transformers_engine(
         wait(device)
         seconds.append(time.perf_counter() - start)
     floor = 2 * one.numel() / min(seconds) / size
-    return as_transformers(model, device, **settings), {"floor_1": floor}
+
+    def score_lines(lines: list[list[int]]) -> None:
+        for first in range(0, len(lines), BATCH):
+            ids = torch.tensor(lines[first : first + BATCH], device=device)
+            with torch.inference_mode():
+                logprobs = model(ids[:, :-1]).logits.float().log_softmax(-1)
+                logprobs.gather(-1, ids[:, 1:, None]).cpu()
+
+    return as_transformers(model, device, **settings), score_lines, {"floor_1": floor}
 
 
 def measure(engine: str, folder: Path, dtype: str, device: str) -> Figures:
     """Measure one engine in this process."""
     if engine == "gpt-cli":
-        generate, figures = gpt_cli_engine(folder, dtype, device)
+        generate, score, figures = gpt_cli_engine(folder, dtype, device)
     else:
-        generate, figures = transformers_engine(folder, dtype, device, engine == "compiled")
+        compiled = engine == "compiled"
+        generate, score, figures = transformers_engine(folder, dtype, device, compiled)
     for batch in (1, 8, 64):
         # The first two runs of a length compile and capture.
         first, whole = (min([generate(batch, 32, new) for _ in range(5)][2:]) for new in (1, 128))
         figures[f"decode_{batch}"] = 127 * batch / (whole - first)
+    first, whole = (min([generate(1, 890, new) for _ in range(4)][1:]) for new in (1, 65))
+    figures["decode_900"] = 64 / (whole - first)
     generate(1, 896, 1)
     figures["prefill"] = 896 / min(generate(1, 896, 1) for _ in range(3))
+    lines = [[random.randrange(50_000) for _ in range(LENGTH)] for _ in range(LINES)]  # noqa: S311
+    figures["score"] = LINES * LENGTH / min([_seconds(score, lines) for _ in range(3)][1:])
     return figures
+
+
+def _seconds(score: Score, lines: list[list[int]]) -> float:
+    start = time.perf_counter()
+    score(lines)
+    return time.perf_counter() - start
 
 
 def main() -> None:
@@ -99,7 +129,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--size", choices=SIZES, default="124M")
-    parser.add_argument("--dtype", choices=("float32", "float16"), default="float16")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument("--no-compiled", action="store_true")
     parser.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda", help="cpu is a rehearsal in float32"
     )
@@ -127,7 +158,8 @@ def main() -> None:
         import cupy
 
         where["cupy"] = cupy.__version__
-    engines = ENGINES if arguments.peer else ENGINES[:1]
+    count = 1 if not arguments.peer else 2 if arguments.no_compiled else 3
+    engines = ENGINES[:count]
     rounds: dict[str, list[Figures]] = {engine: [] for engine in engines}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch, "model")

@@ -18,6 +18,7 @@ from hatchling.builders.wheel import WheelBuilder
 
 ROOT = Path(__file__).parents[1]
 NATIVE = Path("gpt_cli", "ops", "native")
+CUDA = Path("gpt_cli", "ops", "cuda")
 CONSTANTS = "gpt_cli/ops/constants.inc"
 
 pytestmark = pytest.mark.skipif(
@@ -34,6 +35,7 @@ def tree(tmp_path, monkeypatch):
     """Return a folder with the files of a wheel, which is the working folder."""
     tree = tmp_path / "tree"
     shutil.copytree(ROOT / NATIVE, tree / NATIVE, ignore=shutil.ignore_patterns("libkernels.*"))
+    shutil.copytree(ROOT / CUDA, tree / CUDA)
     names = ["pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "gpt_cli/__init__.py"]
     for name in (*names, CONSTANTS):
         shutil.copy(ROOT / name, tree / name)
@@ -211,6 +213,15 @@ def test_a_wheel_has_the_pages_of_the_guide_and_the_man_pages(tree, compiler):
     assert sum(pages[path].file_size for path in guide | man) < 1_000_000
 
 
+def test_a_wheel_has_what_kernels_of_a_gpu_are_compiled_from(tree, compiler):
+    compiler("exit 1")
+    packed = names(build_wheel(tree))
+    kernels = {(CUDA / path.name).as_posix() for path in (ROOT / CUDA).glob("*.cu")}
+    assert len(kernels) > 8
+    assert kernels | {CONSTANTS} <= {*packed}
+    assert not any(name.endswith((".c", ".h")) for name in packed)
+
+
 def test_a_library_of_an_earlier_build_is_not_used_after_a_failure(tree, compiler):
     compiler("exit 1")
     before = tree / NATIVE / "libkernels.so"
@@ -238,6 +249,7 @@ def test_a_source_distribution_has_the_sources_of_the_library_and_the_man_pages(
     with tarfile.open(tree / build.build_sdist(str(tree))) as file:
         packed = {Path(*Path(name).parts[1:]) for name in file.getnames()}
     assert {NATIVE / path.name for path in (tree / NATIVE).glob("*.[ch]")} <= packed
+    assert {CUDA / path.name for path in (tree / CUDA).glob("*.cu")} | {Path(CONSTANTS)} <= packed
     assert {Path("hatch_build.py"), Path("pyproject.toml"), Path("docs/man/gpt-cli.1")} <= packed
     assert NATIVE / "libkernels.so" not in packed
 

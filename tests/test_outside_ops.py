@@ -4,7 +4,7 @@ import io
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt_cli.compression.archive import ArchiveReader
@@ -17,10 +17,11 @@ from gpt_cli.gpt2.edits import Edit, bind, editor
 from gpt_cli.gpt2.hooks import FINAL, Hook, Recorder, hook_shapes, rows_of
 from gpt_cli.gpt2.model import attend
 from gpt_cli.gpt2.prefill import right_pad, row_states
+from gpt_cli.ops import get_ops
 from gpt_cli.options.request import Options
 from gpt_cli.scoring.activations import activations
 from gpt_cli.serve.prompts import PendingText, Pooling, Prompts
-from support import strict_cuda
+from support import emulated_cuda, strict_cuda
 from support.drafting import planned, speculating
 from support.edits import EDITS, PROMPTS, edits_of, write_files
 from support.models import completions_of, model_of, outcomes
@@ -31,11 +32,20 @@ TEXTS = ["the cat", "the dog and the man", "He said that it was"]
 EDITED = {"text": "the cat sat", "edits": ["blocks.1.attn.hook_z[2]=0", "*.hook_resid_mid*=1.5"]}
 
 
-@pytest.fixture(scope="module")
-def both(native):
-    """Return a model on the device, and the same on the CPU."""
+@pytest.fixture(scope="module", params=["library", "kernels"])
+def both(request, native):
+    """Return a model on the device, and the same on the CPU.
+
+    The device computes by the C library, or by the emulated kernels.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        ops = strict_cuda.StrictOps(native("float32"), strict_cuda.install(patch))
+        patch.delenv("GPT_CLI_OPS", raising=False)
+        if request.param == "library":
+            ops = strict_cuda.StrictOps(native("float32"), strict_cuda.install(patch))
+        else:
+            emulated_cuda.install(patch)
+            ops = get_ops("cuda", "float32")
+            ops.xp = strict_cuda.install(patch)
         yield model_of(ops), model_of(native("float32"))
 
 
@@ -90,6 +100,7 @@ def generated(model, tokenizer, prompts, speculator=None, **options):
         {"ignore_eos": st.booleans(), "use_cache": st.booleans(), "top_logprobs": st.just(3)}
     ),
 )
+@settings(max_examples=12)
 def test_texts(both, tokenizer, sampling, others):
     shared = list(range(40, 60))
     prompts = [PROMPTS[0], [*shared, 3], [*shared, 7, 1]]

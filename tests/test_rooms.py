@@ -60,7 +60,6 @@ COVERED = {
     "hub/test_client.py": ["hub/local"],
     "jobs/test_outputs.py": ["jobs/jsonl"],
     "jobs/test_runner.py": ["jobs/sinks"],
-    "ops/test_cuda_kernels.py": ["ops/cuda/plans", "ops/cuda/structs"],
     "ops/test_gpu.py": ["system/gpu"],
     "ops/test_native_pool.py": ["ops/memory"],
     "ops/test_ops.py": ["ops/numpy_ops"],

@@ -98,7 +98,7 @@ def test_linear(
     assert_same_bits(linear(x, packed, dtype, tile=tile, **options), expected)
 
 
-@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
 def test_linear_without_asynchronous_copies(native, dtype):
     ops, placed, packed = place(native, dtype, array("matrix", 200, 150), transposed=False)
     x = array("x", 70, 200)

@@ -1,285 +1,338 @@
-"""The operations on a GPU, and without one on `emulated_cuda`."""
+"""The operations on a GPU have the bits of the C library; without a GPU, on `emulated_cuda`."""
 
-import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from gpt_cli.engine import Engine
-from gpt_cli.generation.loaded import LoadedModel
-from gpt_cli.generation.row import Request
-from gpt_cli.gpt2.kv_cache import KVCache
-from gpt_cli.gpt2.model import forward
-from gpt_cli.ops import LayerNorm, Linear, get_ops
-from gpt_cli.ops.numpy_ops import ACTIVATIONS, NumPyOps
-from gpt_cli.options.request import Options
-from gpt_cli.scoring.trace import trace
-from gpt_cli.scoring.tree import tree
-from gpt_cli.system import gpu
-from support import emulated_cuda
-from support.models import completions_of, model_of
-
-NUMPY = NumPyOps()
-DTYPES = ("float32", "float16")
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        *(("emulated", dtype) for dtype in DTYPES),
-        *(pytest.param(("gpu", dtype), marks=pytest.mark.gpu) for dtype in DTYPES),
-    ],
-    ids="-".join,
+from gpt_cli.errors import CheckpointError
+from gpt_cli.ops import Steps
+from gpt_cli.ops.int8 import quantize
+from gpt_cli.ops.numpy_ops import ACTIVATIONS
+from gpt_cli.options.request import SamplingParams
+from support.emulated_kernels import Card
+from support.native_arrays import NAN_AND_INF, activations, array, head_sizes, seeds, sizes
+from support.pairs import (
+    DEVICES,
+    assert_same,
+    linear_of,
+    norm_of,
+    pair_on,
+    placed,
+    stored,
 )
-def ops(request):
+
+few = settings(max_examples=15)
+
+
+@pytest.fixture(scope="module", params=DEVICES, ids="-".join)
+def pair(request, native):
     device, dtype = request.param
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("GPT_CLI_OPS", raising=False)
-        if device == "gpu":
-            if problem := gpu.problem():
-                pytest.exit(f"nothing was tested: {problem}", returncode=1)
-            ops = get_ops("cuda", dtype)
-            assert ops.xp.cuda.is_available()
-        else:
-            emulated_cuda.install(patch)
-            ops = get_ops("cuda", dtype)
-            patch.setattr(sys.modules[type(ops).__module__], "_THREADS", 64)  # fewer to emulate
-        yield ops
+    with pair_on(device, dtype, native(dtype)) as pair:
+        yield pair
 
 
-@pytest.fixture
-def float32_ops(ops):
-    if ops.dtype == "float16":
-        pytest.skip("float16 rounds differently")
-    return ops
+# --- weights, embedding --------------------------------------------------------------------------
 
 
-def random(*shape, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+def columns(ops, matrix, V, C):
+    """Return all columns of a matrix (C, V), by `embed`."""
+    nothing = ops.xp.asarray(np.full((1, C), -0.0, np.float32))
+    return ops.embed(matrix, nothing, ops.xp.arange(V)[None], np.zeros((1, V), np.int64))
 
 
-def assert_close(ops, compute):
-    """Compare the results of a function for `ops` and for NumPy; return the first."""
-    result, expected = compute(ops), compute(NUMPY)
-    host = ops.to_host(result)
-    assert host.shape == expected.shape
-    scale = 1e-5 if ops.dtype == "float32" else 5e-3
-    np.testing.assert_allclose(host, expected, rtol=scale, atol=scale * abs(expected).max())
-    return result
+@given(C=sizes, V=sizes, transposed=st.booleans(), seed=seeds)
+@few
+def test_every_weight_can_be_read(pair, C, V, transposed, seed):
+    rows = array("rows", *((V, C) if transposed else (C, V)), seed=seed)
+    pair.assert_same(lambda ops: columns(ops, placed(ops, rows, transposed=transposed), V, C))
 
 
-def tolerance(ops):
-    """Return the largest relative difference of the results of a whole model."""
-    return 1e-4 if ops.dtype == "float32" else 1e-2
-
-
-@pytest.mark.parametrize("C", [5, 64, 300])
-def test_layer_norm(ops, C):
-    def compute(ops):
-        weight, bias = (ops.xp.asarray(random(C, seed=seed)) for seed in (1, 2))
-        return ops.layer_norm(ops.xp.asarray(random(2, 3, C)), LayerNorm(weight, bias, 1e-5))
-
-    assert assert_close(ops, compute).dtype == ops.dtype
-
-
-@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("n_out", [24, 29])
-def test_linear(ops, activation, transposed, n_out):
+def test_a_matrix_is_placed_in_pieces(pair, monkeypatch, transposed):
+    monkeypatch.setattr(f"{type(pair.gpu).__module__}._PIECE", 3000)
+    rows = array("rows", 200, 70)
+    C, V = (70, 200) if transposed else (200, 70)
+    pair.assert_same(lambda ops: columns(ops, placed(ops, rows, transposed=transposed), V, C))
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0)])
+def test_an_empty_matrix_is_rejected(pair, shape):
+    for ops in (pair.gpu, pair.cpu):
+        with pytest.raises(ValueError, match="must have rows and columns"):
+            ops.place_matrix(np.zeros(shape, np.float32))
+
+
+@given(B=st.integers(1, 3), T=st.integers(1, 5), shared=st.booleans(), seed=seeds)
+@few
+def test_embed(pair, B, T, shared, seed):
+    random = np.random.default_rng(seed)
+    ids, positions = random.integers(0, 30, (B, T)), random.integers(0, 7, (B, T))
+    positions = positions[:1] if shared else positions
+    wte, wpe = array("wte", 30, 20, seed=seed), array("wpe", 7, 20, seed=seed)
+
     def compute(ops):
-        x, bias = ops.xp.asarray(random(2, 3, 40, seed=1)), ops.xp.asarray(random(n_out, seed=2))
-        matrix = random(n_out, 40) if transposed else random(40, n_out)
-        w = Linear(ops.place_matrix(matrix, transposed=transposed), bias)
-        return ops.linear(x, w, activation)
+        matrix = placed(ops, wte, transposed=True)
+        return ops.embed(matrix, ops.xp.asarray(wpe), ops.xp.asarray(ids), positions)
 
-    assert_close(ops, compute)
-
-
-def test_logits_are_float32_of_a_vocabulary_of_any_size(ops):
-    def compute(ops):
-        w = Linear(ops.place_matrix(random(29, 40), transposed=True))
-        return ops.linear(ops.xp.asarray(random(4, 3, 40, seed=1))[:, -1], w)
-
-    assert assert_close(ops, compute).dtype == np.float32
-
-
-def embedded(ops, ids, positions):
-    wte = ops.place_matrix(random(30, 20), transposed=True)
-    wpe = ops.xp.asarray(random(7, 20, seed=1))
-    return ops.embed(wte, wpe, ops.xp.asarray(ids), np.array(positions))
-
-
-@pytest.mark.parametrize("positions", [[[4, 5, 6]], [[4, 5, 6], [0, 0, 1]]])
-def test_embed(ops, positions):
-    x = assert_close(ops, lambda ops: embedded(ops, [[1, 29, 3], [4, 5, 0]], positions))
-    assert x.dtype == np.float32
+    pair.assert_same(compute)
 
 
 @pytest.mark.parametrize(("id", "position"), [(-1, 0), (30, 0), (0, 7), (0, -1)])
-def test_ids_and_positions_out_of_range_give_nan(ops, id, position):
-    assert np.isnan(ops.to_host(embedded(ops, [[id]], [[position]]))).all()
+def test_ids_and_positions_out_of_range_give_nan(pair, id, position):
+    ops, wpe = pair.gpu, array("wpe", 7, 20)
+    wte = placed(ops, array("wte", 30, 20), transposed=True)
+    ids = ops.xp.asarray(np.array([[id]]))
+    x = ops.embed(wte, ops.xp.asarray(wpe), ids, np.array([[position]]))
+    assert np.isnan(ops.to_host(x)).all()
 
 
-def stored(ops, k, v, past, lengths, capacity=9):
-    """Return the keys and values of one layer of a new cache after a `store`."""
-    B, H, _, D = k.shape
-    keys, values = (array[1] for array in ops.new_cache(2, B, H, capacity, D))
-    k, v = ops.xp.asarray(k), ops.xp.asarray(v)
-    ops.store(k, v, keys, values, np.array(past), np.array(lengths))
-    return keys, values
+@pytest.mark.parametrize("damage", [None, np.nan, np.inf, -np.inf])
+def test_a_matrix_says_whether_it_is_finite(pair, damage):
+    rows = array("rows", 70, 30)
+    rows[3, 5] = rows[3, 5] if damage is None else damage
+    if damage is not None and pair.gpu.dtype == "int8":
+        stored = quantize(array("rows", 70, 30), transposed=False)
+        stored.scale[0, 5] = damage
+        rows = stored
+    matrix = placed(pair.gpu, rows) if isinstance(rows, np.ndarray) else pair.gpu.place_matrix(rows)
+    assert matrix.is_finite() == (damage is None)
 
 
-@pytest.mark.parametrize("views", [True, False])
-def test_a_row_appends_its_own_tokens(ops, views):
-    past, lengths = [0, 2, 3], [5, 3, 0]
-    rows = random(3, 5, 2, 4, 6)  # (B, T, 2, H, D), as the model computes k and v
-    for row, length in enumerate(lengths):
-        rows[row, length:] = np.nan  # padding
-    rows = rows.astype(ops.dtype)
-    k, v = rows.transpose(2, 0, 3, 1, 4)
-    if not views:
-        k, v = k.astype(np.float32), v.copy()
-    results, expected = (stored(x, k, v, past, lengths) for x in (ops, NUMPY))
-    for device, host in zip(results, expected, strict=True):
-        assert device.dtype == ops.dtype
-        assert np.array_equal(ops.to_host(device), host)
+# --- rows and numbers ----------------------------------------------------------------------------
 
 
-def test_a_cache_that_is_not_contiguous_is_rejected(ops):
-    k = ops.xp.asarray(random(2, 3, 1, 4))
-    keys, values = (array[:, 0] for array in ops.new_cache(2, 2, 3, 5, 4))
-    with pytest.raises(ValueError, match="must be contiguous"):
-        ops.store(k, k, keys, values, np.array([0, 0]), np.array([1, 1]))
-    with pytest.raises(ValueError, match="must be contiguous"):
-        ops.attend(k, keys, values, 0.3, np.array([[1], [1]]))
+@given(rows=st.integers(0, 9), C=sizes, damage=st.sampled_from([1, np.nan, np.inf]), seed=seeds)
+@few
+def test_layer_norm(pair, rows, C, damage, seed):
+    x = array("x", rows, C, seed=seed)
+    x[:1, 0] *= np.float32(damage)
+    with np.errstate(all="ignore"):
+        pair.assert_same(lambda ops: ops.layer_norm(ops.xp.asarray(x), norm_of(ops, C, seed)))
 
 
-def assert_attention_is_close(ops, q, k, v, lengths, visible, capacity=9):
-    """Compare attention over the first keys and values, `lengths` (B,) of each row."""
+@given(
+    rows=st.sampled_from([1, 2, 5, 16, 17, 70]), n_in=sizes, n_out=sizes, has_bias=st.booleans(),
+    activation=activations, transposed=st.booleans(), seed=seeds,
+)  # fmt: skip
+def test_linear(pair, rows, n_in, n_out, has_bias, activation, transposed, seed):
+    shape = (n_out, n_in) if transposed else (n_in, n_out)
+    weight, x = array("matrix", *shape, seed=seed), array("x", rows, n_in, seed=seed)
+    bias = array("bias", n_out, seed=seed) if has_bias else None
 
     def compute(ops):
-        cache = stored(ops, k, v, [0] * len(k), lengths, capacity)
-        return ops.attend(ops.xp.asarray(q), *cache, 0.3, np.array(visible))
+        w = linear_of(ops, weight, bias, transposed=transposed)
+        return ops.linear(ops.xp.asarray(x), w, activation)
 
-    assert_close(ops, compute)
-
-
-@pytest.mark.parametrize("D", [6, 64, 300])
-@pytest.mark.parametrize(
-    "visible",
-    [
-        [[1], [1]],
-        [[70], [70]],
-        [[70], [68]],
-        [[1, 2, 3, 4, 5], [1, 2, 3, 4, 5]],
-        [[1, 2, 3, 4, 5], [1, 2, 3, 3, 3]],
-        [[38, 39, 40], [36, 37, 38]],
-    ],
-    ids=lambda visible: f"{visible[0]}-{visible[1]}",
-)
-def test_attend(ops, D, visible):
-    B, T = np.shape(visible)
-    S = np.max(visible) + 4  # beyond the visible keys: those of another text
-    q, (k, v) = random(B, T, 3, D).swapaxes(1, 2), random(2, B, 3, S, D, seed=1)
-    assert_attention_is_close(ops, q, k, v, [S] * B, visible, capacity=S)
+    pair.assert_same(compute)
 
 
-@pytest.mark.parametrize("visible", [[[5], [3]], [[1, 3, 5], [1, 2, 3]]])
-def test_unwritten_keys_and_values_do_not_matter(ops, visible):
-    q, k, v = random(3, 2, 2, 5, 8)
-    assert_attention_is_close(ops, q[:, :, : len(visible[0])], k, v, [5, 3], visible)
+def test_linear_of_a_view_and_of_no_rows(pair):
+    x, weight = array("x", 4, 3, 40), array("matrix", 40, 29)
+    for part in (np.s_[:, -1], np.s_[:, ::2], np.s_[:0]):
+        pair.assert_same(lambda ops, part=part: ops.linear(
+            ops.xp.asarray(x)[part], linear_of(ops, weight)
+        ))  # fmt: skip
 
 
-def test_a_text_too_long_for_shared_memory(ops, monkeypatch):
-    monkeypatch.setattr(sys.modules[type(ops).__module__], "_SHARED", 0)
-    q, k, v = random(3, 2, 2, 50, 16)
-    assert_attention_is_close(ops, q[:, :, :1], k, v, [50, 41], [[50], [41]], capacity=50)
+@given(n=st.sampled_from([0, 1, 255, 3000]), activation=st.sampled_from([*ACTIVATIONS]), seed=seeds)
+@few
+def test_activate(pair, n, activation, seed):
+    x = array("x", n, seed=seed) * np.float32(20)
+    x[: len(NAN_AND_INF)] = NAN_AND_INF[:n]
+    with np.errstate(all="ignore"):
+        pair.assert_same(lambda ops: ops.activate(ops.xp.asarray(x), activation))
 
 
-def test_exp_log_normalizer_and_cumulative_counts(ops):
-    x = random(3, 100) * 9
-    np.testing.assert_allclose(ops.to_host(ops.exp(ops.xp.asarray(x))), np.exp(x), rtol=1e-6)
-    assert_close(ops, lambda ops: ops.log_normalizer(ops.xp.asarray(x)))
-    sums = ops.to_host(ops.cumulative_counts(ops.xp.asarray(x)))
-    assert sums.dtype == np.int64
-    np.testing.assert_allclose(sums, NUMPY.cumulative_counts(x), rtol=1e-6)
+def test_exp_at_its_borders(pair):
+    borders = np.float32([-87, 88, 0, -0.0, 1e-45, -1e-45, 1.1754944e-38, -103, 3.4e38, -3.4e38])
+    up, down = (np.nextafter(borders, np.float32(to)) for to in (np.inf, -np.inf))
+    x = np.concatenate([borders, up, down, NAN_AND_INF])
+    pair.assert_same(lambda ops: ops.exp(ops.xp.asarray(x)))
 
 
-@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": False, "n_inner": 20}])
-@pytest.mark.parametrize("lengths", [[[9, 9], [1, 1], [2, 2]], [[9, 6], [1, 1], [2, 0]]])
-def test_logits_are_those_of_the_cpu(ops, changes, lengths):
-    def logits(ops):
-        model, rows = model_of(ops, **changes), []
-        cache = KVCache(model.config, ops, 2, 12)
-        ids = ops.xp.asarray(np.arange(24).reshape(2, 12))
-        for part, new in zip((ids[:, :9], ids[:, 9:10], ids[:, 10:]), lengths, strict=True):
-            computed = ops.to_host(forward(model, part, cache, np.array(new)))
-            rows += [row[:length] for row, length in zip(computed, new, strict=True)]
-        return np.concatenate(rows)
-
-    expected = logits(NUMPY)
-    assert abs(logits(ops) - expected).max() < tolerance(ops) * abs(expected).max()
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_exp_of_other_layouts(pair, kind):
+    x = (array("x", 30, 21) * 50).astype(kind)
+    for part in (np.s_[:], np.s_[::2, ::-3], np.s_[:0]):
+        pair.assert_same(lambda ops, part=part: ops.exp(ops.xp.asarray(x)[part]))
+    pair.assert_same(lambda ops: ops.exp(ops.xp.asarray(x).swapaxes(0, 1)))
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        {"temperature": 0},
-        {"temperature": 1, "top_k": 0, "top_p": 1},
-        {"top_k": 5, "top_p": 0.9, "min_p": 0.01, "repeat_penalty": 1.2, "top_logprobs": 3},
-    ],
-)
-@pytest.mark.parametrize("use_cache", [True, False])
-def test_a_seed_gives_the_same_text_as_on_the_cpu(float32_ops, tokenizer, how, use_cache):
-    how = {"seed": 3, "ignore_eos": True, "use_cache": use_cache} | how
-    rows = [([1, 2, 3], 6), ([4, 5], 3), ([6, 7, 8, 9, 10], 5)]  # prompts, new tokens
-    requests = [
-        Request(prompt, Options(max_tokens=new, **how), index)
-        for index, (prompt, new) in enumerate(rows)
-    ]
-
-    both = (completions_of(model_of(ops), tokenizer, requests) for ops in (float32_ops, NUMPY))
-    for done, expected in zip(*both, strict=True):
-        assert (done.ids, done.text) == (expected.ids, expected.text)
-        np.testing.assert_allclose(done.logprobs, expected.logprobs, rtol=1e-4)
+# --- attention -----------------------------------------------------------------------------------
 
 
-def test_a_score_is_that_of_the_cpu(ops, tokenizer):
-    def score(ops):
-        engine = Engine(LoadedModel(model_of(ops), tokenizer), "m", 0)
-        return engine.score("The sand\nis hering", bos=True, ranks=True, entropies=True, words=True)
+@given(
+    B=st.integers(1, 3), H=st.integers(1, 2), T=st.sampled_from([1, 2, 9, 17, 40]), D=head_sizes,
+    more=st.integers(0, 50), steps=st.integers(1, 3), seed=seeds,
+)  # fmt: skip
+def test_attend_to_what_was_stored(pair, B, H, T, D, more, steps, seed):
+    random, S = np.random.default_rng(seed), T + more
+    k, v = array("k", B, H, S, D, seed=seed), array("v", B, H, S, D, seed=seed)
+    q = array("q", B, T, H, D, seed=seed)
+    counts = random.multinomial(S, [1 / steps] * steps, B).T  # each row has its own chunks
+    visible = random.integers(1, S + 1, (B, T))
 
-    def numbers(score):
-        yield from (score.token_logprobs, score.entropies)
-        yield [word.surprisal for word in score.words]
+    def compute(ops):
+        cache = stored(ops, k, v, list(counts), S + 33)
+        return ops.attend(ops.xp.asarray(q).swapaxes(1, 2), *cache, 0.3, visible)
 
-    result, expected = score(ops), score(NUMPY)
-    for device, host in zip(numbers(result), numbers(expected), strict=True):
-        np.testing.assert_allclose(device, host, rtol=tolerance(ops))
-    if ops.dtype == "float32":
-        assert result.ranks == expected.ranks
-
-
-def test_a_trace_is_that_of_the_cpu(ops):
-    result, expected = (trace(model_of(x), [1, 2, 3, 4, 5]) for x in (ops, NUMPY))
-    for name in ("residual", "attention", "logits"):
-        device, host = getattr(result, name), getattr(expected, name)
-        assert isinstance(device, np.ndarray)
-        assert abs(device - host).max() < tolerance(ops) * abs(host).max()
-    (ids, logprobs), (cpu_ids, cpu_logprobs) = result.lens(3), expected.lens(3)
-    np.testing.assert_allclose(logprobs, cpu_logprobs, atol=10 * tolerance(ops))
-    if ops.dtype == "float32":
-        assert np.array_equal(ids, cpu_ids)
+    pair.assert_same(compute)
 
 
-def test_a_tree_is_that_of_the_cpu(float32_ops):
-    def nodes(children):
-        for node in children:
-            yield node.id, node.total_logprob
-            yield from nodes(node.children)
+def test_what_is_not_visible_does_not_matter(pair):
+    k, v, q = (array(name, 3, 2, 40, 16) for name in "kvq")
+    lengths = np.array([40, 33, 1])
 
-    (ids, logprobs), (cpu_ids, cpu_logprobs) = (
-        zip(*nodes(tree(model_of(ops), [1, 2, 3], 12)), strict=True) for ops in (float32_ops, NUMPY)
+    def compute(ops):
+        cache = stored(ops, k, v, [lengths], 75)
+        return ops.attend(ops.xp.asarray(q[:, :, :1]), *cache, 0.3, lengths[:, None])
+
+    pair.assert_same(compute)
+
+
+@pytest.mark.parametrize("edited", [None, "scores", "pattern"])
+@given(T=st.sampled_from([1, 5, 17]), more=st.integers(0, 40), is_view=st.booleans(), seed=seeds)
+@few
+def test_attend_in_steps(pair, edited, T, more, is_view, seed):
+    B, H, D, S = 2, 2, 17, T + more
+    k, v = array("k", B, H, S, D, seed=seed), array("v", B, H, S, D, seed=seed)
+    q = array("q", B, H, T, D, seed=seed)
+    visible = np.random.default_rng(seed).integers(1, S + 1, (B, T))
+    begin = [array("scores", B, H, T, S, seed=seed), abs(array("pattern", B, H, T, S, seed=seed))]
+
+    def compute(ops):
+        steps = [ops.xp.asarray(x.copy()) for x in begin]
+        if is_view and ops is pair.gpu:  # not contiguous
+            steps = [ops.xp.asarray(np.repeat(x, 2, axis=-1))[..., ::2] for x in begin]
+        cache = stored(ops, k, v, [np.full(B, S)], S)
+        z = ops.attend_in_steps(ops.xp.asarray(q), *cache, 0.3, visible, Steps(*steps, edited))
+        return z, *steps
+
+    pair.assert_same(compute)
+
+
+def test_a_cache_has_an_end_and_must_be_contiguous(pair):
+    ops, k = pair.gpu, pair.gpu.xp.asarray(array("k", 2, 3, 1, 8))
+    keys, values = ops.new_cache(2, 2, 3, 5, 8)
+    with pytest.raises(IndexError, match="room for 32 tokens"):
+        ops.store(k, k, keys[0], values[0], np.array([0, 32]), np.array([1, 1]))
+    for seen in (0, 33):
+        with pytest.raises(IndexError, match="visible must be from 1 to 32 keys"):
+            ops.attend(k, keys[0], values[0], 0.3, np.array([[1], [seen]]))
+    with pytest.raises(ValueError, match="must be contiguous"):
+        ops.store(k, k, keys[:, 0], values[:, 0], np.array([0, 0]), np.array([1, 1]))
+    with pytest.raises(ValueError, match="must be contiguous"):
+        ops.attend(k, keys[:, 0], values[:, 0], 0.3, np.array([[1], [1]]))
+
+
+# --- logits --------------------------------------------------------------------------------------
+
+
+@given(
+    rows=st.integers(0, 3), n=st.sampled_from([1, 63, 300, 9001]),
+    damage=st.sampled_from([0, np.nan, np.inf, -np.inf]), seed=seeds,
+)  # fmt: skip
+@few
+def test_log_normalizer(pair, rows, n, damage, seed):
+    logits = array("logits", rows, n, seed=seed) * np.float32(9)
+    logits[:1, n // 2] += np.float32(damage)
+    with np.errstate(all="ignore"):
+        pair.assert_same(lambda ops: ops.log_normalizer(ops.xp.asarray(logits)))
+
+
+@given(rows=st.integers(0, 3), n=st.sampled_from([1, 255, 3000]), scale=st.sampled_from([0, 9, 90]))
+@few
+def test_cumulative_counts(pair, rows, n, scale):
+    logits = array("logits", rows, n) * np.float32(scale)
+    pair.assert_same(lambda ops: ops.cumulative_counts(ops.xp.asarray(logits)))
+
+
+@given(
+    n=st.sampled_from([1, 5, 64, 300, 2100]), top_k=st.sampled_from([1, 4, 40, 1024]),
+    top_p=st.sampled_from([0.1, 0.9, 1.0]), min_p=st.sampled_from([0.0, 0.05]),
+    temperature=st.sampled_from([1e-3, 0.7, 1.0, 100.0]),
+    kind=st.sampled_from(["plain", "ties", "equal", "masked"]), seed=seeds,
+)  # fmt: skip
+@settings(max_examples=40)
+def test_choose(pair, n, top_k, top_p, min_p, temperature, kind, seed):
+    random, logits = np.random.default_rng(seed), array("logits", 3, n, seed=seed)
+    if kind == "ties":
+        logits = np.round(logits)
+    elif kind == "equal":
+        logits[...] = 2.5
+    elif kind == "masked":
+        logits[random.random(logits.shape) < 0.7] = -np.inf
+        logits[:, n // 3] = 1
+    uniforms = random.random(3)
+    uniforms[0] = seed % 2 and np.nextafter(1, 0)
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+
+    def compute(ops):
+        ids = ops.choose(ops.xp.asarray(logits), uniforms, params)
+        return None if ids is None else ids
+
+    pair.assert_same(compute)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_damaged_rows_give_ids_of_the_vocabulary(pair, number):
+    logits = array("logits", 3, 300)
+    logits[1] = number
+    uniforms, params = np.array([0.3, 0.5, 0.9]), SamplingParams(top_k=40)
+    ids, expected = (
+        ops.to_host(ops.choose(ops.xp.asarray(logits), uniforms, params))
+        for ops in (pair.gpu, pair.cpu)
     )
-    assert ids == cpu_ids
-    np.testing.assert_allclose(logprobs, cpu_logprobs, rtol=1e-4)
+    assert_same(ids[::2], expected[::2])
+    assert 0 <= ids[1] < 300
+
+
+# --- memory, types, cards ------------------------------------------------------------------------
+
+
+def test_memory_and_types(pair):
+    ops = pair.gpu
+    assert ops.free_memory() > 1 << 20
+    assert ops.batch_invariant
+    assert (ops.cache_type, ops.dtype) == (pair.cpu.cache_type, pair.cpu.dtype)
+    host = array("x", 3)
+    assert ops.to_host(host) is host
+
+
+def test_int8_weights_of_other_programs_are_rejected(native):
+    with pair_on("emulated", "int8", native("int8")) as pair:
+        good = quantize(array("matrix", 64, 3), transposed=False)
+        worst = good.weight.copy()
+        worst[3, 1] = -128
+        for rows in (
+            replace(good, weight=worst),
+            replace(good, scale=good.scale * np.float32(1.001)),
+        ):
+            for ops in (pair.gpu, pair.cpu):
+                with pytest.raises(CheckpointError, match="must be from -127 to 127"):
+                    ops.place_matrix(rows)
+
+
+CARDS = {
+    "2018": Card(capability=75, shared_memory=65_536),
+    "backwards": Card(processors=3, backwards=True),
+}
+
+
+@pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_every_card_has_the_same_bits(native, dtype, card):
+    weight, x, bias = array("matrix", 70, 60), array("x", 20, 70), array("bias", 60)
+    k, v, q = (array(name, 2, 2, 40, 24) for name in "kvq")
+
+    def compute(ops):
+        y = ops.linear(ops.xp.asarray(x), linear_of(ops, weight, bias), "gelu_new")
+        cache = stored(ops, k, v, [np.array([40, 33])], 40)
+        z = ops.attend(ops.xp.asarray(q), *cache, 0.3, np.minimum(np.arange(1, 41), [[40], [33]]))
+        return y, z, ops.log_normalizer(y)
+
+    with pair_on("emulated", dtype, native(dtype), card) as pair:
+        pair.assert_same(compute)

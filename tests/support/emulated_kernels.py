@@ -16,6 +16,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -82,8 +83,13 @@ class Card:
 def _compiler() -> list[str]:
     if shutil.which("g++") is None:
         pytest.skip("needs a C++ compiler")
-    fused = ["-mfma"] if re.search(r"\bfma\b", _processor()) else []
+    fused = ["-mfma"] if fuses() else []
     return ["g++", *_FLAGS, *_ARITHMETIC, *fused, f"-I{_FOLDER}"]
+
+
+def fuses() -> bool:
+    """Return whether this processor fuses a product and a sum in one instruction."""
+    return bool(re.search(r"\bfma\b", _processor()))
 
 
 @cache
@@ -92,12 +98,17 @@ def _processor() -> str:
     return path.read_text() if path.exists() else ""
 
 
-def _load(key: object, make: Callable[[], str], mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
+def _load(
+    key: object,
+    make: Callable[[], str],
+    mode: int = ctypes.DEFAULT_MODE,
+    flags: tuple[str, ...] = (),
+) -> ctypes.CDLL:
     """Load the library of a C++ source, which is made if this one was not compiled before.
 
     Processes that run at once compile it once.
     """
-    command = _compiler()
+    command = [*_compiler(), *flags]
     texts = [path.read_text() for path in sorted(_FOLDER.iterdir())]
     digest = hashlib.sha256(repr((key, command[1:], texts)).encode()).hexdigest()
     path = _COMPILED / f"{digest[:32]}.so"
@@ -116,8 +127,9 @@ def _load(key: object, make: Callable[[], str], mode: int = ctypes.DEFAULT_MODE)
 def _forget_old() -> None:
     """Remove libraries that were not used for a week."""
     for path in _COMPILED.iterdir():
-        if path.stat().st_mtime < time.time() - 7 * 24 * 3600:
-            path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # of another process, which has renamed it
+            if path.stat().st_mtime < time.time() - 7 * 24 * 3600:
+                path.unlink()
 
 
 def _run(command: list[str], text: str) -> str:
@@ -142,12 +154,18 @@ def read_source(names: Sequence[str]) -> str:
 
 
 @cache
-def compile_kernels(source: str, options: tuple[str, ...], card: Card) -> "Module":
-    """Compile kernels and load them. Of the options of NVRTC, only macros count."""
+def compile_kernels(
+    source: str, options: tuple[str, ...], card: Card, flags: tuple[str, ...] = ()
+) -> "Module":
+    """Compile kernels and load them. Of the options of NVRTC, only macros count.
+
+    `flags` are more flags of g++, which may break the arithmetic.
+    """
     _launcher()
     macros = [option for option in options if option.startswith("-D")]
     macros.append(f"-D__CUDA_ARCH__={card.capability * 10}")
-    return Module(_load((source, macros), lambda: _with_launchers(source, macros)), card)
+    library = _load((source, macros), lambda: _with_launchers(source, macros), flags=flags)
+    return Module(library, card)
 
 
 _CONSTANT = re.compile(r"EMULATED_CONSTANT\s+(struct \w+) (\w+);")

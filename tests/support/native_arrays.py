@@ -35,12 +35,13 @@ def matrix_of(dtype, *shape, seed=0):
 
 
 def assert_same_bits(found, expected):
-    """Compare float32 arrays by their bits; NaNs may differ."""
-    assert found.dtype == expected.dtype == np.float32
+    """Compare arrays by their bits; NaNs may differ."""
+    assert found.dtype == expected.dtype
     assert found.shape == expected.shape
     numbers = ~np.isnan(expected)
     assert np.array_equal(np.isnan(found), ~numbers)
-    assert np.array_equal(found[numbers].view(np.uint32), expected[numbers].view(np.uint32))
+    bits = f"u{found.itemsize}"
+    assert np.array_equal(found[numbers].view(bits), expected[numbers].view(bits))
 
 
 def cache_of(ops, keys, values, capacity):

@@ -1,8 +1,8 @@
 // The chains of a lane in a pass: sums along the rows of a matrix, for one column and some rows of x.
 //
 // Lane l computes column l % 8 of a panel. In float, it has the rows l / 8, l / 8 + 4, ... In int8, the
-// lanes l, l + 8, l + 16 and l + 24 add a quarter of a group of all rows, and exchange their sums,
-// which are integers and exact.
+// lanes l, l + 8, l + 16 and l + 24 multiply a group of GROUP rows each, for all rows of x. The sums of
+// groups are integers, and exact. Each of these lanes adds them in order.
 
 #if FORMAT != 3
 
@@ -100,10 +100,10 @@ DEVICE void add_panel(chains &all, ring &ring_of_warp, int units)
 
 #else
 
-// Return the sum of the products of 16 int8 weights with 16 digits.
-DEVICE int32_t dot16(int4 weights, int4 digits)
+// Add the products of 16 int8 weights with 16 digits.
+DEVICE int32_t dot16(int4 weights, int4 digits, int32_t sum)
 {
-    int32_t sum = dot4(weights.x, digits.x, 0);
+    sum = dot4(weights.x, digits.x, sum);
     sum = dot4(weights.y, digits.y, sum);
     sum = dot4(weights.z, digits.z, sum);
     return dot4(weights.w, digits.w, sum);
@@ -115,25 +115,44 @@ struct chains {
     int rows[ROWS]; // offsets of digits
 };
 
-// Add a range of units of a panel: groups, whose sums are integers.
+// Return the dot product of a group of a column with the digits of a row: 256 * high + low.
+DEVICE int32_t dot_group(const int4 (&weights)[GROUP / 16], const digits *x)
+{
+    int32_t high = 0, low = 0;
+    UNROLLED for (int i = 0; i < GROUP / 16; i++) {
+        high = dot16(weights[i], *(const int4 *)(x->high + 16 * i), high);
+        low = dot16(weights[i], *(const int4 *)(x->low + 16 * i), low);
+    }
+    return (int32_t)((uint32_t)high << 8) + low;
+}
+
+// Add a range of units of a panel: groups, of which the quarters of a warp multiply one each. Then all
+// lanes add the groups in order.
 DEVICE void add_panel(chains &all, ring &from, int units)
 {
-    int lane = threadIdx.x % WARP, quarter = lane / PANEL;
+    const int QUARTERS = WARP / PANEL;
+    int lane = threadIdx.x % WARP, quarter = lane / PANEL, column = lane % PANEL;
     for (int first = 0; first < units; first += STAGE_UNITS) {
         int count = smaller(units - first, (int)STAGE_UNITS);
         wait_for(from);
         const int8_group *groups = shared_at<int8_group>(stage_of(from));
-        _Pragma("unroll 4") for (int i = 0; i < count; i++) {
-            int4 weights = *(const int4 *)groups[i].weights[quarter][lane % PANEL];
-            float scale = widen_bfloat16(groups[i].scales[lane % PANEL]);
+        _Pragma("unroll 2") for (int i = 0; i < count; i += QUARTERS) {
+            int group = smaller(i + quarter, count - 1); // the last one again, which nobody adds
+            int4 weights[GROUP / 16];
+            UNROLLED for (int part = 0; part < GROUP / 16; part++)
+                weights[part] = *(const int4 *)groups[group].weights[part][column];
+            float scale = widen_bfloat16(groups[group].scales[column]);
+            float scales[QUARTERS];
+            UNROLLED for (int q = 0; q < QUARTERS; q++)
+                scales[q] = from_lane(scale, q * PANEL + column);
             UNROLLED for (int j = 0; j < ROWS; j++) {
-                const digits *x = shared_at<digits>(all.rows[j]) + first + i;
-                int32_t high = dot16(weights, *(const int4 *)(x->high + 16 * quarter));
-                int32_t low = dot16(weights, *(const int4 *)(x->low + 16 * quarter));
-                int32_t sum = (int32_t)((uint32_t)high << 8) + low;
-                sum += exchange(sum, PANEL);
-                sum += exchange(sum, 2 * PANEL);
-                all.sums[j] = multiply_add((float)sum, scale, all.sums[j]);
+                const digits *x = shared_at<digits>(all.rows[j]) + first + group;
+                float sum = (float)dot_group(weights, x);
+                UNROLLED for (int q = 0; q < QUARTERS; q++) {
+                    float of_quarter = from_lane(sum, q * PANEL + column);
+                    if (i + q < count)
+                        all.sums[j] = multiply_add(of_quarter, scales[q], all.sums[j]);
+                }
             }
         }
         release_stage(empty_of(from));

@@ -8,7 +8,7 @@ enum {
     PASS_WARPS = 8,    // that compute
     COPYING_WARP = 11, // beside the warps 3 and 7, which often have no panel: 8, 9, 10 do nothing
     PASS_THREADS = PASS_WARPS * WARP,
-    STAGE_UNITS = 4096 / UNIT_BYTES, // units of a panel in a stage: 4, 8 or 7
+    STAGE_UNITS = FORMAT == 0 ? 4 : 8, // units of a panel in a stage, of about 4 KB
     STAGE_BYTES = STAGE_UNITS * UNIT_BYTES,
     PRODUCTS = 4, // of a layer, in the order of `struct layer`
     PLACES = 3,   // arrays of integers about rows

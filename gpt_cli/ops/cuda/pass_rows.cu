@@ -134,19 +134,37 @@ DEVICE float4 four_of(const float *x, int64_t K, int row, int k, int stride)
     return k < K ? load_fresh((const float4 *)(x + row * K + k)) : make_float4(0, 0, 0, 0);
 }
 
-// Round rows to digits: see `round_row` in native/int8.h. `x` is NULL for the rows in shared memory.
+// Return the largest |x| of a thread's elements of a row, as bits, which compare as floats do and keep
+// NaN.
+DEVICE int32_t largest_size(float4 x, int32_t most)
+{
+    UNROLLED for (int i = 0; i < 4; i++)
+        most = larger(most, bits_of(absolute((&x.x)[i])));
+    return most;
+}
+
+// Round rows to digits: see `round_row` in native/int8.h. `x` is NULL for the rows in shared memory. A
+// thread has every fourth number from 4 * its own on; of a single row, it keeps up to FOURS of them.
 ROUTINE void round_x(const float *x, int64_t K, int units, int stride)
 {
+    const int FOURS = 4, APART = 4 * PASS_THREADS;
     digits *to = shared_at<digits>(digits_at());
-    int rows = job.rows, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    int rows = job.rows, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, k_end = units * GROUP;
     float *steps = shared_at<float>(steps_at(units)), *largest = steps + rows;
+    bool is_kept = rows == 1 && k_end <= FOURS * APART;
+    float4 kept[FOURS];
     for (int row = 0; row < rows; row++) {
-        int32_t most = 0; // bits of |x|, which compare as the floats do, and keep NaN
-        for (int k = 4 * threadIdx.x; k < units * GROUP; k += 4 * PASS_THREADS) {
-            float4 four = four_of(x, K, row, k, stride);
-            UNROLLED for (int i = 0; i < 4; i++)
-                most = larger(most, bits_of(absolute((&four.x)[i])));
-        }
+        int32_t most = 0;
+        if (is_kept) {
+            UNROLLED for (int i = 0; i < FOURS; i++) { // all loads at once
+                int k = 4 * threadIdx.x + i * APART;
+                kept[i] = k < k_end ? four_of(x, K, 0, k, stride) : make_float4(0, 0, 0, 0);
+            }
+            UNROLLED for (int i = 0; i < FOURS; i++)
+                most = largest_size(kept[i], most);
+        } else
+            for (int k = 4 * threadIdx.x; k < k_end; k += APART)
+                most = largest_size(four_of(x, K, row, k, stride), most);
         UNROLLED for (int lanes = WARP / 2; lanes; lanes /= 2)
             most = larger(most, exchange(most, lanes));
         if (lane == 0)
@@ -160,7 +178,12 @@ ROUTINE void round_x(const float *x, int64_t K, int units, int stride)
         float size = float_of(most);
         bool is_finite = size < INFINITY; // 0 times another step is NaN, and so are the results
         float per_step = LARGEST_ACTIVATION / (size < SMALLEST_SIZE ? SMALLEST_SIZE : size);
-        for (int k = 4 * threadIdx.x; k < units * GROUP; k += 4 * PASS_THREADS) {
+        UNROLLED for (int i = 0; i < FOURS; i++) {
+            int k = 4 * threadIdx.x + i * APART;
+            if (is_kept && k < k_end)
+                round_four(is_finite ? kept[i] : make_float4(0, 0, 0, 0), per_step, to + k / GROUP, k % GROUP);
+        }
+        for (int k = 4 * threadIdx.x; k < k_end && !is_kept; k += APART) {
             float4 four = make_float4(0, 0, 0, 0);
             if (is_finite)
                 four = four_of(x, K, row, k, stride);

@@ -186,7 +186,6 @@ def of_rows(kernel: str, rows: int, n: int) -> Launch:
 
 PASS_WARPS = 8  # of a block, that compute
 PASS_THREADS = 12 * WARP  # the last warp copies; see COPYING_WARP
-_STAGE_BYTES = 4096  # about
 _PADDING = 4  # floats behind a row of x
 _TILE_KEYS, _TILES = 32, 6  # of values
 _FEWEST_STAGES, _ENOUGH_STAGES, _MOST_STAGES = 2, 5, 8
@@ -261,7 +260,7 @@ def most_pass_rows(shape: PassShape, device: Device) -> int:
 
 def _plan_for(most_rows: int, rows: int, shape: PassShape, device: Device) -> PassPlan | None:
     """Return the plan with the longest chunk of x that leaves room for enough stages, or for any."""
-    dtype, stage_units = shape.dtype, _STAGE_BYTES // unit_bytes(shape.dtype)
+    dtype, stage_units = shape.dtype, 4 if shape.dtype == "float32" else 8
     stage_rows, stage_bytes = stage_units * unit_rows(dtype), stage_units * unit_bytes(dtype)
     narrow, wide = padded(shape.C, dtype), padded(shape.inner, dtype)
     longest = max(narrow, wide)
