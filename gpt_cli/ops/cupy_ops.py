@@ -48,9 +48,6 @@ _PASS = (
     "pass.cu",
 )
 LARGEST_TOP_K = 1024  # as in `native_ops`
-# Rows up to which passes in one launch decode faster than operations one by one, which compute all
-# rows together and read the weights once.
-_ROWS_IN_PASSES = 16
 
 
 class CuPyOps(Ops):
@@ -268,22 +265,17 @@ class CuPyOps(Ops):
     # --- several operations in one launch --------------------------------------------------------
 
     def layers(self, x: Array, h: tuple[Any, ...], visible: Array, cache: Any) -> Array:
-        B, T, _ = x.shape
-        shape = self._pass_shape(h, cache, 0)
-        if B * T <= self._most_rows(shape) and (cache.new == T).all():
-            result = cupy.array(x, np.float32, order="C")
-            positions = (visible - 1).reshape(-1)
-            texts = np.repeat(np.arange(B), T)
-            firsts = texts * T
-            self._pass(shape, h, cache, result, texts, positions, firsts, only_layers=1)
-            return result
-        result = cupy.array(x, np.float32, order="C")
+        (B, T, _), shape = x.shape, self._pass_shape(h, cache, 0)
+        result: Any = cupy.array(x, np.float32, order="C")
         if not x.size:
             return result
-        past, lengths = _on_device(cache.lengths), _on_device(cache.new)
-        places, S = _on_device(visible), int(visible.max())
-        tokens = Tokens(past.data.ptr, lengths.data.ptr, places.data.ptr, S)
-        Layers(self, h, cache, B, T, S).run(result.data.ptr, tokens)
+        if self._most_rows(shape) >= B * T and (cache.new == T).all():
+            texts, positions = np.repeat(np.arange(B), T), (visible - 1).reshape(-1)
+            self._pass(shape, h, cache, result, texts, positions, texts * T, only_layers=1)
+            return result
+        past, lengths, seen = map(_on_device, (cache.lengths, cache.new, visible))
+        tokens = Tokens(past.data.ptr, lengths.data.ptr, seen.data.ptr, int(visible.max()))
+        Layers(self, h, cache, B, T, tokens.S).run(result.data.ptr, tokens)
         return result
 
     def decode(
@@ -298,14 +290,17 @@ class CuPyOps(Ops):
         B, V = len(last), model.lm_head.weight.n_out
         if not 0 < params.top_k <= min(V, LARGEST_TOP_K):
             return None
-        in_passes = B <= _ROWS_IN_PASSES and self._most_rows(self._pass_shape(model.h, cache, V))
-        decode = self._decode_in_passes if in_passes else partial(decoding.decode, self)
+        shape = self._pass_shape(model.h, cache, V)
+        decode = partial(decoding.decode, self)  # of rows together: weights are read once a step
+        if self._most_rows(shape) >= B:
+            decode = partial(self._decode_in_one_launch, shape)
         results = decode(model, cache, last, uniforms, banned, params)
         ids, logprobs, is_finite = (self.to_host(array) for array in results)
         return (ids, logprobs) if is_finite.all() else None
 
-    def _decode_in_passes(
+    def _decode_in_one_launch(
         self,
+        shape: plans.PassShape,
         model: Any,
         cache: Any,
         last: Array,
@@ -313,24 +308,12 @@ class CuPyOps(Ops):
         banned: Array,
         params: SamplingParams,
     ) -> tuple[Array, Array, Array]:
-        """Do what `decoding.decode` does, in one launch for as many rows as it can have."""
-        B, V = len(last), model.lm_head.weight.n_out
-        shape = self._pass_shape(model.h, cache, V)
-        most = self._most_rows(shape)
-        jobs = []
-        for start in range(0, B, most):
-            part = slice(start, start + most)
-            texts, positions = np.arange(B)[part], cache.lengths[part]
-            fields = self._steps_fields(model, last[part], uniforms[:, part], banned, params)
-            x = cupy.empty((len(texts), model.wte.n_in), np.float32)
-            firsts = np.arange(len(texts))
-            self._pass(shape, model.h, cache, x, texts, positions, firsts, **fields)
-            jobs.append((fields["ids"][1:], fields["logprobs"], fields["is_finite"]))
-        ids, logprobs, is_finite = (
-            arrays[0] if len(arrays) == 1 else cupy.concatenate(arrays, axis=-1)
-            for arrays in zip(*jobs, strict=True)
-        )
-        return ids, logprobs, is_finite
+        """Do what `decoding.decode` does for as many rows as a pass can have."""
+        rows = np.arange(len(last))
+        fields = self._steps_fields(model, last, uniforms, banned, params)
+        x = cupy.empty((len(last), shape.C), np.float32)
+        self._pass(shape, model.h, cache, x, rows, cache.lengths, rows, **fields)
+        return fields["ids"][1:], fields["logprobs"], fields["is_finite"]
 
     def _steps_fields(
         self, model: Any, last: Array, uniforms: Array, banned: Array, params: SamplingParams
@@ -470,11 +453,11 @@ def _cache_fields(keys: Array, values: Array) -> dict[str, Any]:
     return {"keys": keys, "values": values, "cache_panels": keys.shape[2]}
 
 
-def _on_device(counts: Array) -> Array:
+def _on_device(counts: Array) -> Any:
     """Copy integers from the host to the device, once for all layers of a pass."""
     return _copied(counts.shape, np.asarray(counts, np.int64).tobytes())
 
 
 @lru_cache(maxsize=8)
-def _copied(shape: tuple[int, ...], numbers: bytes) -> Array:
+def _copied(shape: tuple[int, ...], numbers: bytes) -> Any:
     return cupy.asarray(np.frombuffer(numbers, np.int64).reshape(shape))

@@ -9,7 +9,7 @@ import pytest
 
 import gpt_cli.ops
 from gpt_cli.ops import bindings
-from gpt_cli.ops.cuda import compiler, plans, structs
+from gpt_cli.ops.cuda import compiler, decoding, plans, structs
 from gpt_cli.ops.int8 import GROUP
 from support.cuda_kernels import FORMATS
 from support.emulated_kernels import Card, compile_kernels, read_source
@@ -52,12 +52,12 @@ def test_structs_and_constants_are_those_of_python(dtype):
     assert {name: values[name] for name in expected} == expected
 
 
-def test_constants_of_cupy_ops_are_those_of_the_kernels(native):
+def test_constants_of_the_choice_are_those_of_the_kernels(native):
     text = (OPS / "cupy_ops.py").read_text("utf-8")
     values = told("float32", EXPRESSIONS)
-    for name, of_kernels in (("_CHOICE_ARRAYS", "CHOICE_ARRAYS"), ("LARGEST_TOP_K", "CANDIDATES")):
-        (number,) = re.findall(rf"^{name} = (\d+)", text, re.MULTILINE)
-        assert int(number) == values[of_kernels]
+    assert values["CHOICE_ARRAYS"] == decoding._CHOICE_ARRAYS
+    (number,) = re.findall(r"^LARGEST_TOP_K = (\d+)", text, re.MULTILINE)
+    assert int(number) == values["CANDIDATES"]
 
 
 @pytest.mark.parametrize(

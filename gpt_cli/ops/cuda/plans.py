@@ -42,9 +42,8 @@ class Device:
 class Tile:
     """A tile of results: rows x columns of a block, high x wide of a thread; see products.cu.
 
-    The times were measured on an H100, in microseconds. A multiprocessor takes `start` for a launch,
-    and then `pace` for each tile and 768 rows of the matrix, but `alone` for a single tile, whose
-    threads wait for their own sums and loads.
+    A multiprocessor of an H100 takes `start` microseconds for a launch, and then `pace` for each tile
+    and 768 rows of the matrix, but `alone` for a single tile, whose threads wait for their own sums.
     """
 
     rows: int
