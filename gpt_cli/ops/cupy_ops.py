@@ -142,14 +142,15 @@ class CuPyOps(Ops):
         rows = x.size // matrix.n_in
         if not rows:
             return y
-        fields = {"w": matrix.struct, "bias": w.bias, "x": x, "y": y}
-        fields |= {"rows": rows, "activation": ACTIVATIONS.index(activation)}
+        fields = {"w": matrix.struct, "bias": w.bias, "x": x, "y": y, "rows": rows}
         if self.dtype == "int8":
             digits = cupy.empty((rows, matrix.units, 2 * GROUP), np.uint8)
             fields |= {"digits": digits, "steps": cupy.empty(rows, np.float32)}
-            self._run(plans.round_rows(rows), "linear", **fields)
-        launch = plans.linear(rows, matrix.n_in, matrix.n_out, self.dtype, self.gpu)
-        self._run(launch, "linear", **fields)
+        job = structs.pack("linear", activation=ACTIVATIONS.index(activation), **fields)
+        if self.dtype == "int8":
+            self.launch(plans.round_rows(rows), job)
+        shape = rows, matrix.n_in, matrix.n_out
+        self.launch(plans.linear(*shape, self.dtype, self.gpu), job)
         return y
 
     def add(self, x: Array, y: Array) -> Array:

@@ -42,8 +42,8 @@ class Device:
 class Tile:
     """A tile of results: rows x columns of a block, high x wide of a thread; see products.cu.
 
-    A multiprocessor of an H100 takes `start` microseconds for a launch, and then `pace` for each tile
-    and 768 rows of the matrix, but `alone` for a single tile, whose threads wait for their own sums.
+    Microseconds of a multiprocessor of an H100: `start` of a launch; `pace` of each tile for 768
+    rows of the matrix, but `alone` of a single one, whose threads wait for their own sums.
     """
 
     rows: int
