@@ -75,7 +75,7 @@ class CuPyOps(Ops):
         except Exception as error:  # CuPy raises many types for missing libraries
             raise ImportError(f"{type(error).__name__}: {error}") from error
         self._functions: dict[str, Any] = {}
-        self._passes: dict[int, tuple[Any, Any]] = {}  # modules and kernels, by their rows
+        self._passes: dict[tuple[int, int, int], tuple[Any, Any]] = {}  # modules and kernels
         self._tables: weakref.WeakKeyDictionary[Any, _Table] = weakref.WeakKeyDictionary()
 
     def free_memory(self) -> int:
@@ -387,13 +387,15 @@ class CuPyOps(Ops):
             "C": C, "H": h[0].attn.n_head, "D": shape.D, "inner": shape.inner,
             "cache_panels": shape.cache_panels, "stages": plan.stages, "chunk": plan.chunk,
         }  # fmt: skip
-        module, function = self._passes.get(plan.most_rows, (None, None))
+        kernel = plan.most_rows, plan.stage_units, plan.tiles
+        module, function = self._passes.get(kernel, (None, None))
         if function is None:
-            options = (*self._options, f"-DROWS={plan.most_rows}")
+            macros = zip(("ROWS", "STAGE_UNITS", "TILES"), kernel, strict=True)
+            options = (*self._options, *(f"-D{name}={value}" for name, value in macros))
             module = compiler.load(_PASS, options)
             function = module.get_function("pass")
             compiler.allow_shared(function, self._device.shared)
-            self._passes[plan.most_rows] = module, function
+            self._passes[kernel] = module, function
         compiler.set_constant(module, "job", _struct("pass", job))
         function(
             (self._device.processors,), (plans.PASS_THREADS,), (),
