@@ -5,9 +5,8 @@ bfloat16 or float16, or in int8; activations and sums are in float32. Keys and v
 float32, or in float16 beside int8 weights.
 """
 
-import math
 import weakref
-from functools import cache, lru_cache
+from functools import lru_cache, partial
 from types import ModuleType
 from typing import Any
 
@@ -16,25 +15,25 @@ import numpy as np
 from cupy.cuda import runtime
 
 from gpt_cli.errors import CheckpointError
-from gpt_cli.folder import config
 from gpt_cli.ops import Array, LayerNorm, Linear, Ops, Rows, Steps
-from gpt_cli.ops.cuda import compiler, plans
+from gpt_cli.ops.cuda import compiler, decoding, plans, structs
+from gpt_cli.ops.cuda.decoding import choice_fields, scratch_fields
+from gpt_cli.ops.cuda.launcher import Launcher
+from gpt_cli.ops.cuda.layers import ACTIVATIONS, Layers, Tokens, norm_of
 from gpt_cli.ops.cuda.placed import Placed
-from gpt_cli.ops.cuda.structs import types
 from gpt_cli.ops.int8 import GROUP, LARGEST, Int8Rows, quantize
 from gpt_cli.ops.short import round_to
 from gpt_cli.options.request import SamplingParams
 
 _PIECE = 4 * 1024 * 1024  # numbers that are read, rounded and copied at a time
 _FORMATS = ("float32", "bfloat16", "float16", "int8")  # in the order of `enum format`
-_ACTIVATIONS = (None, *config.ACTIVATIONS)  # in the order of `enum activation`
 _EDITED = (None, "scores", "pattern")  # in the order of `enum edited`
 _COMMON = ("device.cu", "arithmetic.cu", "structs.cu")
 # Modules that are compiled at the same time: none takes much longer than the others.
 _OPERATIONS = (
     (*_COMMON, "pack.cu", "products.cu"),
     (*_COMMON, "attention.cu"),
-    (*_COMMON, "rows.cu", "sampling.cu"),
+    (*_COMMON, "rows.cu", "sampling.cu", "tokens.cu"),
 )
 _PASS = (
     *_COMMON,
@@ -48,8 +47,10 @@ _PASS = (
     "pass_logits.cu",
     "pass.cu",
 )
-_CHOICE_ARRAYS = 6  # in structs.cu
 LARGEST_TOP_K = 1024  # as in `native_ops`
+# Rows up to which passes in one launch decode faster than operations one by one, which compute all
+# rows together and read the weights once.
+_ROWS_IN_PASSES = 16
 
 
 class CuPyOps(Ops):
@@ -66,16 +67,16 @@ class CuPyOps(Ops):
         self.cache_type = np.dtype("f2" if dtype == "int8" else "f4")
         try:
             properties = runtime.getDeviceProperties(runtime.getDevice())
-            self._device = plans.Device(
+            self.gpu = plans.Device(
                 properties["multiProcessorCount"], properties["sharedMemPerBlockOptin"]
             )
             self._capability = 10 * properties["major"] + properties["minor"]
             self._options = (f"-DFORMAT={_FORMATS.index(dtype)}",)
-            self._modules = compiler.load_all(_OPERATIONS, self._options)
+            modules = compiler.load_all(_OPERATIONS, self._options)
         except Exception as error:  # CuPy raises many types for missing libraries
             raise ImportError(f"{type(error).__name__}: {error}") from error
-        self._functions: dict[str, Any] = {}
-        self._passes: dict[tuple[int, int, int], tuple[Any, Any]] = {}  # modules and kernels
+        self.launch = Launcher(modules, self.gpu)
+        self._passes: dict[tuple[int, ...], tuple[Any, compiler.Kernel]] = {}  # with modules
         self._tables: weakref.WeakKeyDictionary[Any, _Table] = weakref.WeakKeyDictionary()
 
     def free_memory(self) -> int:
@@ -100,14 +101,12 @@ class CuPyOps(Ops):
         for first in range(0, n_rows, step):
             part, scales = self._converted(rows, slice(first, first + step), transposed)
             fields = {"panels": placed.panels, "rows": part, "scales": scales, "first": first}
-            fields |= {"n_in": n_in, "n_out": n_out, "units": placed.struct[3]}
+            fields |= {"n_in": n_in, "n_out": n_out, "units": placed.units}
             fields |= {"count": min(step, n_rows - first), "transposed": transposed}
-            self._run(plans.pack(fields["count"], length, self._device), "pack", **fields)
+            self._run(plans.pack(fields["count"], length, self.gpu), "pack", **fields)
         return placed
 
-    def _converted(
-        self, rows: Rows, part: slice, transposed: bool
-    ) -> tuple[Array, Array | None]:
+    def _converted(self, rows: Rows, part: slice, transposed: bool) -> tuple[Array, Array | None]:
         """Return a range of rows in the type in memory, and the scales of their groups."""
         if self.dtype == "float32":
             return cupy.asarray(np.ascontiguousarray(rows[part], np.float32)), None
@@ -136,41 +135,36 @@ class CuPyOps(Ops):
         rows = x.size // C
         if rows:
             launch = plans.layer_norm(rows)
-            self._run(launch, "layer_norm", ln=_norm_of(ln), x=x, y=y, rows=rows, C=C)
+            self._run(launch, "layer_norm", ln=norm_of(ln), x=x, y=y, rows=rows, C=C)
         return y
 
     def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
-        return self._linear(x, w, activation)
-
-    def _linear(
-        self, x: Array, w: Linear, activation: str | None = None, residual: Array | None = None
-    ) -> Array:
-        """Return residual + activation(x @ weight + bias)."""
         matrix: Placed = w.weight
         x = cupy.ascontiguousarray(x, np.float32)
         y = cupy.empty((*x.shape[:-1], matrix.n_out), np.float32)
         rows = x.size // matrix.n_in
         if not rows:
             return y
-        fields = {"w": matrix.struct, "bias": w.bias, "x": x, "residual": residual, "y": y}
-        fields |= {"rows": rows, "activation": _ACTIVATIONS.index(activation)}
+        fields = {"w": matrix.struct, "bias": w.bias, "x": x, "y": y}
+        fields |= {"rows": rows, "activation": ACTIVATIONS.index(activation)}
         if self.dtype == "int8":
-            digits = cupy.empty((rows, matrix.struct[3], 2 * GROUP), np.uint8)
+            digits = cupy.empty((rows, matrix.units, 2 * GROUP), np.uint8)
             fields |= {"digits": digits, "steps": cupy.empty(rows, np.float32)}
             self._run(plans.round_rows(rows), "linear", **fields)
-        self._run(plans.linear(rows, matrix.n_out, self.dtype, self._device), "linear", **fields)
+        launch = plans.linear(rows, matrix.n_in, matrix.n_out, self.dtype, self.gpu)
+        self._run(launch, "linear", **fields)
         return y
 
     def add(self, x: Array, y: Array) -> Array:
         x, y = (cupy.ascontiguousarray(array, np.float32) for array in (x, y))
         total = cupy.empty(x.shape, np.float32)
         if x.size:
-            launch = plans.elementwise("add", x.size, self._device)
+            launch = plans.elementwise("add", x.size, self.gpu)
             self._run(launch, "add", x=x, y=y, total=total, n=x.size)
         return total
 
     def activate(self, x: Array, activation: str) -> Array:
-        return self._elementwise("activations", x, _ACTIVATIONS.index(activation))
+        return self._elementwise("activations", x, ACTIVATIONS.index(activation))
 
     def exp(self, x: Array) -> Array:
         return self._elementwise("exponentials", x)
@@ -179,7 +173,7 @@ class CuPyOps(Ops):
         x = cupy.ascontiguousarray(x, np.float32)
         y = cupy.empty(x.shape, np.float32)
         if x.size:
-            launch = plans.elementwise(kernel, x.size, self._device)
+            launch = plans.elementwise(kernel, x.size, self.gpu)
             self._run(launch, "elementwise", x=x, y=y, n=x.size, activation=activation)
         return y
 
@@ -232,7 +226,7 @@ class CuPyOps(Ops):
         y = cupy.empty((B, T, H * D), np.float32)
         if not q.size:
             return y.reshape(B, T, H, D).swapaxes(1, 2)
-        launch = plans.attend(B * H, T, D, S, self._device)
+        launch = plans.attend(B * H, T, D, S, self.gpu)
         scratch = cupy.empty(plans.attend_scratch(launch, S), np.float32)
         fields |= _strides(q) | _cache_fields(keys, values)
         fields |= {"q": q, "visible": _on_device(visible), "y": y, "scratch": scratch}
@@ -244,7 +238,9 @@ class CuPyOps(Ops):
         rows, n = logits.shape
         y = cupy.empty(rows, np.float64)
         if rows:
-            self._run(plans.of_rows("log_sum_exp", rows, n), "log_sum_exp", x=logits, y=y, rows=rows, n=n)
+            self._run(
+                plans.of_rows("log_sum_exp", rows, n), "log_sum_exp", x=logits, y=y, rows=rows, n=n
+            )
         return y
 
     def cumulative_counts(self, logits: Array) -> Array:
@@ -265,14 +261,14 @@ class CuPyOps(Ops):
         arrays = {"logits": logits, "uniforms": cupy.asarray(uniforms, np.float64), "ids": ids}
         self._run(
             plans.of_rows("choose", rows, n), "choose", rows=rows, n=n, **arrays,
-            **_choice(params), **_scratch(rows, n),
+            **choice_fields(params), **scratch_fields(cupy, rows, n),
         )  # fmt: skip
         return ids
 
     # --- several operations in one launch --------------------------------------------------------
 
     def layers(self, x: Array, h: tuple[Any, ...], visible: Array, cache: Any) -> Array:
-        B, T, C = x.shape
+        B, T, _ = x.shape
         shape = self._pass_shape(h, cache, 0)
         if B * T <= self._most_rows(shape) and (cache.new == T).all():
             result = cupy.array(x, np.float32, order="C")
@@ -281,21 +277,14 @@ class CuPyOps(Ops):
             firsts = texts * T
             self._pass(shape, h, cache, result, texts, positions, firsts, only_layers=1)
             return result
-        for layer, b in enumerate(h):
-            x = self._block(x, b, visible, cache, layer)
-        return x
-
-    def _block(self, x: Array, b: Any, visible: Array, cache: Any, layer: int) -> Array:
-        """Compute one layer, as `block` in model.py does."""
-        B, T, C = x.shape
-        H = b.attn.n_head
-        qkv = self._linear(self.layer_norm(x, b.ln_1), b.attn.c_attn)
-        q, k, v = qkv.reshape(B, T, 3, H, C // H).transpose(2, 0, 3, 1, 4)
-        keys, values = cache.append(layer, k, v)
-        z = self._attend(q, keys, values, b.attn.scale, visible)
-        x = self._linear(z.swapaxes(1, 2).reshape(B, T, C), b.attn.c_proj, residual=x)
-        hidden = self._linear(self.layer_norm(x, b.ln_2), b.mlp.c_fc, b.mlp.activation)
-        return self._linear(hidden, b.mlp.c_proj, residual=x)
+        result = cupy.array(x, np.float32, order="C")
+        if not x.size:
+            return result
+        past, lengths = _on_device(cache.lengths), _on_device(cache.new)
+        places, S = _on_device(visible), int(visible.max())
+        tokens = Tokens(past.data.ptr, lengths.data.ptr, places.data.ptr, S)
+        Layers(self, h, cache, B, T, S).run(result.data.ptr, tokens)
+        return result
 
     def decode(
         self,
@@ -307,10 +296,27 @@ class CuPyOps(Ops):
         params: SamplingParams,
     ) -> tuple[Array, Array] | None:
         B, V = len(last), model.lm_head.weight.n_out
+        if not 0 < params.top_k <= min(V, LARGEST_TOP_K):
+            return None
+        in_passes = B <= _ROWS_IN_PASSES and self._most_rows(self._pass_shape(model.h, cache, V))
+        decode = self._decode_in_passes if in_passes else partial(decoding.decode, self)
+        results = decode(model, cache, last, uniforms, banned, params)
+        ids, logprobs, is_finite = (self.to_host(array) for array in results)
+        return (ids, logprobs) if is_finite.all() else None
+
+    def _decode_in_passes(
+        self,
+        model: Any,
+        cache: Any,
+        last: Array,
+        uniforms: Array,
+        banned: Array,
+        params: SamplingParams,
+    ) -> tuple[Array, Array, Array]:
+        """Do what `decoding.decode` does, in one launch for as many rows as it can have."""
+        B, V = len(last), model.lm_head.weight.n_out
         shape = self._pass_shape(model.h, cache, V)
         most = self._most_rows(shape)
-        if not most or not 0 < params.top_k <= min(V, LARGEST_TOP_K):
-            return None
         jobs = []
         for start in range(0, B, most):
             part = slice(start, start + most)
@@ -321,11 +327,10 @@ class CuPyOps(Ops):
             self._pass(shape, model.h, cache, x, texts, positions, firsts, **fields)
             jobs.append((fields["ids"][1:], fields["logprobs"], fields["is_finite"]))
         ids, logprobs, is_finite = (
-            [self.to_host(array) for array in arrays] for arrays in zip(*jobs, strict=True)
+            arrays[0] if len(arrays) == 1 else cupy.concatenate(arrays, axis=-1)
+            for arrays in zip(*jobs, strict=True)
         )
-        if not np.concatenate(is_finite).all():
-            return None
-        return np.concatenate(ids, axis=1), np.concatenate(logprobs, axis=1)
+        return ids, logprobs, is_finite
 
     def _steps_fields(
         self, model: Any, last: Array, uniforms: Array, banned: Array, params: SamplingParams
@@ -335,7 +340,7 @@ class CuPyOps(Ops):
         ids = np.zeros((steps + 1, rows), np.int64)
         ids[0] = last
         return {
-            "ln_f": _norm_of(model.ln_f), "lm_head": head.weight.struct, "wte": model.wte.struct,
+            "ln_f": norm_of(model.ln_f), "lm_head": head.weight.struct, "wte": model.wte.struct,
             "lm_head_bias": head.bias, "wpe": model.wpe, "ids": cupy.asarray(ids),
             "logits": cupy.empty((rows, V), np.float32),
             "maxima": cupy.empty((rows, -(-V // plans.SPAN)), np.float32),
@@ -344,7 +349,7 @@ class CuPyOps(Ops):
             "is_finite": cupy.asarray(np.ones(rows, np.int32)),
             "uniforms": cupy.asarray(np.ascontiguousarray(uniforms, np.float64)),
             "banned": banned, "banned_count": len(banned), "steps": steps,
-            **_choice(params), **_scratch(rows, V),
+            **choice_fields(params), **scratch_fields(cupy, rows, V),
         }  # fmt: skip
 
     def _pass_shape(self, h: tuple[Any, ...], cache: Any, V: int) -> plans.PassShape:
@@ -355,7 +360,7 @@ class CuPyOps(Ops):
     @lru_cache(maxsize=64)  # noqa: B019 (operations live as long as their model)
     def _most_rows(self, shape: plans.PassShape) -> int:
         """Return the most rows of a pass in one launch; 0 if this GPU cannot do it."""
-        return plans.most_pass_rows(shape, self._device) if self._capability >= 80 else 0
+        return plans.most_pass_rows(shape, self.gpu) if self._capability >= 80 else 0
 
     def _pass(
         self,
@@ -370,7 +375,7 @@ class CuPyOps(Ops):
     ) -> None:
         """Launch the kernel of pass.cu for x (rows, C)."""
         rows, C, step = len(texts), shape.C, len(cache.keys) > 1
-        plan = plans.pass_plan(rows, shape, self._device)
+        plan = plans.pass_plan(rows, shape, self.gpu)
         assert plan  # noqa: S101 (rows are at most `_most_rows`)
         places = cupy.asarray(np.stack([texts, positions, firsts]).astype(np.int64))
         size = cache.keys.dtype.itemsize
@@ -387,20 +392,18 @@ class CuPyOps(Ops):
             "C": C, "H": h[0].attn.n_head, "D": shape.D, "inner": shape.inner,
             "cache_panels": shape.cache_panels, "stages": plan.stages, "chunk": plan.chunk,
         }  # fmt: skip
-        kernel = plan.most_rows, plan.stage_units, plan.tiles
-        module, function = self._passes.get(kernel, (None, None))
-        if function is None:
-            macros = zip(("ROWS", "STAGE_UNITS", "TILES"), kernel, strict=True)
-            options = (*self._options, *(f"-D{name}={value}" for name, value in macros))
-            module = compiler.load(_PASS, options)
-            function = module.get_function("pass")
-            compiler.allow_shared(function, self._device.shared)
-            self._passes[kernel] = module, function
-        compiler.set_constant(module, "job", _struct("pass", job))
-        function(
-            (self._device.processors,), (plans.PASS_THREADS,), (),
-            shared_mem=plan.shared, enable_cooperative_groups=True,
-        )  # fmt: skip
+        macros = plan.most_rows, plan.stage_units, plan.tiles
+        module, kernel = self._passes.get(macros) or self._load_pass(macros)
+        compiler.set_constant(module, "job", structs.pack("pass", **job))
+        kernel.launch_together(self.gpu.processors, plans.PASS_THREADS, plan.shared)
+
+    def _load_pass(self, macros: tuple[int, ...]) -> tuple[Any, compiler.Kernel]:
+        """Return the module and the kernel of passes with these macros, and keep them."""
+        names = zip(("ROWS", "STAGE_UNITS", "TILES"), macros, strict=True)
+        options = (*self._options, *(f"-D{name}={value}" for name, value in names))
+        module = compiler.load(_PASS, options)
+        self._passes[macros] = module, compiler.Kernel(module, "pass", self.gpu.shared)
+        return self._passes[macros]
 
     def _table(self, h: tuple[Any, ...]) -> Array:
         """Return the layers of a model as structs on the device, which are kept for the next pass."""
@@ -411,13 +414,7 @@ class CuPyOps(Ops):
 
     def _run(self, launch: plans.Launch, struct: str, **fields: Any) -> None:
         """Launch a kernel with a struct of these fields; the others are 0."""
-        function = self._functions.get(launch.kernel)
-        if function is None:
-            function = self._modules[launch.kernel].get_function(launch.kernel)
-            compiler.allow_shared(function, self._device.shared)
-            self._functions[launch.kernel] = function
-        job = _struct(struct, fields)
-        function(launch.grid, (launch.threads,), (job,), shared_mem=launch.shared)
+        self.launch(launch, structs.pack(struct, **fields))
 
 
 class _Table:
@@ -425,57 +422,19 @@ class _Table:
 
     def __init__(self, h: tuple[Any, ...]):
         self.h = [weakref.ref(b) for b in h]
-        layers = np.stack([self._layer(b) for b in h])
-        self.structs = cupy.asarray(layers.view(np.uint8))
+        layers = b"".join([self._layer(b) for b in h])
+        self.structs = cupy.asarray(np.frombuffer(layers, np.uint8))
 
-    def _layer(self, b: Any) -> Array:
+    def _layer(self, b: Any) -> bytes:
         linears = {
             "c_attn": b.attn.c_attn, "attn_c_proj": b.attn.c_proj,
             "c_fc": b.mlp.c_fc, "mlp_c_proj": b.mlp.c_proj,
         }  # fmt: skip
         fields = {name: w.weight.struct for name, w in linears.items()}
         fields |= {f"{name}_bias": w.bias for name, w in linears.items()}
-        fields |= {"ln_1": _norm_of(b.ln_1), "ln_2": _norm_of(b.ln_2), "scale": b.attn.scale}
-        fields["activation"] = _ACTIVATIONS.index(b.mlp.activation)
-        return _struct("layer", fields).reshape(1)
-
-
-def _struct(name: str, fields: dict[str, Any]) -> Array:
-    """Return a struct of structs.cu as an array of one element; arrays become their addresses."""
-    kind, empty = _empty_struct(name)
-    values = empty | fields
-    for field, value in fields.items():
-        if isinstance(value, cupy.ndarray):
-            values[field] = value.data.ptr
-        elif value is None:
-            values[field] = 0
-    return np.array(tuple(values.values()), kind)
-
-
-@cache
-def _empty_struct(name: str) -> tuple[np.dtype[np.void], dict[str, Any]]:
-    """Return a struct's type, and its fields with zeros."""
-    kind = types()[name]
-    return kind, dict(zip(kind.names or (), np.zeros(1, kind).tolist()[0], strict=True))
-
-
-def _norm_of(ln: LayerNorm) -> tuple[int, int, float]:
-    """Return the fields of `struct norm`. The arrays are the model's, and contiguous."""
-    return ln.weight.data.ptr, ln.bias.data.ptr, ln.epsilon
-
-
-def _choice(params: SamplingParams) -> dict[str, Any]:
-    """Return the fields of `struct choose` and `struct pass` about the choice of a token."""
-    least = math.log(params.min_p) if params.min_p > 0 else -math.inf
-    filters = {"top_k": params.top_k, "top_p": params.top_p, "log_min_p": least}
-    return filters | {"temperature": params.temperature}
-
-
-def _scratch(rows: int, n: int) -> dict[str, Any]:
-    """Return the fields for the memory of the choice of a token among n."""
-    size = 1 << (-(-n // plans.SPAN) * plans.SPAN - 1).bit_length()
-    scratch = cupy.empty((rows, _CHOICE_ARRAYS, size), np.float32)
-    return {"scratch": scratch, "scratch_size": size}
+        fields |= {"ln_1": norm_of(b.ln_1), "ln_2": norm_of(b.ln_2), "scale": b.attn.scale}
+        fields["activation"] = ACTIVATIONS.index(b.mlp.activation)
+        return structs.pack("layer", **fields)
 
 
 def _check_int8(weight: Array, scale: Array) -> None:

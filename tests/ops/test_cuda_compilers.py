@@ -16,7 +16,7 @@ from support.cuda_kernels import FORMATS
 from tools import schedule
 
 COMMON = "device", "arithmetic", "structs"
-OPERATIONS = *COMMON, "pack", "products", "rows", "attention", "sampling"
+OPERATIONS = *COMMON, "pack", "products", "rows", "attention", "sampling", "tokens"
 PASS = (
     *COMMON,
     "sampling",

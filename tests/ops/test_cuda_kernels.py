@@ -287,12 +287,6 @@ def test_tiles_fit_every_card(dtype):
     assert all(tile.shared <= 65_536 for tile in plans.tiles(dtype))
 
 
-def test_many_rows_take_large_tiles_and_few_rows_small_ones():
-    h100 = plans.Device(132, 232_448)
-    kernels = [plans.linear(rows, 768, "float32", h100).kernel for rows in (8192, 896, 64, 1)]
-    assert kernels == ["linear_128x128", "linear_64x96", "linear_16x24", "linear_16x24"]
-
-
 @pytest.mark.parametrize("shared", [65_536, 101_376, 232_448])
 def test_prompts_of_the_whole_context_attend_by_several_queries_a_block(shared):
     launch = plans.attend(12, 1024, 64, 1024, plans.Device(40, shared))

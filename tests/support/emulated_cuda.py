@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 
 from gpt_cli.ops.cuda.compiler import kernels
-from support.emulated_kernels import Card, Module, compile_kernels, read_source
+from support.emulated_kernels import Card, Kernel, Module, compile_kernels, read_source
 
 
 class DeviceArray:
@@ -153,10 +153,6 @@ def modules(card: Card) -> dict[str, object]:
     }
 
 
-def _allow_shared(function, size: int) -> None:
-    function.max_dynamic_shared_size_bytes = size
-
-
 def loader(card: Card):
     """Return what replaces `gpt_cli.ops.cuda.compiler.load`."""
 
@@ -185,7 +181,7 @@ def install(patch, card: Card = Card()) -> None:  # noqa: B008 (it never changes
     patch.delitem(sys.modules, "gpt_cli.ops.cupy_ops")
     patch.setattr("gpt_cli.ops.cuda.compiler.load", loader(card))
     patch.setattr("gpt_cli.ops.cuda.compiler.load_all", loader_of_all(card))
-    patch.setattr("gpt_cli.ops.cuda.compiler.allow_shared", _allow_shared)
+    patch.setattr("gpt_cli.ops.cuda.compiler.Kernel", Kernel)
     patch.setattr("gpt_cli.ops.cuda.compiler.set_constant", Module.set_constant)
     patch.setattr("gpt_cli.system.gpu.problem", lambda: None)
     patch.setattr("gpt_cli.system.gpu.load_driver", lambda: None)

@@ -204,11 +204,11 @@ class Module:
             raise RuntimeError(f"CUDA_ERROR_NOT_FOUND: {name}")
         return Function(self._library, name, self.card)
 
-    def set_constant(self, name: str, value: np.ndarray) -> None:
+    def set_constant(self, name: str, value: bytes) -> None:
         """Write a variable in constant memory."""
         size = ctypes.c_int.in_dll(self._library, f"sizeof_{name}").value
-        assert size == value.nbytes, (name, size)
-        (ctypes.c_char * size).in_dll(self._library, name)[:] = value.tobytes()
+        assert size == len(value), (name, size)
+        (ctypes.c_char * size).in_dll(self._library, name)[:] = value
 
 
 class Function:
@@ -268,8 +268,25 @@ class Function:
             raise RuntimeError(f"CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE: {self.name}")
 
 
+class Kernel:
+    """What replaces `gpt_cli.ops.cuda.compiler.Kernel`."""
+
+    def __init__(self, module: Module, name: str, shared: int):
+        self._function = module.get_function(name)
+        self._function.max_dynamic_shared_size_bytes = shared
+
+    def launch(self, grid, threads: int, shared: int, argument: bytes) -> None:
+        self._function(grid, (threads,), (argument,), shared_mem=shared)
+
+    def launch_together(self, blocks: int, threads: int, shared: int) -> None:
+        options = {"shared_mem": shared, "enable_cooperative_groups": True}
+        self._function((blocks,), (threads,), (), **options)
+
+
 def _bytes_of(argument) -> bytes:
     """Return what a kernel receives: the number, the struct, or the address of an array."""
+    if isinstance(argument, bytes):
+        return argument
     if isinstance(argument, np.generic):
         return argument.tobytes()
     if isinstance(argument, np.ndarray):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gpt_cli.ops import SHORT, Array
-from gpt_cli.ops.cuda import plans
+from gpt_cli.ops.cuda import plans, structs
 from gpt_cli.ops.int8 import GROUP
 
 _LIBRARY_COLUMNS = 32  # of a panel in native/kernels.h
@@ -22,10 +22,15 @@ class Placed:
         self.n_in, self.n_out, self.format = n_in, n_out, format
 
     @cached_property
-    def struct(self) -> tuple[int, int, int, int]:
-        """Return the fields of `struct matrix`."""
-        units = -(-self.n_in // plans.unit_rows(self.format))
-        return self.panels.data.ptr, self.n_in, self.n_out, units
+    def struct(self) -> bytes:
+        """Return a `struct matrix`."""
+        sizes = {"n_in": self.n_in, "n_out": self.n_out, "units": self.units}
+        return structs.pack("matrix", panels=self.panels, **sizes)
+
+    @property
+    def units(self) -> int:
+        """Return the units of rows in a panel."""
+        return -(-self.n_in // plans.unit_rows(self.format))
 
     def is_finite(self) -> bool:
         """Return whether all weights are finite, by the exponents of weights or scales."""

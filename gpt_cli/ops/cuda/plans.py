@@ -12,8 +12,6 @@ PANEL = 8  # columns of a panel of a matrix
 SLOTS = 32  # tokens of a panel of a cache
 WARP = 32
 _STAGES = 3  # of products.cu
-# Beside the sums of a stage: instructions of a warp, and cycles at the barrier and for first loads.
-_STAGE_INSTRUCTIONS, _STAGE_LATENCY = 50, 130
 _ROW_THREADS = 256  # of operations on single rows and numbers
 _NORM_WARPS = 4  # rows of a block of `layer_norm`
 _ROW_MEMORY = 21_120  # bytes of `struct row_memory`, at least
@@ -27,7 +25,7 @@ class Launch:
     """A kernel and the arguments of its launch."""
 
     kernel: str
-    grid: tuple[int, ...]
+    grid: tuple[int, int]  # blocks
     threads: int
     shared: int = 0  # bytes
 
@@ -42,12 +40,20 @@ class Device:
 
 @dataclass(frozen=True)
 class Tile:
-    """A tile of results: rows x columns of a block, high x wide of a thread; see products.cu."""
+    """A tile of results: rows x columns of a block, high x wide of a thread; see products.cu.
+
+    The times were measured on an H100, in microseconds. A multiprocessor takes `start` for a launch,
+    and then `pace` for each tile and 768 rows of the matrix, but `alone` for a single tile, whose
+    threads wait for their own sums and loads.
+    """
 
     rows: int
     columns: int
     high: int
     wide: int
+    start: float
+    pace: float
+    alone: float
     step: int = 0  # along k, of a stage; 0 in int8, where a stage is a group
 
     @property
@@ -70,36 +76,21 @@ class Tile:
             stage = self.rows * (2 * GROUP + 16) + panels * PANEL * (GROUP + 2)
         return max(_STAGES * stage, 4 * self.rows * self.columns)
 
-    @property
-    def cycles(self) -> float:
-        """Return about how many cycles of a multiprocessor four steps along k of the tile take.
-
-        Per cycle, it issues an instruction of four warps, and reads 128 bytes of shared memory and
-        some 24 of the second-level cache. A result is one chain of sums of four cycles each.
-        """
-        warps, stages = self.threads / WARP, 4 / (self.step or GROUP)
-        sums = 4 * self.high * self.wide
-        loads = self.high + self.wide if self.step else (2 * self.high + self.wide) / 4
-        issued = sums + loads * bool(self.step) + _STAGE_INSTRUCTIONS * stages
-        copied = 4 * 4 * (self.rows + self.columns) / 24 if self.step else 0
-        chain = 16 + _STAGE_LATENCY * stages
-        return max(warps * issued / 4, warps * loads * 1.5, copied, chain)
+    def time(self, tiles: int, n_in: int) -> float:
+        """Return about how long a multiprocessor takes for tiles of a product with n_in rows."""
+        return self.start + n_in / 768 * max(self.alone, tiles * self.pace)
 
 
 _FLOAT_TILES = (
-    Tile(128, 128, 8, 8, 16),
-    Tile(64, 128, 8, 8, 16),
-    Tile(64, 96, 8, 6, 16),
-    Tile(64, 64, 8, 4, 16),
-    Tile(32, 48, 4, 3, 32),
-    Tile(16, 24, 1, 3, 32),
+    Tile(64, 96, 8, 6, 14, 29, 29, 16),
+    Tile(64, 64, 8, 4, 12, 20.4, 20.4, 16),
+    Tile(32, 48, 4, 3, 9, 9.4, 11.4, 32),
+    Tile(16, 24, 1, 3, 8, 6, 7.7, 32),
 )
 _INT8_TILES = (
-    Tile(64, 128, 8, 4),
-    Tile(64, 96, 8, 3),
-    Tile(64, 64, 8, 4),
-    Tile(32, 48, 4, 3),
-    Tile(16, 24, 1, 3),
+    Tile(64, 64, 8, 4, 10, 14.5, 14.5),
+    Tile(32, 48, 4, 3, 8, 5.6, 6.7),
+    Tile(16, 24, 1, 3, 7, 2.7, 3.4),
 )
 
 
@@ -109,44 +100,45 @@ def tiles(dtype: str) -> tuple[Tile, ...]:
 
 
 @lru_cache(maxsize=256)
-def linear(rows: int, n_out: int, dtype: str, device: Device) -> Launch:
-    """Return the launch that takes the least time, by the cycles of the busiest multiprocessor."""
+def linear(rows: int, n_in: int, n_out: int, dtype: str, device: Device) -> Launch:
+    """Return the launch that takes the least time, by that of the busiest multiprocessor."""
 
-    def cycles(tile: Tile) -> float:
+    def time(tile: Tile) -> float:
         blocks = -(-rows // tile.rows) * -(-n_out // tile.columns)
-        return -(-blocks // device.processors) * tile.cycles
+        return tile.time(-(-blocks // device.processors), n_in)
 
     fitting = [tile for tile in tiles(dtype) if tile.shared <= device.shared]
-    tile = min(fitting, key=cycles)
+    tile = min(fitting, key=time)
     grid = -(-n_out // tile.columns), -(-rows // tile.rows)
     return Launch(tile.kernel, grid, tile.threads, tile.shared)
 
 
 def pack(count: int, length: int, device: Device) -> Launch:
     """Return the launch that packs `count` stored rows of `length` weights."""
-    return Launch("pack", (_blocks(count * length, device),), _ROW_THREADS)
+    return Launch("pack", (_blocks(count * length, device), 1), _ROW_THREADS)
 
 
 @lru_cache(maxsize=256)
 def embed(tokens: int) -> Launch:
     """Return the launch that embeds tokens, one a block."""
-    return Launch("embed", (tokens,), _ROW_THREADS)
+    return Launch("embed", (tokens, 1), _ROW_THREADS)
 
 
 @lru_cache(maxsize=256)
 def layer_norm(rows: int) -> Launch:
     """Return the launch that normalizes rows, one a warp."""
-    return Launch("layer_norm", (-(-rows // _NORM_WARPS),), _NORM_WARPS * WARP)
+    return Launch("layer_norm", (-(-rows // _NORM_WARPS), 1), _NORM_WARPS * WARP)
 
 
+@lru_cache(maxsize=256)
 def round_rows(rows: int) -> Launch:
     """Return the launch that rounds rows to integers, before `linear` with int8 weights."""
-    return Launch("round_rows", (rows,), _ROW_THREADS, _ROW_THREADS // WARP * 4)
+    return Launch("round_rows", (rows, 1), _ROW_THREADS, _ROW_THREADS // WARP * 4)
 
 
 def elementwise(kernel: str, numbers: int, device: Device) -> Launch:
     """Return the launch of `add`, `exponentials` or `activations`."""
-    return Launch(kernel, (_blocks(numbers, device),), _ROW_THREADS)
+    return Launch(kernel, (_blocks(numbers, device), 1), _ROW_THREADS)
 
 
 def _blocks(numbers: int, device: Device) -> int:
@@ -172,11 +164,11 @@ def attend(heads: int, T: int, D: int, S: int, device: Device) -> Launch:
     half = device.shared // 2 - _RESERVED  # two blocks at a time hide each other's waits
     for queries, most in ((16, half), (8, half), (8, device.shared)):
         if T > 1 and shared(queries, stride) <= most:
-            grid = (heads * -(-T // queries),)
+            grid = heads * -(-T // queries), 1
             return Launch(f"attend_{queries}", grid, 128, shared(queries, stride))
     if shared(1, stride) <= device.shared:
-        return Launch("attend_1", (heads * T,), 128, shared(1, stride))
-    return Launch("attend_long", (heads * T,), 128, shared(1, 0))
+        return Launch("attend_1", (heads * T, 1), 128, shared(1, stride))
+    return Launch("attend_long", (heads * T, 1), 128, shared(1, 0))
 
 
 def attend_scratch(launch: Launch, S: int) -> int:
@@ -184,9 +176,10 @@ def attend_scratch(launch: Launch, S: int) -> int:
     return launch.grid[0] * -(-S // SLOTS) * SLOTS if launch.kernel == "attend_long" else 0
 
 
+@lru_cache(maxsize=256)
 def of_rows(kernel: str, rows: int, n: int) -> Launch:
     """Return the launch of a kernel of sampling.cu, a block a row of n logits."""
-    return Launch(kernel, (rows,), _ROW_THREADS, _ROW_MEMORY + 4 * -(-n // SPAN))
+    return Launch(kernel, (rows, 1), _ROW_THREADS, _ROW_MEMORY + 4 * -(-n // SPAN))
 
 
 # --- the pass: see pass.cu -----------------------------------------------------------------------

@@ -372,14 +372,6 @@ template <class T> DEVICE void multiply(const struct linear &job)
 // if that is more. `plans.linear` chooses a tile and says these numbers.
 #if FORMAT == 3
 
-KERNEL LAUNCH_BOUNDS(256, 1) linear_64x128(const struct linear job)
-{
-    multiply<tile<64, 128, 8, 4>>(job);
-}
-KERNEL LAUNCH_BOUNDS(256, 1) linear_64x96(const struct linear job)
-{
-    multiply<tile<64, 96, 8, 3>>(job);
-}
 KERNEL LAUNCH_BOUNDS(128, 1) linear_64x64(const struct linear job)
 {
     multiply<tile<64, 64, 8, 4>>(job);
@@ -395,14 +387,6 @@ KERNEL LAUNCH_BOUNDS(128, 1) linear_16x24(const struct linear job)
 
 #else
 
-KERNEL LAUNCH_BOUNDS(256, 1) linear_128x128(const struct linear job)
-{
-    multiply<tile<128, 128, 8, 8>, 16>(job);
-}
-KERNEL LAUNCH_BOUNDS(128, 1) linear_64x128(const struct linear job)
-{
-    multiply<tile<64, 128, 8, 8>, 16>(job);
-}
 KERNEL LAUNCH_BOUNDS(128, 1) linear_64x96(const struct linear job)
 {
     multiply<tile<64, 96, 8, 6>, 16>(job);

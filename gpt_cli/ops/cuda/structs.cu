@@ -215,6 +215,20 @@ struct choose {
 
 enum { CHOICE_ARRAYS = 6 };
 
+// The choice of the next tokens, without banned ones, and their log-probabilities among all.
+struct next_tokens {
+    float *logits;          // (rows, n); those of the banned tokens are set to -INFINITY
+    const double *uniforms; // (rows,)
+    const int64_t *banned;  // ids
+    int64_t *ids;           // (rows,)
+    double *logprobs;       // (rows,)
+    int32_t *is_finite;     // (rows,), set to 0 if logits are not finite
+    float *scratch;         // this and what follows: as in `struct choose`
+    int64_t rows, n, banned_count, top_k, scratch_size;
+    double top_p;
+    float temperature, log_min_p;
+};
+
 // A layer, with the names of model.py.
 struct layer {
     struct norm ln_1, ln_2;

@@ -1,0 +1,70 @@
+"""Several tokens of many texts, one after the other, without waiting for the GPU between them."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from gpt_cli.ops import Array
+from gpt_cli.ops.cuda import plans, structs
+from gpt_cli.ops.cuda.layers import Layers, Memory, Tokens, norm_of
+from gpt_cli.options.request import SamplingParams
+
+_CHOICE_ARRAYS = 6  # in structs.cu
+
+
+def decode(
+    ops: Any,
+    model: Any,
+    cache: Any,
+    last: Array,
+    uniforms: Array,
+    banned: Array,
+    params: SamplingParams,
+) -> tuple[Array, Array, Array]:
+    """Return ids and logprobs (steps, B) of the next tokens, and flags (B,) of finite results."""
+    (steps, B), C, V = uniforms.shape, model.wte.n_in, model.lm_head.weight.n_out
+    launch, xp, past = ops.launch, ops.xp, cache.lengths
+    counts = np.concatenate([np.ones((1, B), np.int64), past + np.arange(steps + 1)[:, None]])
+    counts, draws = xp.asarray(counts), xp.asarray(np.ascontiguousarray(uniforms, np.float64))
+    ids, is_finite = np.zeros((steps + 1, B), np.int64), xp.asarray(np.ones(B, np.int32))
+    ids[0] = last
+    ids, logprobs = xp.asarray(ids), xp.empty((steps, B), np.float64)
+    most = int(past.max())
+    layers = Layers(ops, model.h, cache, B, 1, most + steps)
+    memory, ln_f = Memory(xp, 4 * B * C, 4 * B * V), norm_of(model.ln_f)
+    x, logits = memory.addresses
+    choice = {"logits": logits, "is_finite": is_finite, "rows": B, "n": V}
+    choice |= {"banned": banned, "banned_count": len(banned)} | choice_fields(params)
+    choice |= scratch_fields(xp, B, V)
+    for step in range(steps):
+        now = 8 * B * step  # bytes before the numbers of this step
+        positions, after = counts.data.ptr + 8 * B + now, ids.data.ptr + 8 * B + now
+        tokens = Tokens(positions, counts.data.ptr, positions + 8 * B, most + step + 1)
+        job = structs.pack(
+            "embed", wte=model.wte.struct, wpe=model.wpe, n_positions=len(model.wpe),
+            ids=after - 8 * B, positions=positions, tokens=B, x=x,
+        )  # fmt: skip
+        launch(plans.embed(B), job)
+        layers.run(x, tokens)
+        layers.layer_norm(x, ln_f)
+        layers.linear(layers.normalized, model.lm_head, logits)
+        job = structs.pack(
+            "next_tokens", uniforms=draws.data.ptr + now, ids=after,
+            logprobs=logprobs.data.ptr + now, **choice,
+        )  # fmt: skip
+        launch(plans.of_rows("next_tokens", B, V), job)
+    return ids[1:], logprobs, is_finite
+
+
+def choice_fields(params: SamplingParams) -> dict[str, Any]:
+    """Return the fields of the structs about the choice of a token."""
+    least = math.log(params.min_p) if params.min_p > 0 else -math.inf
+    filters = {"top_k": params.top_k, "top_p": params.top_p, "log_min_p": least}
+    return filters | {"temperature": params.temperature}
+
+
+def scratch_fields(xp: Any, rows: int, n: int) -> dict[str, Any]:
+    """Return the fields for the memory of the choice of a token among n."""
+    size = 1 << (-(-n // plans.SPAN) * plans.SPAN - 1).bit_length()
+    return {"scratch": xp.empty((rows, _CHOICE_ARRAYS, size), np.float32), "scratch_size": size}
