@@ -42,8 +42,8 @@ class Device:
 class Tile:
     """A tile of results: rows x columns of a block, high x wide of a thread; see products.cu.
 
-    The times were measured on an H100, in microseconds. A multiprocessor takes `start` for a launch,
-    and then `pace` for each tile and 768 rows of the matrix, but `alone` for a single tile, whose
+    The times were measured on an H100, in microseconds. A multiprocessor takes `start` for a
+    launch, and then `pace` for each tile and 768 rows of the matrix, but `alone` for a single tile, whose
     threads wait for their own sums and loads.
     """
 
@@ -192,8 +192,8 @@ _MOST_STAGES = 8  # of a ring
 _LAYER_BYTES = 216  # of `struct layer`
 
 # What shared memory is divided into, the best first: tiles of values, units of a stage / those of
-# 4 KB, and the fewest stages of a ring. Copies of weights take about as long as two to four stages of
-# 4 KB are used.
+# 4 KB, and the fewest stages of a ring. Copies of weights take about as long as two to four stages
+# of 4 KB are used.
 _DIVISIONS = ((6, 1.0, 5), (3, 1.0, 4), (3, 1.0, 3), (3, 0.5, 3), (2, 0.25, 3))
 
 # Rows of a pass for which its kernel is compiled. With more, tiles of `linear` are faster.
@@ -289,9 +289,7 @@ def _chunks(longest: int, stage_rows: int, dtype: str) -> list[int]:
     return [longest, *range(longest // stage_rows * stage_rows, 0, -stage_rows)]
 
 
-def _rest(
-    rows: int, chunk: int, tiles: int, narrow: int, wide: int, shape: PassShape
-) -> int:
+def _rest(rows: int, chunk: int, tiles: int, narrow: int, wide: int, shape: PassShape) -> int:
     """Return the bytes that products, attention or the choice of a token need, one at a time."""
     if shape.dtype == "int8":
         x = 4 * (rows + 1) * (narrow + _PADDING)
