@@ -325,7 +325,7 @@ def _cache_fields(keys: Array, values: Array) -> dict[str, Any]:
     return {"keys": keys, "values": values, "cache_panels": keys.shape[2]}
 
 
-def _on_device(counts: Array) -> Array:
+def _on_device(counts: Array) -> Any:
     """Copy integers from the host to the device, once for all layers of a pass."""
     return _copied(counts.shape, np.asarray(counts, np.int64).tobytes())
 
