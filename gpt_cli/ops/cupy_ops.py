@@ -5,8 +5,7 @@ bfloat16 or float16, or in int8; activations and sums are in float32. Keys and v
 float32, or in float16 beside int8 weights.
 """
 
-import weakref
-from functools import lru_cache, partial
+from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +19,7 @@ from gpt_cli.ops.cuda import compiler, decoding, plans, structs
 from gpt_cli.ops.cuda.decoding import choice_fields, scratch_fields
 from gpt_cli.ops.cuda.launcher import Launcher
 from gpt_cli.ops.cuda.layers import ACTIVATIONS, Layers, Tokens, norm_of
+from gpt_cli.ops.cuda.passes import Passes, Places
 from gpt_cli.ops.cuda.placed import Placed
 from gpt_cli.ops.int8 import GROUP, LARGEST, Int8Rows, quantize
 from gpt_cli.ops.short import round_to
@@ -34,18 +34,6 @@ _OPERATIONS = (
     (*_COMMON, "pack.cu", "products.cu"),
     (*_COMMON, "attention.cu"),
     (*_COMMON, "rows.cu", "sampling.cu", "tokens.cu"),
-)
-_PASS = (
-    *_COMMON,
-    "sampling.cu",
-    "pass_memory.cu",
-    "pass_weights.cu",
-    "pass_rows.cu",
-    "pass_chains.cu",
-    "pass_products.cu",
-    "pass_attention.cu",
-    "pass_logits.cu",
-    "pass.cu",
 )
 LARGEST_TOP_K = 1024  # as in `native_ops`
 
@@ -67,14 +55,13 @@ class CuPyOps(Ops):
             self.gpu = plans.Device(
                 properties["multiProcessorCount"], properties["sharedMemPerBlockOptin"]
             )
-            self._capability = 10 * properties["major"] + properties["minor"]
-            self._options = (f"-DFORMAT={_FORMATS.index(dtype)}",)
-            modules = compiler.load_all(_OPERATIONS, self._options)
+            options = (f"-DFORMAT={_FORMATS.index(dtype)}",)
+            modules = compiler.load_all(_OPERATIONS, options)
         except Exception as error:  # CuPy raises many types for missing libraries
             raise ImportError(f"{type(error).__name__}: {error}") from error
         self.launch = Launcher(modules, self.gpu)
-        self._passes: dict[int, tuple[Any, compiler.Kernel]] = {}  # with modules, by their rows
-        self._tables: weakref.WeakKeyDictionary[Any, _Table] = weakref.WeakKeyDictionary()
+        capability = 10 * properties["major"] + properties["minor"]
+        self._passes = Passes(cupy, self.gpu, capability, dtype, _COMMON, options)
 
     def free_memory(self) -> int:
         return int(runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes())
@@ -178,8 +165,8 @@ class CuPyOps(Ops):
     def new_cache(
         self, layers: int, batch: int, heads: int, capacity: int, size: int
     ) -> tuple[Array, Array]:
-        # Keys (layers, B, H, panels, D, SLOTS), values (layers, B, H, panels, SLOTS, D). What is not
-        # yet written is never read.
+        # Keys (layers, B, H, panels, D, SLOTS), values (layers, B, H, panels, SLOTS, D). What is
+        # not yet written is never read.
         shape, slots = (layers, batch, heads, -(-capacity // plans.SLOTS)), plans.SLOTS
         keys = cupy.empty((*shape, size, slots), self.cache_type)
         return keys, cupy.empty((*shape, slots, size), self.cache_type)
@@ -217,7 +204,7 @@ class CuPyOps(Ops):
     ) -> Array:
         B, H, T, D = q.shape
         most, capacity = int(visible.max(initial=1)), keys.shape[2] * plans.SLOTS
-        if not (1 <= visible.min(initial=1) and most <= capacity):
+        if visible.min(initial=1) < 1 or most > capacity:
             raise IndexError(f"visible must be from 1 to {capacity} keys")
         (q,) = _alike(q)
         S = fields["scores"].shape[-1] if fields else most
@@ -266,17 +253,17 @@ class CuPyOps(Ops):
     # --- several operations in one launch --------------------------------------------------------
 
     def layers(self, x: Array, h: tuple[Any, ...], visible: Array, cache: Any) -> Array:
-        (B, T, _), shape = x.shape, self._pass_shape(h, cache, 0)
-        result: Any = cupy.array(x, np.float32, order="C")
-        if not x.size:
-            return result
-        if self._most_rows(shape) >= B * T and (cache.new == T).all():
-            texts, positions = np.repeat(np.arange(B), T), (visible - 1).reshape(-1)
-            self._pass(shape, h, cache, result, texts, positions, texts * T, only_layers=1)
-            return result
-        past, lengths, seen = map(_on_device, (cache.lengths, cache.new, visible))
-        tokens = Tokens(past.data.ptr, lengths.data.ptr, seen.data.ptr, int(visible.max()))
-        Layers(self, h, cache, B, T, tokens.S).run(result.data.ptr, tokens)
+        B, T, _ = x.shape
+        result = cupy.array(x, np.float32, order="C")
+        if self._passes.most_rows(h, cache) >= B * T and (cache.new == T).all():
+            texts = np.repeat(np.arange(B), T)
+            places = Places(texts, (visible - 1).reshape(-1), texts * T)
+            self._passes.layers(result, h, cache, places)
+        elif x.size:
+            past, lengths = _on_device(cache.lengths), _on_device(cache.new)
+            seen, S = _on_device(visible), int(visible.max())
+            tokens = Tokens(past.data.ptr, lengths.data.ptr, seen.data.ptr, S)
+            Layers(self, h, cache, B, T, S).run(result.data.ptr, tokens)
         return result
 
     def decode(
@@ -291,131 +278,16 @@ class CuPyOps(Ops):
         B, V = len(last), model.lm_head.weight.n_out
         if not 0 < params.top_k <= min(V, LARGEST_TOP_K):
             return None
-        shape = self._pass_shape(model.h, cache, V)
-        decode = partial(decoding.decode, self)  # of rows together: weights are read once a step
-        if self._most_rows(shape) >= B:
-            decode = partial(self._decode_in_one_launch, shape)
-        results = decode(model, cache, last, uniforms, banned, params)
-        ids, logprobs, is_finite = (self.to_host(array) for array in results)
+        arguments = model, cache, last, uniforms, banned, params
+        if self._passes.most_rows(model.h, cache, V) >= B:
+            ids, logprobs, is_finite = self._passes.decode(*arguments)
+        else:
+            ids, logprobs, is_finite = map(self.to_host, decoding.decode(self, *arguments))
         return (ids, logprobs) if is_finite.all() else None
-
-    def _decode_in_one_launch(
-        self,
-        shape: plans.PassShape,
-        model: Any,
-        cache: Any,
-        last: Array,
-        uniforms: Array,
-        banned: Array,
-        params: SamplingParams,
-    ) -> tuple[Array, Array, Array]:
-        """Do what `decoding.decode` does for as many rows as a pass can have."""
-        rows = np.arange(len(last))
-        fields = self._steps_fields(model, last, uniforms, banned, params)
-        x = cupy.empty((len(last), shape.C), np.float32)
-        self._pass(shape, model.h, cache, x, rows, cache.lengths, rows, **fields)
-        return fields["ids"][1:], fields["logprobs"], fields["is_finite"]
-
-    def _steps_fields(
-        self, model: Any, last: Array, uniforms: Array, banned: Array, params: SamplingParams
-    ) -> dict[str, Any]:
-        """Return the fields of `struct pass` for tokens that are chosen one after the other."""
-        (steps, rows), head, V = uniforms.shape, model.lm_head, model.lm_head.weight.n_out
-        ids = np.zeros((steps + 1, rows), np.int64)
-        ids[0] = last
-        return {
-            "ln_f": norm_of(model.ln_f), "lm_head": head.weight.struct, "wte": model.wte.struct,
-            "lm_head_bias": head.bias, "wpe": model.wpe, "ids": cupy.asarray(ids),
-            "logits": cupy.empty((rows, V), np.float32),
-            "maxima": cupy.empty((rows, -(-V // plans.SPAN)), np.float32),
-            "sums": cupy.empty((rows, -(-V // plans.LOG_SUM_STEP), 16), np.float32),
-            "logprobs": cupy.empty((steps, rows), np.float64),
-            "is_finite": cupy.asarray(np.ones(rows, np.int32)),
-            "uniforms": cupy.asarray(np.ascontiguousarray(uniforms, np.float64)),
-            "banned": banned, "banned_count": len(banned), "steps": steps,
-            **choice_fields(params), **scratch_fields(cupy, rows, V),
-        }  # fmt: skip
-
-    def _pass_shape(self, h: tuple[Any, ...], cache: Any, V: int) -> plans.PassShape:
-        C, inner = h[0].attn.c_attn.weight.n_in, h[0].mlp.c_fc.weight.n_out
-        panels = cache.keys.shape[3]
-        return plans.PassShape(self.dtype, len(h), C, inner, C // h[0].attn.n_head, V, panels)
-
-    @lru_cache(maxsize=64)  # noqa: B019 (operations live as long as their model)
-    def _most_rows(self, shape: plans.PassShape) -> int:
-        """Return the most rows of a pass in one launch; 0 if this GPU cannot do it."""
-        return plans.most_pass_rows(shape, self.gpu) if self._capability >= 80 else 0
-
-    def _pass(
-        self,
-        shape: plans.PassShape,
-        h: tuple[Any, ...],
-        cache: Any,
-        x: Array,
-        texts: Array,
-        positions: Array,
-        firsts: Array,
-        **fields: Any,
-    ) -> None:
-        """Launch the kernel of pass.cu for x (rows, C)."""
-        rows, C, step = len(texts), shape.C, len(cache.keys) > 1
-        plan = plans.pass_plan(rows, shape, self.gpu)
-        assert plan  # noqa: S101 (rows are at most `_most_rows`)
-        places = cupy.asarray(np.stack([texts, positions, firsts]).astype(np.int64))
-        size = cache.keys.dtype.itemsize
-        job = {"layers": self._table(h), "x": x, "steps": 1} | fields
-        job |= {
-            "mid": cupy.empty((rows, C), np.float32), "qkv": cupy.empty((rows, 3 * C), np.float32),
-            "z": cupy.empty((rows, C), np.float32),
-            "hidden": cupy.empty((rows, shape.inner), np.float32),
-            "keys": cache.keys, "values": cache.values,
-            "keys_step": step * cache.keys.strides[0] // size,
-            "values_step": step * cache.values.strides[0] // size,
-            "texts": places[0], "positions": places[1], "firsts": places[2],
-            "barrier": cupy.zeros(1, np.uint32), "n_layer": len(h), "rows": rows,
-            "C": C, "H": h[0].attn.n_head, "D": shape.D, "inner": shape.inner,
-            "cache_panels": shape.cache_panels, "stages": plan.stages, "chunk": plan.chunk,
-        }  # fmt: skip
-        module, kernel = self._passes.get(plan.most_rows) or self._load_pass(plan.most_rows)
-        compiler.set_constant(module, "job", structs.pack("pass", **job))
-        kernel.launch_together(self.gpu.processors, plans.PASS_THREADS, plan.shared)
-
-    def _load_pass(self, most_rows: int) -> tuple[Any, compiler.Kernel]:
-        """Return the module and the kernel of a pass of so many rows, and keep them."""
-        module = compiler.load(_PASS, (*self._options, f"-DROWS={most_rows}"))
-        self._passes[most_rows] = module, compiler.Kernel(module, "pass", self.gpu.shared)
-        return self._passes[most_rows]
-
-    def _table(self, h: tuple[Any, ...]) -> Array:
-        """Return the layers of a model as structs on the device, which are kept for the next pass."""
-        table = self._tables.get(h[0])
-        if table is None or table.h != [weakref.ref(b) for b in h]:
-            table = self._tables[h[0]] = _Table(h)
-        return table.structs
 
     def _run(self, launch: plans.Launch, struct: str, **fields: Any) -> None:
         """Launch a kernel with a struct of these fields; the others are 0."""
         self.launch(launch, structs.pack(struct, **fields))
-
-
-class _Table:
-    """The layers of a model (`model.Block`s) as an array of `struct layer` on the device."""
-
-    def __init__(self, h: tuple[Any, ...]):
-        self.h = [weakref.ref(b) for b in h]
-        layers = b"".join([self._layer(b) for b in h])
-        self.structs = cupy.asarray(np.frombuffer(layers, np.uint8))
-
-    def _layer(self, b: Any) -> bytes:
-        linears = {
-            "c_attn": b.attn.c_attn, "attn_c_proj": b.attn.c_proj,
-            "c_fc": b.mlp.c_fc, "mlp_c_proj": b.mlp.c_proj,
-        }  # fmt: skip
-        fields = {name: w.weight.struct for name, w in linears.items()}
-        fields |= {f"{name}_bias": w.bias for name, w in linears.items()}
-        fields |= {"ln_1": norm_of(b.ln_1), "ln_2": norm_of(b.ln_2), "scale": b.attn.scale}
-        fields["activation"] = ACTIVATIONS.index(b.mlp.activation)
-        return structs.pack("layer", **fields)
 
 
 def _check_int8(weight: Array, scale: Array) -> None:

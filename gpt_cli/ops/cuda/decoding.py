@@ -66,5 +66,10 @@ def choice_fields(params: SamplingParams) -> dict[str, Any]:
 
 def scratch_fields(xp: Any, rows: int, n: int) -> dict[str, Any]:
     """Return the fields for the memory of the choice of a token among n."""
-    size = 1 << (-(-n // plans.SPAN) * plans.SPAN - 1).bit_length()
+    size = scratch_size(n)
     return {"scratch": xp.empty((rows, _CHOICE_ARRAYS, size), np.float32), "scratch_size": size}
+
+
+def scratch_size(n: int) -> int:
+    """Return the numbers of an array of the scratch memory: a power of two, and whole spans."""
+    return 1 << (-(-n // plans.SPAN) * plans.SPAN - 1).bit_length()

@@ -1,21 +1,26 @@
 // What the files of the pass share: constants, and what a block has in shared memory. See pass.cu.
 
+// What the host chooses for a device and a model: see `pass_plan` in plans.py.
 #ifndef ROWS
 #define ROWS 4 // at most, of a pass
+#endif
+#ifndef STAGE_UNITS
+#define STAGE_UNITS 4 // units of a panel in a stage
+#endif
+#ifndef TILES
+#define TILES 6 // of values in shared memory, at least 2
 #endif
 
 enum {
     PASS_WARPS = 8,    // that compute
     COPYING_WARP = 11, // beside the warps 3 and 7, which often have no panel: 8, 9, 10 do nothing
     PASS_THREADS = PASS_WARPS * WARP,
-    STAGE_UNITS = FORMAT == 0 ? 4 : 8, // units of a panel in a stage, of about 4 KB
     STAGE_BYTES = STAGE_UNITS * UNIT_BYTES,
     PRODUCTS = 4, // of a layer, in the order of `struct layer`
     PLACES = 3,   // arrays of integers about rows
     PADDING = 4,  // floats between rows in shared memory: they begin at different banks
     RESULTS = (ROWS + 3) / 4, // of a lane: of rows l / 8, l / 8 + 4, ...
     TILE_KEYS = 32, // whose values are copied together
-    TILES = 6,      // of values in shared memory
 };
 
 CONSTANT struct pass job; // that this launch computes

@@ -186,13 +186,18 @@ def of_rows(kernel: str, rows: int, n: int) -> Launch:
 PASS_WARPS = 8  # of a block, that compute
 PASS_THREADS = 12 * WARP  # the last warp copies; see COPYING_WARP
 _PADDING = 4  # floats behind a row of x
-_TILE_KEYS, _TILES = 32, 6  # of values
-_FEWEST_STAGES, _ENOUGH_STAGES, _MOST_STAGES = 2, 5, 8
+_TILE_KEYS = 32  # whose values are copied together
+_MOST_STAGES = 8  # of a ring
 _LAYER_BYTES = 216  # of `struct layer`
 
-# Rows of a pass for which its kernel is compiled.
-_PASS_ROWS = {"int8": (1, 4, 8, 16)}
-_FLOAT_PASS_ROWS = (4, 8, 16)
+# What shared memory is divided into, the best first: tiles of values, units of a stage / those of
+# 4 KB, and the fewest stages of a ring. Copies of weights take about as long as two to four stages
+# of 4 KB are used.
+_DIVISIONS = ((6, 1.0, 5), (3, 1.0, 4), (3, 1.0, 3), (3, 0.5, 3), (2, 0.25, 3))
+
+# Rows of a pass for which its kernel is compiled. With more, tiles of `linear` are faster.
+_PASS_ROWS = {"int8": (1, 4, 8)}
+_FLOAT_PASS_ROWS = (4, 8)
 
 
 @dataclass(frozen=True)
@@ -212,7 +217,9 @@ class PassShape:
 class PassPlan:
     """A compiled kernel for passes, and the arguments of its launch."""
 
-    most_rows: int  # the kernel's
+    most_rows: int  # the kernel's, as the next two
+    stage_units: int  # of a panel
+    tiles: int  # of values
     stages: int  # of a ring
     chunk: int  # rows of a matrix
     shared: int  # bytes
@@ -258,27 +265,30 @@ def most_pass_rows(shape: PassShape, device: Device) -> int:
 
 
 def _plan_for(most_rows: int, rows: int, shape: PassShape, device: Device) -> PassPlan | None:
-    """Return the plan with the longest chunk of x that leaves room for enough stages, or for any."""
-    dtype, stage_units = shape.dtype, 4 if shape.dtype == "float32" else 8
-    stage_rows, stage_bytes = stage_units * unit_rows(dtype), stage_units * unit_bytes(dtype)
-    narrow, wide = padded(shape.C, dtype), padded(shape.inner, dtype)
-    longest = max(narrow, wide)
-    chunks = [longest]
-    if dtype != "int8":
-        chunks += range(longest // stage_rows * stage_rows, 0, -stage_rows)
+    """Return the best division of the shared memory that fits, with the longest chunk of x."""
+    narrow, wide = padded(shape.C, shape.dtype), padded(shape.inner, shape.dtype)
     places = 4 * PASS_WARPS * PANEL * (1 + most_rows) + 16 * -(-3 * most_rows // 4)
     fixed = 128 + 16 + shape.n_layer * _LAYER_BYTES + 2 * 16 * -(-shape.C // 4) + places
-    for fewest in (_ENOUGH_STAGES, _FEWEST_STAGES):
-        for chunk in chunks:
-            free = device.shared - fixed - _rest(rows, chunk, narrow, wide, shape)
-            stages = min(free // (PASS_WARPS * (stage_bytes + 16)), _MOST_STAGES)
+    for tiles, part, fewest in _DIVISIONS:
+        stage_units = int(part * (4 if shape.dtype == "float32" else 8))
+        stage_bytes = stage_units * unit_bytes(shape.dtype) + 16  # with its barriers
+        for chunk in _chunks(max(narrow, wide), stage_units * unit_rows(shape.dtype), shape.dtype):
+            rest = _rest(rows, chunk, tiles, narrow, wide, shape)
+            stages = min((device.shared - fixed - rest) // (PASS_WARPS * stage_bytes), _MOST_STAGES)
             if stages >= fewest:
-                used = device.shared - free + stages * PASS_WARPS * (stage_bytes + 16)
-                return PassPlan(most_rows, stages, chunk, used)
+                used = fixed + rest + stages * PASS_WARPS * stage_bytes
+                return PassPlan(most_rows, stage_units, tiles, stages, chunk, used)
     return None
 
 
-def _rest(rows: int, chunk: int, narrow: int, wide: int, shape: PassShape) -> int:
+def _chunks(longest: int, stage_rows: int, dtype: str) -> list[int]:
+    """Return the numbers of rows of a matrix whose x may be in shared memory, the largest first."""
+    if dtype == "int8":
+        return [longest]
+    return [longest, *range(longest // stage_rows * stage_rows, 0, -stage_rows)]
+
+
+def _rest(rows: int, chunk: int, tiles: int, narrow: int, wide: int, shape: PassShape) -> int:
     """Return the bytes that products, attention or the choice of a token need, one at a time."""
     if shape.dtype == "int8":
         x = 4 * (rows + 1) * (narrow + _PADDING)
@@ -289,6 +299,6 @@ def _rest(rows: int, chunk: int, narrow: int, wide: int, shape: PassShape) -> in
         x = max(x, 4 * (1 if whole else 2) * rows * (chunk + _PADDING))
     itemsize = 2 if shape.dtype == "int8" else 4
     attention = 4 * (2 * shape.D + 2 * PASS_WARPS + shape.cache_panels * SLOTS)
-    attention += _TILES * _TILE_KEYS * shape.D * itemsize
+    attention += tiles * _TILE_KEYS * shape.D * itemsize
     choice = _ROW_MEMORY + 4 * -(-shape.V // SPAN)
     return max(x, attention, choice)

@@ -57,7 +57,8 @@ def _layout(name: str) -> tuple[Callable[..., bytes], dict[str, int | bytes]]:
     """Return a function that packs all fields of a struct in their order, and zeros for them."""
     kind, form, end = types()[name], "<", 0
     zeros: dict[str, int | bytes] = {}
-    for field, (part, offset, *_) in (kind.fields or {}).items():
+    for field, described in (kind.fields or {}).items():
+        part, offset = described[:2]
         form += "x" * (offset - end) + _PACKED.get(part.str[1:], f"{part.itemsize}s")
         zeros[field] = bytes(part.itemsize) if part.names else 0
         end = offset + part.itemsize
