@@ -118,7 +118,7 @@ class CuPyOps(Ops):
         y, C = cupy.empty(x.shape, np.float32), x.shape[-1]
         rows = x.size // C
         if rows:
-            launch = plans.layer_norm(rows)
+            launch = plans.layer_norm(rows, C)
             self._run(launch, "layer_norm", ln=norm_of(ln), x=x, y=y, rows=rows, C=C)
         return y
 

@@ -33,7 +33,7 @@ def layer_norms(native):
     y = result((9, 131))[0]
     ln = struct_of("norm", weight=weight, bias=bias, epsilon=1e-5)
     job = struct_of("layer_norm", ln=ln, x=x, y=y, rows=9, C=131)
-    launch("float32", plans.layer_norm(9), job)
+    launch("float32", plans.layer_norm(9, 131), job)
     return is_same(y, native("float32").layer_norm(x, LayerNorm(weight, bias, 1e-5)))
 
 

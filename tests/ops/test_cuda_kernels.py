@@ -171,7 +171,7 @@ def test_layer_norm(native, rows, C, damaged, seed):
     y, memory = result((rows, C))
     ln = struct_of("norm", weight=weight, bias=bias, epsilon=1e-5)
     job = struct_of("layer_norm", ln=ln, x=x, y=y, rows=rows, C=C)
-    launch("float32", plans.layer_norm(rows), job)
+    launch("float32", plans.layer_norm(rows, C), job)
     assert_guarded(y, memory)
     with np.errstate(all="ignore"):
         assert_same_bits(y, native("float32").layer_norm(x, LayerNorm(weight, bias, 1e-5)))

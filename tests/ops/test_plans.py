@@ -103,7 +103,7 @@ def check_launch(launch, device):
 def test_products_of_any_size_can_be_launched(rows, n_in, n_out, dtype, device):
     check_launch(plans.linear(rows, n_in, n_out, dtype, device), device)
     check_launch(plans.round_rows(rows), device)
-    check_launch(plans.layer_norm(rows), device)
+    check_launch(plans.layer_norm(rows, n_in), device)
     check_launch(plans.embed(rows), device)
     check_launch(plans.pack(rows, n_in, device), device)
     check_launch(plans.elementwise("activations", rows * n_out, device), device)

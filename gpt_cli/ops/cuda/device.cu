@@ -65,9 +65,6 @@ DEVICE float4 load_fresh(const float4 *from) { return __ldcg(from); }
 DEVICE uint16_t load_fresh(const uint16_t *from) { return __ldcg(from); }
 DEVICE int64_t load_fresh(const int64_t *from) { return __ldcg(from); }
 
-// Bring the line of global memory at an address to the second-level cache.
-DEVICE void prefetch(const void *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
-
 #if __CUDA_ARCH__ >= 800
 
 // Copy 16 bytes from global to shared memory without waiting.

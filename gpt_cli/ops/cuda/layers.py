@@ -81,7 +81,7 @@ class Layers:
         """Normalize x (rows, C) to `normalized`."""
         rows, y = self.rows, self.normalized
         job = structs.pack("layer_norm", ln=ln, x=x, y=y, rows=rows, C=self._C)
-        self._launch(plans.layer_norm(rows), job)
+        self._launch(plans.layer_norm(rows, self._C), job)
 
     def linear(
         self, x: int, w: Linear, y: int, activation: str | None = None, residual: int = 0

@@ -58,8 +58,6 @@ DEVICE void compute(int number, int step, ring &from, uint32_t &target)
         if (is_normalized(work.product))
             load_norm(norm_before(number));
     }
-    if (work.product == ATTN_C_PROJ)
-        prefetch_cache(number / PRODUCTS, step);
     if (number || step)
         sync_grid(target);
     if (work.product == ATTN_C_PROJ) {

@@ -110,8 +110,8 @@ DEVICE float score_of(const query &one, const attention &of, int s, int head)
         return score;
     }
     const cached *key = key_at(one, s);
-    for (; d + 32 <= D; d += 32)
-        score = add_scores<32>(of.q + d, key + d * SLOTS, score);
+    for (; d + 64 <= D; d += 64)
+        score = add_scores<64>(of.q + d, key + d * SLOTS, score);
     for (; d < D; d += 8) // a multiple of 8
         score = add_scores<8>(of.q + d, key + d * SLOTS, score);
     return score;
@@ -198,22 +198,6 @@ DEVICE void weigh_keys(
         sum = tree_sum(sum);
         if (lane == 0)
             of.largest[PASS_WARPS] = sum;
-    }
-}
-
-// Bring the keys and values of this block's first task from memory to the second-level cache, before
-// its query is computed.
-ROUTINE void prefetch_cache(int layer, int step)
-{
-    const int LINE = 128; // bytes
-    int task = blockIdx.x, H = job.H, D = job.D;
-    if (task >= job.rows * H)
-        return;
-    query one = query_of(layer, task / H, task % H, step);
-    int bytes = ceil_div(one.past, (int)SLOTS) * SLOTS * D * (int)sizeof(cached);
-    for (int i = threadIdx.x * LINE; i < bytes; i += PASS_THREADS * LINE) {
-        prefetch((const char *)one.keys + i);
-        prefetch((const char *)one.values + i);
     }
 }
 

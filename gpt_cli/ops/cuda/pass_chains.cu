@@ -9,7 +9,7 @@
 // The chains of a lane in float: one column of a panel and every fourth row of x.
 struct chains {
     static const int J = RESULTS;
-    static const int AHEAD = J > 2 ? 2 : 32 / (ROWS_PER_LOAD * J); // loads before their use
+    static const int AHEAD = J > 2 || ROWS_PER_LOAD == 8 ? 2 : 4; // loads before their use
     float sums[J];
     float4 weights[AHEAD]; // the bits, as stored
     float4 x[J][AHEAD][ROWS_PER_LOAD / 4];

@@ -13,7 +13,7 @@ SLOTS = 32  # tokens of a panel of a cache
 WARP = 32
 _STAGES = 3  # of products.cu
 _ROW_THREADS = 256  # of operations on single rows and numbers
-_NORM_WARPS = 4  # rows of a block of `layer_norm`
+_NORM_THREADS = 128  # of `layer_norm`
 _ROW_MEMORY = 21_120  # bytes of `struct row_memory`, at least
 SPAN = 64  # columns whose largest logit is computed first
 LOG_SUM_STEP = 256  # logits whose exponentials are added in float32
@@ -124,9 +124,9 @@ def embed(tokens: int) -> Launch:
 
 
 @lru_cache(maxsize=256)
-def layer_norm(rows: int) -> Launch:
-    """Return the launch that normalizes rows, one a warp."""
-    return Launch("layer_norm", (-(-rows // _NORM_WARPS), 1), _NORM_WARPS * WARP)
+def layer_norm(rows: int, C: int) -> Launch:
+    """Return the launch that normalizes rows, one a block."""
+    return Launch("layer_norm", (rows, 1), _NORM_THREADS, 16 * -(-C // 4) + 8)
 
 
 @lru_cache(maxsize=256)

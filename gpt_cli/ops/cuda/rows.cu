@@ -15,39 +15,49 @@ KERNEL embed(const struct embed job)
         job.x[token * C + c] = is_valid ? weight_at(panel, c, id % PANEL) + wpe[c] : NAN;
 }
 
-// y (C) = (x - mean) / sqrt(variance + epsilon) * weight + bias.
-//
-// grid: rows / warps of a block; block: whole warps; no shared memory. A warp computes a row. Both
-// halves of a warp add the same numbers: lane i and lane i + 16 have partial sum i.
-KERNEL layer_norm(const struct layer_norm job)
+// Copy a row of x to shared memory, all of its numbers at once.
+DEVICE void load_row(const float *x, int C, float *row)
 {
-    int64_t C = job.C, row = (int64_t)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
-    int lane = threadIdx.x % WARP;
-    if (row >= job.rows)
-        return;
-    const float *x = job.x + row * C;
-    float sum = 0, squares = 0;
-#pragma unroll 16
-    for (int64_t i = lane % PARTIAL_SUMS; i < C; i += PARTIAL_SUMS)
-        sum += x[i];
-    float mean = tree_sum(sum) / (float)C;
-#pragma unroll 16
-    for (int64_t i = lane % PARTIAL_SUMS; i < C; i += PARTIAL_SUMS) {
-        float difference = x[i] - mean;
-        squares = multiply_add(difference, difference, squares);
-    }
-    float per_deviation = 1.0f / sqrtf(tree_sum(squares) / (float)C + job.ln.epsilon);
-#pragma unroll 8
-    for (int64_t i = lane; i < C; i += WARP)
-        job.y[row * C + i] = multiply_add((x[i] - mean) * per_deviation, job.ln.weight[i], job.ln.bias[i]);
+    if (C % 4 == 0 && (int64_t)x % 16 == 0)
+        for (int c = 4 * threadIdx.x; c < C; c += 4 * blockDim.x)
+            copy16(row + c, x + c);
+    else
+        for (int c = threadIdx.x; c < C; c += blockDim.x)
+            row[c] = x[c];
+    commit_copies();
+    wait_for_copies<0>();
+    sync_block();
 }
 
-// total = x + y. grid: any; block: any; no shared memory.
-KERNEL add(const struct add job)
+// y (C) = (x - mean) / sqrt(variance + epsilon) * weight + bias.
+//
+// grid: rows; block: whole warps; shared memory: C floats, padded to 16 bytes, and 2 more. All threads
+// load the row. The first warp adds: both of its halves the same numbers, lane i and lane i + 16 those
+// of partial sum i. All threads compute the results.
+KERNEL layer_norm(const struct layer_norm job)
 {
-    int64_t threads = (int64_t)gridDim.x * blockDim.x;
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < job.n; i += threads)
-        job.total[i] = job.x[i] + job.y[i];
+    int C = (int)job.C, lane = threadIdx.x % WARP;
+    int64_t start = blockIdx.x * job.C;
+    float *row = (float *)shared_memory, *of_row = row + ceil_div(C, 4) * 4; // mean, 1 / deviation
+    load_row(job.x + start, C, row);
+    if (threadIdx.x < WARP) {
+        float sum = 0, squares = 0;
+        _Pragma("unroll 16") for (int c = lane % PARTIAL_SUMS; c < C; c += PARTIAL_SUMS)
+            sum += row[c];
+        float mean = tree_sum(sum) / (float)C;
+        _Pragma("unroll 16") for (int c = lane % PARTIAL_SUMS; c < C; c += PARTIAL_SUMS) {
+            float difference = row[c] - mean;
+            squares = multiply_add(difference, difference, squares);
+        }
+        float per_deviation = 1.0f / sqrtf(tree_sum(squares) / (float)C + job.ln.epsilon);
+        if (lane == 0)
+            of_row[0] = mean, of_row[1] = per_deviation;
+    }
+    sync_block();
+    float mean = of_row[0], per_deviation = of_row[1];
+    for (int c = threadIdx.x; c < C; c += blockDim.x)
+        job.y[start + c] =
+            multiply_add((row[c] - mean) * per_deviation, job.ln.weight[c], job.ln.bias[c]);
 }
 
 // y = e^x, and y = activation(x). grid: any; block: any; no shared memory.

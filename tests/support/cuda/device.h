@@ -139,8 +139,6 @@ template <class T> DEVICE T from_lane(T x, int lane) { return value_of_lane(x, l
 
 DEVICE uint32_t vote(bool is_so) { return emulated::meet_lanes(is_so, "vote")[WARP]; }
 DEVICE int count_bits(uint32_t bits) { return __builtin_popcount(bits); }
-inline void prefetch(const void *) {}
-
 DEVICE int warp_sum(int x)
 {
     for (int lanes = WARP / 2; lanes; lanes /= 2)
