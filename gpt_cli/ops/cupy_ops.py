@@ -33,7 +33,7 @@ _COMMON = ("device.cu", "arithmetic.cu", "structs.cu")
 _OPERATIONS = (
     (*_COMMON, "pack.cu", "products.cu"),
     (*_COMMON, "attention.cu"),
-    (*_COMMON, "rows.cu", "sampling.cu", "tokens.cu"),
+    (*_COMMON, "rows.cu", "logits.cu", "sampling.cu", "tokens.cu"),
 )
 LARGEST_TOP_K = 1024  # as in `native_ops`
 

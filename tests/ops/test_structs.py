@@ -14,7 +14,7 @@ from gpt_cli.ops.int8 import GROUP
 from support.cuda_kernels import FORMATS
 from support.emulated_kernels import Card, compile_kernels, read_source
 
-FILES = ("arithmetic.cu", "structs.cu", "sampling.cu", "pass_memory.cu")
+FILES = ("arithmetic.cu", "structs.cu", "logits.cu", "sampling.cu", "pass_memory.cu")
 OPS = Path(gpt_cli.ops.__file__).parent
 EXPRESSIONS = (
     *("PANEL", "SLOTS", "WARP", "GROUP", "SPAN", "ROW_UNIT", "UNIT_BYTES", "ROW_THREADS"),

@@ -15,6 +15,7 @@ from gpt_cli.ops.cuda.layers import ACTIVATIONS, Memory, norm_of
 from gpt_cli.options.request import SamplingParams
 
 FILES = (
+    "logits.cu",
     "sampling.cu",
     "pass_memory.cu",
     "pass_weights.cu",

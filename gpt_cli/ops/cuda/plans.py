@@ -42,8 +42,9 @@ class Device:
 class Tile:
     """A tile of results: rows x columns of a block, high x wide of a thread; see products.cu.
 
-    Microseconds of a multiprocessor of an H100: `start` of a launch; `pace` of each tile for 768
-    rows of the matrix, but `alone` of a single one, whose threads wait for their own sums.
+    The times were measured on an H100, in microseconds. A multiprocessor takes `start` for a
+    launch, and then `pace` for each tile and 768 rows of the matrix, but `alone` for a single
+    tile, whose threads wait for their own sums and loads.
     """
 
     rows: int

@@ -60,6 +60,14 @@ KERNEL layer_norm(const struct layer_norm job)
             multiply_add((row[c] - mean) * per_deviation, job.ln.weight[c], job.ln.bias[c]);
 }
 
+// total = x + y. grid: any; block: any; no shared memory.
+KERNEL add(const struct add job)
+{
+    int64_t threads = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < job.n; i += threads)
+        job.total[i] = job.x[i] + job.y[i];
+}
+
 // y = e^x, and y = activation(x). grid: any; block: any; no shared memory.
 KERNEL exponentials(const struct elementwise job)
 {
