@@ -12,7 +12,15 @@ from support.emulated_kernels import Card, compile_kernels, fuses, read_source
 from support.native_arrays import array
 
 DEVICE = plans.Device(processors=2, shared=232_448)
-FILES = ("arithmetic.cu", "structs.cu", "pack.cu", "products.cu", "rows.cu", "logits.cu", "sampling.cu")
+FILES = (
+    "arithmetic.cu",
+    "structs.cu",
+    "pack.cu",
+    "products.cu",
+    "rows.cu",
+    "logits.cu",
+    "sampling.cu",
+)
 
 
 def is_same(found, expected):

@@ -30,19 +30,19 @@ def shape_of(dtype, n_layer, C, heads, V, inner=None, slots=1024):
     return plans.PassShape(dtype, n_layer, C, inner or 4 * C, C // heads, V, -(-slots // 32))
 
 
-def stage_of(dtype):
+def stage_of(plan, dtype):
     """Return the rows and the bytes of a stage."""
-    units = plans._STAGE_BYTES // plans.unit_bytes(dtype)
+    units = plan.stage_units
     return units * plans.unit_rows(dtype), units * plans.unit_bytes(dtype)
 
 
 def least_memory(rows, shape, plan):
     """Return bytes of shared memory that a pass needs in any case; see `divide` in pass.cu."""
-    rings = plans.PASS_WARPS * plan.stages * stage_of(shape.dtype)[1]
+    rings = plans.PASS_WARPS * plan.stages * stage_of(plan, shape.dtype)[1]
     fixed = rings + shape.n_layer * plans._LAYER_BYTES + 2 * 4 * shape.C
     is_int8 = shape.dtype == "int8"
     x = 2 * rows * shape.inner if is_int8 else 4 * rows * plan.chunk
-    values = plans._TILES * plans._TILE_KEYS * shape.D * (2 if is_int8 else 4)
+    values = plan.tiles * plans._TILE_KEYS * shape.D * (2 if is_int8 else 4)
     attention = values + 4 * (shape.D + plans.SLOTS * shape.cache_panels)
     return fixed + max(x, attention, 4 * -(-shape.V // plans.SPAN))
 
@@ -53,12 +53,12 @@ def check_pass(rows, shape, device):
     if plan is None:
         return None
     assert rows <= plan.most_rows <= 32
-    assert plans._FEWEST_STAGES <= plan.stages <= plans._MOST_STAGES
+    assert min(fewest for *_, fewest in plans._DIVISIONS) <= plan.stages <= plans._MOST_STAGES
     assert least_memory(rows, shape, plan) <= plan.shared <= device.shared
     longest = max(plans.padded(n, shape.dtype) for n in (shape.C, shape.inner))
     if plan.chunk != longest:  # a chunk ends where a stage does
         assert shape.dtype != "int8"
-        assert plan.chunk % stage_of(shape.dtype)[0] == 0
+        assert plan.chunk % stage_of(plan, shape.dtype)[0] == 0
         assert 0 < plan.chunk < longest
     return plan
 

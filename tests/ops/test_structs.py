@@ -18,7 +18,7 @@ FILES = ("arithmetic.cu", "structs.cu", "logits.cu", "sampling.cu", "pass_memory
 OPS = Path(gpt_cli.ops.__file__).parent
 EXPRESSIONS = (
     *("PANEL", "SLOTS", "WARP", "GROUP", "SPAN", "ROW_UNIT", "UNIT_BYTES", "ROW_THREADS"),
-    *("CANDIDATES", "CHOICE_ARRAYS", "PASS_WARPS", "PADDING", "TILE_KEYS", "TILES", "STAGE_BYTES"),
+    *("CANDIDATES", "CHOICE_ARRAYS", "PASS_WARPS", "PADDING", "TILE_KEYS"),
     "sizeof(row_memory)",
 )
 
@@ -41,12 +41,11 @@ def test_structs_and_constants_are_those_of_python(dtype):
     assert {name: values[name] for name in sizes} == sizes
     assert values["sizeof(row_memory)"] <= plans._ROW_MEMORY
     assert values["sizeof(struct layer)"] == plans._LAYER_BYTES
-    stage = plans._STAGE_BYTES // plans.unit_bytes(dtype) * plans.unit_bytes(dtype)
     expected = {
         "PANEL": plans.PANEL, "SLOTS": plans.SLOTS, "WARP": plans.WARP, "GROUP": GROUP,
-        "SPAN": plans.SPAN, "ROW_UNIT": plans.unit_rows(dtype), "STAGE_BYTES": stage,
+        "SPAN": plans.SPAN, "ROW_UNIT": plans.unit_rows(dtype),
         "UNIT_BYTES": plans.unit_bytes(dtype), "ROW_THREADS": plans._ROW_THREADS,
-        "PASS_WARPS": plans.PASS_WARPS, "PADDING": plans._PADDING, "TILES": plans._TILES,
+        "PASS_WARPS": plans.PASS_WARPS, "PADDING": plans._PADDING,
         "TILE_KEYS": plans._TILE_KEYS,
     }  # fmt: skip
     assert {name: values[name] for name in expected} == expected
