@@ -61,6 +61,8 @@ COVERED = {
     "jobs/test_outputs.py": ["jobs/jsonl"],
     "jobs/test_runner.py": ["jobs/sinks"],
     "ops/test_gpu.py": ["system/gpu"],
+    "ops/test_launches.py": ["ops/cuda/launcher"],
+    "ops/test_many_rows.py": ["ops/cuda/decoding", "ops/cuda/layers"],
     "ops/test_native_pool.py": ["ops/memory"],
     "ops/test_ops.py": ["ops/numpy_ops"],
     "options/test_declare.py": ["options/request"],
