@@ -152,5 +152,5 @@ def test_a_launch_passes_the_address_of_the_struct(driver):
 def test_a_constant_is_copied_on_the_current_stream(driver):
     module = SimpleNamespace(get_global_var=len)
     compiler.set_constant(module, "job", b"a\0b")
-    [(address, source, size, kind, stream)] = driver.calls
+    [(address, _source, size, kind, stream)] = driver.calls
     assert (address, size, kind, stream) == (3, 3, 1, 11)

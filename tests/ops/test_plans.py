@@ -33,7 +33,7 @@ def shape_of(dtype, n_layer, C, heads, V, inner=None, slots=1024):
 
 
 def least_memory(rows, shape, plan):
-    """Return bytes of shared memory that a pass needs in any case; see `divide` in pass_memory.cu."""
+    """Return the bytes that a pass needs in any case; see `divide` in pass_memory.cu."""
     stage = plan.stage_units * plans.unit_bytes(shape.dtype)
     rings = plans.PASS_WARPS * plan.stages * (stage + 16)
     results = 4 * plans.PASS_WARPS * plans.PANEL * (1 + plan.most_rows)  # biases and residuals

@@ -53,7 +53,7 @@ def test_structs_and_constants_are_those_of_python(dtype):
 
 def test_constants_of_cupy_ops_are_those_of_the_kernels():
     values = told("float32", EXPRESSIONS)
-    assert decoding._CHOICE_ARRAYS == values["CHOICE_ARRAYS"]
+    assert values["CHOICE_ARRAYS"] == decoding._CHOICE_ARRAYS
     (number,) = re.findall(  # CuPy, which it imports, need not be there
         r"^LARGEST_TOP_K = (\d+)", (OPS / "cupy_ops.py").read_text("utf-8"), re.MULTILINE
     )

@@ -207,7 +207,7 @@ ROUTINE void prefetch_cache(int layer, int step)
 {
     const int LINE = 128; // bytes
     int task = blockIdx.x, H = job.H, D = job.D;
-    if (task >= job.rows * H)
+    if (task >= rows_of_pass() * H)
         return;
     query one = query_of(layer, task / H, task % H, step);
     int bytes = ceil_div(one.past, (int)SLOTS) * SLOTS * D * (int)sizeof(cached);
@@ -228,7 +228,7 @@ ROUTINE void attend_rows(int layer, int step)
     float scale = layers_of()[layer].scale;
     attention of = divide_rest();
     copier copying = copier_of(adding);
-    for (int task = blockIdx.x; task < job.rows * H; task += gridDim.x) {
+    for (int task = blockIdx.x; task < rows_of_pass() * H; task += gridDim.x) {
         int row = task / H, head = task % H;
         query one = query_of(layer, row, head, step);
         int tiles = ceil_div(one.visible, (int)TILE_KEYS);
