@@ -4,7 +4,9 @@
 
 An instruction of sm_70 and later holds the cycles that its warp waits before the next one. In a
 loop of products, their sum is the least time of a turn. A chain of multiply-adds, each of which
-adds to the result of the one before, takes 4 cycles each at best.
+adds to the result of the one before, takes 4 cycles each at best. Loops in which a warp only waits
+for a barrier in shared memory, until a copy is complete, are left out, with the instructions that
+are skipped together with them: usually the copy is complete.
 
 nvdisasm is in the package nvidia-cuda-nvdisasm. `nvcc -cubin -arch=sm_90` makes a cubin.
 """
@@ -23,6 +25,7 @@ _LABEL = re.compile(r"(\.L\w+):")
 _INSTRUCTION = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;\s*/\* 0x[0-9a-f]{16} \*/")
 _UPPER_HALF = re.compile(r"\s*/\* 0x([0-9a-f]{16}) \*/")
 _BRANCH = re.compile(r"\bBRA\S* .*`\((\.L\w+)\)")
+_WAIT = "SYNCS.PHASECHK"  # whether a phase of a barrier has ended
 _STALL_BITS = 41  # where the cycles are in the upper half: 4 bits
 _DENSE = 0.2  # share of multiply-adds in a loop of products, at least
 
@@ -81,9 +84,25 @@ def loops(lines: list[str], kernel: str) -> Iterator[Loop]:
         if start < end and products >= _DENSE * (end - start) and not contains:
             ranges.append((start, end))
     for start, end in ranges:
-        body = code[start : end + 1]
+        waiting = _waiting(code, labels, start, end)
+        body = [code[i] for i in range(start, end + 1) if i not in waiting]
         products = sum(bool(part.registers) for part in body)
         yield Loop(products, _longest_chain(body), sum(part.stall for part in body))
+
+
+def _waiting(code: list[Instruction], labels: dict[str, int], start: int, end: int) -> set[int]:
+    """Return the instructions in a range that are executed only while a barrier is waited for.
+
+    They are what a branch over a loop skips, if the loop checks a phase and has no product.
+    """
+    found: set[int] = set()
+    for at in range(start, end + 1):
+        target = _BRANCH.search(code[at].text)
+        skipped = range(at + 1, labels.get(target[1], 0)) if target else range(0)
+        parts = [code[i] for i in skipped]
+        if any(_WAIT in part.text for part in parts) and not any(part.registers for part in parts):
+            found |= {*skipped}
+    return found
 
 
 def _parse(lines: list[str], kernel: str) -> tuple[list[Instruction], dict[str, int]]:

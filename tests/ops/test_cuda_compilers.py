@@ -16,9 +16,10 @@ from support.cuda_kernels import FORMATS
 from tools import schedule
 
 COMMON = "device", "arithmetic", "structs"
-OPERATIONS = *COMMON, "pack", "products", "rows", "attention", "sampling", "tokens"
+OPERATIONS = *COMMON, "pack", "products", "rows", "attention", "logits", "sampling", "tokens"
 PASS = (
     *COMMON,
+    "logits",
     "sampling",
     "pass_memory",
     "pass_weights",
@@ -95,49 +96,69 @@ class Nvrtc:
         return status, messages.value.decode()
 
 
-# A module takes several seconds to compile: the default is one GPU, in float32 and int8.
-ARCHITECTURES = 75, 80, 86, 89, 90, 100, 120
-USUAL = [(90, 0, None), (90, 3, None), (90, 0, 4), (90, 3, 1)]
+# Macros of a pass: ROWS, STAGE_UNITS, TILES.
+MACROS = "ROWS", "STAGE_UNITS", "TILES"
+# Layers, width, heads, vocabulary: of GPT-2 from small to XL.
+SIZES = (12, 768, 12, 50257), (24, 1024, 16, 50257), (36, 1280, 20, 50257), (48, 1600, 25, 50257)
+# Bytes of shared memory of a block, of the devices with passes.
+SHARED = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
+ARCHITECTURES = 75, *SHARED  # 75 has no asynchronous copies
 EVERY_FORMAT = {"embed", "layer_norm", "store", "attend_1", "pack", "linear_64x64", "choose"}
 
 
-def rows_of(number_format):
-    """Return the rows for which a pass is compiled."""
-    return plans._PASS_ROWS.get(FORMATS[number_format], plans._FLOAT_PASS_ROWS)
+def macros_of(dtype, shared, sizes=SIZES):
+    """Return the macros of the passes that models of published sizes have on a device."""
+    device, chosen = plans.Device(132, shared), set()
+    for n_layer, C, heads, V in sizes:
+        shape = plans.PassShape(dtype, n_layer, C, 4 * C, C // heads, V, 1024 // plans.SLOTS)
+        for rows in range(1, plans.most_pass_rows(shape, device) + 1):
+            plan = plans.pass_plan(rows, shape, device)
+            chosen.add((plan.most_rows, plan.stage_units, plan.tiles))
+    return sorted(chosen)
+
+
+def defined(macros):
+    return [f"-D{name}={value}" for name, value in zip(MACROS, macros, strict=True)]
 
 
 def cases():
-    """Yield architectures, formats, and the rows of a pass, or None for the operations."""
+    """Yield architectures, formats, and the macros of a pass, or None for the operations."""
     for architecture in ARCHITECTURES:
-        for number_format in range(len(FORMATS)):
+        for number_format, dtype in enumerate(FORMATS):
             yield architecture, number_format, None
-            if architecture >= 80:  # a pass copies asynchronously
-                for rows in rows_of(number_format):
-                    yield architecture, number_format, rows
+            if architecture in SHARED:
+                for macros in macros_of(dtype, SHARED[architecture]):
+                    yield architecture, number_format, macros
+
+
+# A module takes several seconds to compile: the default is one GPU, in float32 and int8, with the
+# passes of one row of the smallest model.
+USUAL = [(90, number_format, None) for number_format in (0, 3)]
+USUAL += [(90, i, macros_of(FORMATS[i], SHARED[90], SIZES[:1])[0]) for i in (0, 3)]
 
 
 @pytest.mark.parametrize(
-    ("architecture", "number_format", "rows"),
+    ("architecture", "number_format", "macros"),
     [pytest.param(*case, marks=[] if case in USUAL else pytest.mark.slow) for case in cases()],
 )
 @pytest.mark.parametrize("compiler", [Nvcc, Nvrtc])
 def test_the_kernels_compile_without_warnings_or_spills(
-    compiler, architecture, number_format, rows, tmp_path
+    compiler, architecture, number_format, macros, tmp_path
 ):
     compiler = compiler()
     if not compiler.knows(architecture):
         pytest.skip(f"this compiler is not for sm_{architecture}")
     options = [*OPTIONS, f"-DFORMAT={number_format}", f"-arch=sm_{architecture}"]
     options += [f"--ptxas-options={option}" for option in SHOWN]
-    options += [f"-DROWS={rows}"] if rows else []
-    files = [f"{name}.cu" for name in (PASS if rows else OPERATIONS)]
+    options += defined(macros) if macros else []
+    files = [f"{name}.cu" for name in (PASS if macros else OPERATIONS)]
     status, messages = compiler.compile(source(files), options, tmp_path)
     assert status == 0, messages
     assert "warning" not in messages.lower(), messages
     assert "bytes spill" in messages
     assert not re.search(r"[1-9]\d* bytes spill", messages), messages
     compiled = {*re.findall(rf"entry function '(\w+)' for 'sm_{architecture}'", messages)}
-    assert ({"pass"} if rows else EVERY_FORMAT) <= compiled <= {*kernels(files)}
+    assert ({"pass"} if macros else EVERY_FORMAT) <= compiled <= {*kernels(files)}
 
 
 def test_every_file_is_compiled():
@@ -151,11 +172,11 @@ MOST_CYCLES = 4.3  # of a multiply-add that waits for the one before: 4 at least
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number_format", "rows"), [(0, 4), (0, 8), (2, 4)])
-def test_little_stands_between_two_multiply_adds_of_a_chain(number_format, rows, tmp_path):
+@pytest.mark.parametrize(("number_format", "macros"), [(0, (4, 4, 6)), (0, (4, 4, 3))])
+def test_little_stands_between_two_multiply_adds_of_a_chain(number_format, macros, tmp_path):
     if not schedule.disassembler():
         pytest.skip("needs nvidia-cuda-nvdisasm")
-    options = [*OPTIONS, f"-DFORMAT={number_format}", f"-DROWS={rows}", "-arch=sm_90"]
+    options = [*OPTIONS, f"-DFORMAT={number_format}", *defined(macros), "-arch=sm_90"]
     files = [f"{name}.cu" for name in PASS]
     status, messages = Nvcc().compile(source(files), options, tmp_path)
     assert status == 0, messages

@@ -1,5 +1,7 @@
 """The rules of launches: what they choose fits every GPU."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,16 +32,12 @@ def shape_of(dtype, n_layer, C, heads, V, inner=None, slots=1024):
     return plans.PassShape(dtype, n_layer, C, inner or 4 * C, C // heads, V, -(-slots // 32))
 
 
-def stage_of(plan, dtype):
-    """Return the rows and the bytes of a stage."""
-    units = plan.stage_units
-    return units * plans.unit_rows(dtype), units * plans.unit_bytes(dtype)
-
-
 def least_memory(rows, shape, plan):
-    """Return bytes of shared memory that a pass needs in any case; see `divide` in pass.cu."""
-    rings = plans.PASS_WARPS * plan.stages * stage_of(plan, shape.dtype)[1]
-    fixed = rings + shape.n_layer * plans._LAYER_BYTES + 2 * 4 * shape.C
+    """Return the bytes that a pass needs in any case; see `divide` in pass_memory.cu."""
+    stage = plan.stage_units * plans.unit_bytes(shape.dtype)
+    rings = plans.PASS_WARPS * plan.stages * (stage + 16)
+    results = 4 * plans.PASS_WARPS * plans.PANEL * (1 + plan.most_rows)  # biases and residuals
+    fixed = rings + shape.n_layer * plans._LAYER_BYTES + 2 * 4 * shape.C + results
     is_int8 = shape.dtype == "int8"
     x = 2 * rows * shape.inner if is_int8 else 4 * rows * plan.chunk
     values = plan.tiles * plans._TILE_KEYS * shape.D * (2 if is_int8 else 4)
@@ -52,13 +50,15 @@ def check_pass(rows, shape, device):
     plan = plans.pass_plan(rows, shape, device)
     if plan is None:
         return None
-    assert rows <= plan.most_rows <= 32
-    assert min(fewest for *_, fewest in plans._DIVISIONS) <= plan.stages <= plans._MOST_STAGES
+    assert rows <= plan.most_rows <= 8
+    assert plan.stage_units >= 1
+    assert plan.tiles >= 2
+    assert 3 <= plan.stages <= 8
     assert least_memory(rows, shape, plan) <= plan.shared <= device.shared
     longest = max(plans.padded(n, shape.dtype) for n in (shape.C, shape.inner))
     if plan.chunk != longest:  # a chunk ends where a stage does
         assert shape.dtype != "int8"
-        assert plan.chunk % stage_of(plan, shape.dtype)[0] == 0
+        assert plan.chunk % (plan.stage_units * plans.unit_rows(shape.dtype)) == 0
         assert 0 < plan.chunk < longest
     return plan
 
@@ -71,7 +71,25 @@ def test_passes_of_published_models_fit(size, dtype):
         most = plans.most_pass_rows(shape, device)
         fitting = [rows for rows in range(1, 41) if check_pass(rows, shape, device)]
         assert fitting[:most] == [*range(1, most + 1)]
-    assert plans.most_pass_rows(shape, DEVICES["H100"]) >= 4
+    assert plans.most_pass_rows(shape, DEVICES["H100"]) == 8
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_gpt2_has_passes_on_every_device(dtype):
+    shape = shape_of(dtype, *PUBLISHED["gpt2"])
+    most = [plans.most_pass_rows(shape, device) for device in DEVICES.values()]
+    assert most == ([1, 8, 4, 8] if dtype == "int8" else [8, 8, 8, 8])
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_more_shared_memory_holds_longer_stages_and_more_tiles(dtype):
+    shape = shape_of(dtype, *PUBLISHED["gpt2"])
+    devices = sorted(DEVICES.values(), key=lambda device: device.shared)
+    chosen = [plans.pass_plan(1, shape, device) for device in devices]
+    for less, more in pairwise(chosen):
+        assert less.stage_units <= more.stage_units
+        assert less.tiles <= more.tiles
+        assert less.chunk <= more.chunk
 
 
 @given(

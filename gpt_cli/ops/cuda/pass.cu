@@ -38,15 +38,6 @@ DEVICE void prepare_x(
 #endif
 }
 
-// Return the layer norm that is before a product.
-DEVICE struct norm norm_before(int number)
-{
-    if (number == PRODUCTS * job.n_layer)
-        return job.ln_f;
-    const layer &of = layers_of()[number / PRODUCTS];
-    return number % PRODUCTS == C_ATTN ? of.ln_1 : of.ln_2;
-}
-
 // Compute one product, and what is before it: a barrier, attention, a layer norm.
 DEVICE void compute(int number, int step, ring &from, uint32_t &target)
 {
@@ -56,12 +47,13 @@ DEVICE void compute(int number, int step, ring &from, uint32_t &target)
     if (has_work) { // what does not depend on other blocks
         copy_biases(work, threadIdx.x / WARP * gridDim.x + blockIdx.x);
         if (is_normalized(work.product))
-            load_norm(norm_before(number));
+            load_norm(number);
     }
     if (number || step)
         sync_grid(target);
-    if (work.product == ATTN_C_PROJ) {
+    if (number % PRODUCTS == ATTN_C_PROJ) {
         attend_rows(number / PRODUCTS, step);
+        work = work_of(number); // anew: it does not take registers meanwhile
         sync_grid(target);
     }
     if (!has_work)
@@ -83,7 +75,7 @@ DEVICE void begin()
     for (int i = threadIdx.x; i < job.n_layer * (int)sizeof(layer) / 8; i += blockDim.x)
         shared_at<int64_t>(memory.layers)[i] = ((const int64_t *)job.layers)[i];
     int32_t *places = shared_at<int32_t>(memory.places);
-    for (int row = threadIdx.x; row < job.rows; row += blockDim.x) {
+    for (int row = threadIdx.x; row < rows_of_pass(); row += blockDim.x) {
         places[TEXT * ROWS + row] = job.texts[row];
         places[POSITION * ROWS + row] = job.positions[row];
         places[FIRST * ROWS + row] = job.firsts[row];

@@ -110,8 +110,8 @@ DEVICE float score_of(const query &one, const attention &of, int s, int head)
         return score;
     }
     const cached *key = key_at(one, s);
-    for (; d + 64 <= D; d += 64)
-        score = add_scores<64>(of.q + d, key + d * SLOTS, score);
+    for (; d + 32 <= D; d += 32)
+        score = add_scores<32>(of.q + d, key + d * SLOTS, score);
     for (; d < D; d += 8) // a multiple of 8
         score = add_scores<8>(of.q + d, key + d * SLOTS, score);
     return score;
@@ -212,7 +212,7 @@ ROUTINE void attend_rows(int layer, int step)
     float scale = layers_of()[layer].scale;
     attention of = divide_rest();
     copier copying = copier_of(adding);
-    for (int task = blockIdx.x; task < job.rows * H; task += gridDim.x) {
+    for (int task = blockIdx.x; task < rows_of_pass() * H; task += gridDim.x) {
         int row = task / H, head = task % H;
         query one = query_of(layer, row, head, step);
         int tiles = ceil_div(one.visible, (int)TILE_KEYS);

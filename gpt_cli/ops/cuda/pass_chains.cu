@@ -171,7 +171,7 @@ DEVICE void start_chains(
 {
     UNROLLED for (int j = 0; j < ROWS; j++) {
         all.sums[j] = 0;
-        all.rows[j] = digits_at() + (j < job.rows ? j : 0) * units * (int)sizeof(digits);
+        all.rows[j] = digits_at() + (j < rows_of_pass() ? j : 0) * units * (int)sizeof(digits);
     }
 }
 
@@ -185,7 +185,7 @@ DEVICE float result_of(
     UNROLLED for (int j = 4 * i + 1; j < 4 * i + 4; j++)
         if (j < ROWS)
             sum = j == row ? all.sums[j] : sum;
-    return multiply_add(sum, steps[row < job.rows ? row : 0], bias);
+    return multiply_add(sum, steps[row < rows_of_pass() ? row : 0], bias);
 }
 
 #else
@@ -204,7 +204,7 @@ DEVICE void read_rows(chains &all, int from, int stride)
     int quarter = threadIdx.x % WARP / PANEL;
     UNROLLED for (int j = 0; j < chains::J; j++) {
         int row = 4 * j + quarter;
-        all.rows[j] = from + (row < job.rows ? row : 0) * stride * (int)sizeof(float);
+        all.rows[j] = from + (row < rows_of_pass() ? row : 0) * stride * (int)sizeof(float);
     }
 }
 

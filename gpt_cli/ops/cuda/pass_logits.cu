@@ -29,7 +29,7 @@ DEVICE int halves_of_grid() { return gridDim.x * PASS_WARPS * 2; }
 // Write the largest logits of spans of all rows, half a warp a span.
 DEVICE void scan_logits()
 {
-    int n = job.lm_head.n_out, spans = ceil_div(n, (int)SPAN), count = (int)job.rows * spans;
+    int n = job.lm_head.n_out, spans = ceil_div(n, (int)SPAN), count = (int)rows_of_pass() * spans;
     int lane = threadIdx.x % WARP, steps = ceil_div(count, halves_of_grid());
     for (int step = 0, half = half_of_grid(); step < steps; step++, half += halves_of_grid()) {
         int row = smaller(half, count - 1) / spans, span = smaller(half, count - 1) % spans;
@@ -72,7 +72,7 @@ DEVICE float largest_logit(int row)
 DEVICE void sum_logits()
 {
     int n = job.lm_head.n_out, steps = ceil_div(n, LOG_SUM_STEP), lane = threadIdx.x % WARP;
-    for (int row = 0; row < job.rows; row++) {
+    for (int row = 0; row < rows_of_pass(); row++) {
         float most = largest_logit(row);
         for (int half = half_of_grid(); half - lane / 16 < steps; half += halves_of_grid())
             if (half < steps)
@@ -106,7 +106,7 @@ ROUTINE void choose_rows(int step)
 {
     int n = job.lm_head.n_out, at = divide().rest, spans = ceil_div(n, (int)SPAN);
     choice how = {job.top_k, job.top_p, job.temperature, job.log_min_p};
-    for (int row = blockIdx.x; row < job.rows; row += gridDim.x) {
+    for (int row = blockIdx.x; row < rows_of_pass(); row += gridDim.x) {
         float *logits = job.logits + (int64_t)row * n, most = largest_logit(row);
         sync_computing();
         double normalizer = normalizer_of(row, most, at);
@@ -115,11 +115,11 @@ ROUTINE void choose_rows(int step)
         sync_row();
         ban(logits, n, at);
         float *masked = job.scratch + row * CHOICE_ARRAYS * job.scratch_size;
-        int32_t id = choose_token(logits, n, how, job.uniforms[step * job.rows + row], masked,
+        int32_t id = choose_token(logits, n, how, job.uniforms[step * rows_of_pass() + row], masked,
                                   job.scratch_size, at);
         if (threadIdx.x == 0) {
-            job.ids[(step + 1) * job.rows + row] = id;
-            job.logprobs[step * job.rows + row] = load_fresh(logits + id) - normalizer;
+            job.ids[(step + 1) * rows_of_pass() + row] = id;
+            job.logprobs[step * rows_of_pass() + row] = load_fresh(logits + id) - normalizer;
         }
     }
 }

@@ -25,6 +25,9 @@ enum {
 
 CONSTANT struct pass job; // that this launch computes
 
+// The tokens of a pass. Where there can be only one, the compiler knows it.
+DEVICE int64_t rows_of_pass() { return ROWS == 1 ? 1 : job.rows; }
+
 enum product { C_ATTN, ATTN_C_PROJ, C_FC, MLP_C_PROJ, LM_HEAD };
 
 // Offsets of what a block has in shared memory.
@@ -67,6 +70,15 @@ DEVICE matrix matrix_of(int number)
     if (number == PRODUCTS * job.n_layer)
         return job.lm_head;
     return (&layers_of()[number / PRODUCTS].c_attn)[number % PRODUCTS];
+}
+
+// Return the layer norm that is before a product.
+DEVICE struct norm norm_before(int number)
+{
+    if (number == PRODUCTS * job.n_layer)
+        return job.ln_f;
+    const layer &of = layers_of()[number / PRODUCTS];
+    return number % PRODUCTS == C_ATTN ? of.ln_1 : of.ln_2;
 }
 
 DEVICE int products_of()

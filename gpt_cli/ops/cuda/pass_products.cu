@@ -66,7 +66,7 @@ DEVICE void add_products(chains &all, const struct work &work, ring &from, bool 
 {
     int units = work.w.units;
 #if FORMAT != 3
-    int rows = job.rows, K = units * ROW_UNIT, rest = divide().rest;
+    int rows = rows_of_pass(), K = units * ROW_UNIT, rest = divide().rest;
     int chunk = is_in_memory(work) ? K : (int)job.chunk, stride = chunk + PADDING;
     int turn_bytes = rows * stride * (int)sizeof(float);
     if (!is_in_memory(work)) {
@@ -94,7 +94,7 @@ DEVICE void add_products(chains &all, const struct work &work, ring &from, bool 
 DEVICE void copy_residuals(const struct work &work, int panel)
 {
     float *to = shared_at<float>(divide().residuals) + threadIdx.x / WARP * ROWS * PANEL;
-    for (int i = threadIdx.x % WARP; i < job.rows * (PANEL / 4); i += WARP) {
+    for (int i = threadIdx.x % WARP; i < rows_of_pass() * (PANEL / 4); i += WARP) {
         int row = i / (PANEL / 4), column = i % (PANEL / 4) * 4, n = panel * PANEL + column;
         if (work.residual && n < work.w.n_out)
             copy16(to + row * PANEL + column, work.residual + row * work.w.n_out + n);
@@ -136,7 +136,7 @@ DEVICE void multiply(const struct work &work, ring &from)
                 y = activated(y, work.activation);
             if (work.residual)
                 y = copied_residual(i) + y;
-            if (has_panel && row < job.rows && n < n_out)
+            if (has_panel && row < rows_of_pass() && n < n_out)
                 work.y[(int64_t)row * n_out + n] = y;
         }
     }

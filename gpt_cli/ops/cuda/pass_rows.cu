@@ -9,7 +9,7 @@ DEVICE float *row_of(const block_memory &memory, int row, int stride)
 // last. `to` is the offset of the first row there.
 DEVICE void copy_rows(const float *x, int64_t K, int first, int count, int to, int stride)
 {
-    for (int row = 0; row < (int)job.rows; row++) {
+    for (int row = 0; row < (int)rows_of_pass(); row++) {
         float *row_to = shared_at<float>(to) + row * stride;
         const float *from = x + row * K + first;
         for (int k = 4 * threadIdx.x; k < count; k += 4 * PASS_THREADS) {
@@ -36,8 +36,8 @@ ROUTINE void embed_rows(int step, int stride)
 {
     block_memory memory = divide();
     int C = job.C, writers = smaller((int)gridDim.x, ceil_div(3 * C, (int)PANEL)); // blocks with work
-    for (int row = 0; row < (int)job.rows; row++) {
-        int64_t id = load_fresh(job.ids + step * job.rows + row);
+    for (int row = 0; row < (int)rows_of_pass(); row++) {
+        int64_t id = load_fresh(job.ids + step * rows_of_pass() + row);
         const char *token = panel_of(job.wte, id / PANEL);
         const float *position = job.wpe + (int64_t)(place_of(POSITION, row) + step) * C;
         float *to = row_of(memory, row, stride), *x = job.x + (int64_t)row * C;
@@ -56,7 +56,7 @@ ROUTINE void embed_rows(int step, int stride)
 ROUTINE void normalize_rows(float epsilon, int stride)
 {
     block_memory memory = divide();
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, C = job.C, rows = job.rows;
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, C = job.C, rows = rows_of_pass();
     const float *gain = shared_at<float>(memory.gain), *offset = shared_at<float>(memory.offset);
     float2 *of_rows = (float2 *)row_of(memory, rows, stride); // mean and 1 / deviation
     wait_for_copies<0>(); // of gain and offset, which all see after the next barrier
@@ -86,9 +86,11 @@ ROUTINE void normalize_rows(float epsilon, int stride)
     sync_computing();
 }
 
-// Begin to copy the parameters of a layer norm, which do not depend on other blocks. C is a multiple of 4.
-DEVICE void load_norm(const struct norm &ln)
+// Begin to copy the parameters of the layer norm before a product, which do not depend on other blocks.
+// C is a multiple of 4.
+ROUTINE void load_norm(int number)
 {
+    struct norm ln = norm_before(number);
     block_memory memory = divide();
     float *gain = shared_at<float>(memory.gain), *offset = shared_at<float>(memory.offset);
     for (int c = 4 * threadIdx.x; c < job.C; c += 4 * PASS_THREADS) {
@@ -104,12 +106,12 @@ DEVICE void load_norm(const struct norm &ln)
 DEVICE int digits_at()
 {
     int stride = ceil_div((int)job.C, (int)ROW_UNIT) * ROW_UNIT + PADDING;
-    return divide().rest + ((int)job.rows + 1) * stride * (int)sizeof(float);
+    return divide().rest + ((int)rows_of_pass() + 1) * stride * (int)sizeof(float);
 }
 
 DEVICE int steps_at(int units)
 {
-    return digits_at() + (int)job.rows * units * (int)sizeof(digits);
+    return digits_at() + (int)rows_of_pass() * units * (int)sizeof(digits);
 }
 
 // Round four elements to integers from -32639 to 32639, in steps.
@@ -149,7 +151,7 @@ ROUTINE void round_x(const float *x, int64_t K, int units, int stride)
 {
     const int FOURS = 4, APART = 4 * PASS_THREADS;
     digits *to = shared_at<digits>(digits_at());
-    int rows = job.rows, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, k_end = units * GROUP;
+    int rows = rows_of_pass(), warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, k_end = units * GROUP;
     float *steps = shared_at<float>(steps_at(units)), *largest = steps + rows;
     bool is_kept = rows == 1 && k_end <= FOURS * APART;
     float4 kept[FOURS];
