@@ -36,6 +36,11 @@ class LoadedModel:
         """The beginnings of earlier texts."""
         return PrefixCache(self.model, self.kept_bytes)
 
+    @cached_property
+    def missing_ids(self) -> list[int]:
+        """The ids of the model that have no token. To find them takes milliseconds."""
+        return self.tokenizer.missing_ids(self.config.vocab_size)
+
     @property
     def start(self) -> list[int]:
         """Return the start token if the tokenizer puts it before every text, else []."""

@@ -249,7 +249,7 @@ class Chooser:
     def __init__(self, loaded: LoadedModel):
         self._ops, size = loaded.model.ops, loaded.config.vocab_size
         ends = {id for id in loaded.config.eos_token_id if id < size}
-        missing = [id for id in loaded.tokenizer.missing_ids(size) if id not in ends]
+        missing = [id for id in loaded.missing_ids if id not in ends]
         banned = missing, [*missing, *ends]  # by `ignore_eos`
         self._banned = [self._ops.xp.asarray(ids, dtype="int64") for ids in banned]
 
