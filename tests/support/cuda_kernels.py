@@ -10,7 +10,8 @@ from support.emulated_kernels import Card, compile_kernels, read_source
 
 FORMATS = ["float32", "bfloat16", "float16", "int8"]
 # In the order of `cupy_ops`, whose tests use the same library.
-_NAMES = "device", "arithmetic", "structs", "pack", "products", "attention", "rows", "sampling"
+_COMMON = "device", "arithmetic", "structs"
+_NAMES = *_COMMON, "pack", "products", "attention", "rows", "logits", "sampling"
 FILES = tuple(f"{name}.cu" for name in _NAMES)
 _UNITS = {"float32": (32, 1024), "bfloat16": (32, 512), "float16": (32, 512), "int8": (64, 528)}
 _H100 = Card()
