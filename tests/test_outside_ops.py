@@ -1,4 +1,4 @@
-"""What a GPU computes outside of the operations has the bits of the CPU: see `strict_cuda`."""
+"""Results outside the operations have the bits of the CPU on a GPU, too: see `strict_cuda`."""
 
 import io
 

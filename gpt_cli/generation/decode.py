@@ -26,7 +26,7 @@ from gpt_cli.gpt2.source import is_edited
 from gpt_cli.ops import Array, Ops
 
 _SMALLEST = 128  # tokens: the least capacity of a cache that rows join
-# Passes in one call. A GPU takes about a third of a millisecond for each, so a stream stays smooth,
+# Passes in one call. A GPU takes about half a millisecond for each, so a stream stays smooth,
 # a row that joins waits for milliseconds, and a row that ends drops few tokens.
 _AHEAD = 16
 

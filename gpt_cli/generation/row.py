@@ -236,7 +236,7 @@ class Position(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """What decides about the next tokens of rows beside their logits, for some steps ahead."""
+    """What chooses the tokens of the next steps from the logits of rows."""
 
     uniforms: Array  # (steps, B), on the host
     banned: Array  # the ids that are never chosen

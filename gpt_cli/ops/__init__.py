@@ -77,7 +77,7 @@ class Ops(Protocol):
     cache_type: np.dtype[Any]  # of keys and values in a cache
     cache_panel: int = 1  # number of tokens per index of a cache's fourth axis
     threads: int  # of the CPU
-    xp: ModuleType = np  # or CuPy, for what is no operation below and exact in any order
+    xp: ModuleType = np  # or CuPy: for what is exact in any order and no operation below
     batch_invariant: bool = False  # the bits of a token do not depend on what else is in the pass
     one_type: bool = False  # all matrices are in `dtype`: others would be rounded to 16 bits
 

@@ -302,7 +302,7 @@ class NativeOps(DraftOps):
         rows, n = logits.shape
         scratch = self._workspace.empty((self.threads, 4 * n), FLOAT32)
         filters = {"temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p}
-        filters["log_min_p"] = math.log(params.min_p) if params.min_p > 0 else -math.inf
+        filters["log_min_p"] = params.log_min_p
         arrays = {"logits": logits, "uniforms": uniforms, "ids": ids, "scratch": scratch}
         return bindings.Choose(rows=rows, n=n, **arrays, **filters)
 

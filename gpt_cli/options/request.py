@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from math import inf, log
 from typing import Any, Literal, Self, TypeAlias, TypedDict, get_args
 
 from gpt_cli.options.constraint import Constraint, ConstraintKind
@@ -89,6 +90,11 @@ class SamplingParams(Declared):
         kind=BIASES,
         metavar="TOKEN_ID=BIAS",
     )
+
+    @property
+    def log_min_p(self) -> float:
+        """Return the logarithm of `min_p`; -inf if that drops no token."""
+        return log(self.min_p) if self.min_p > 0 else -inf
 
     @property
     def changes_logits(self) -> bool:

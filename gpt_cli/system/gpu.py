@@ -13,7 +13,7 @@ _PACKAGES = ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x")  # they sha
 
 
 class Fault(NamedTuple):
-    """What is wrong, and what cures it."""
+    """A problem with the GPU and the command or step that solves it."""
 
     text: str
     cure: str

@@ -1,4 +1,4 @@
-"""How kernels are launched: their structs, the calls of the driver, and the tiles of products."""
+"""Launches of kernels: their structs, the calls of the driver, and the tiles of products."""
 
 import ctypes
 import sys

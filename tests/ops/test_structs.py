@@ -19,6 +19,7 @@ OPS = Path(gpt_cli.ops.__file__).parent
 EXPRESSIONS = (
     *("PANEL", "SLOTS", "WARP", "GROUP", "SPAN", "ROW_UNIT", "UNIT_BYTES", "ROW_THREADS"),
     *("CANDIDATES", "CHOICE_ARRAYS", "PASS_WARPS", "PADDING", "TILE_KEYS"),
+    *("PARTIAL_SUMS", "LOG_SUM_STEP"),
     "sizeof(row_memory)",
 )
 
@@ -46,7 +47,8 @@ def test_structs_and_constants_are_those_of_python(dtype):
         "SPAN": plans.SPAN, "ROW_UNIT": plans.unit_rows(dtype),
         "UNIT_BYTES": plans.unit_bytes(dtype), "ROW_THREADS": plans._ROW_THREADS,
         "PASS_WARPS": plans.PASS_WARPS, "PADDING": plans._PADDING,
-        "TILE_KEYS": plans._TILE_KEYS,
+        "TILE_KEYS": plans._TILE_KEYS, "PARTIAL_SUMS": plans.PARTIAL_SUMS,
+        "LOG_SUM_STEP": plans.LOG_SUM_STEP,
     }  # fmt: skip
     assert {name: values[name] for name in expected} == expected
 
@@ -54,7 +56,7 @@ def test_structs_and_constants_are_those_of_python(dtype):
 def test_constants_of_the_choice_are_those_of_the_kernels(native):
     text = (OPS / "cupy_ops.py").read_text("utf-8")
     values = told("float32", EXPRESSIONS)
-    assert values["CHOICE_ARRAYS"] == decoding._CHOICE_ARRAYS
+    assert values["CHOICE_ARRAYS"] == decoding.CHOICE_ARRAYS
     (number,) = re.findall(r"^LARGEST_TOP_K = (\d+)", text, re.MULTILINE)
     assert int(number) == values["CANDIDATES"]
 

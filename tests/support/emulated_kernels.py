@@ -269,7 +269,7 @@ class Function:
 
 
 class Kernel:
-    """What replaces `gpt_cli.ops.cuda.compiler.Kernel`."""
+    """A replacement for `gpt_cli.ops.cuda.compiler.Kernel`."""
 
     def __init__(self, module: Module, name: str, shared: int):
         self._function = module.get_function(name)

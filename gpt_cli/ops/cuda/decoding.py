@@ -1,6 +1,5 @@
 """Several tokens of many texts, one after the other, without waiting for the GPU between them."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ from gpt_cli.ops.cuda import plans, structs
 from gpt_cli.ops.cuda.layers import Layers, Memory, Tokens, norm_of
 from gpt_cli.options.request import SamplingParams
 
-_CHOICE_ARRAYS = 6  # in structs.cu
+CHOICE_ARRAYS = 6  # in structs.cu
 
 
 def decode(
@@ -59,15 +58,14 @@ def decode(
 
 def choice_fields(params: SamplingParams) -> dict[str, Any]:
     """Return the fields of the structs about the choice of a token."""
-    least = math.log(params.min_p) if params.min_p > 0 else -math.inf
-    filters = {"top_k": params.top_k, "top_p": params.top_p, "log_min_p": least}
+    filters = {"top_k": params.top_k, "top_p": params.top_p, "log_min_p": params.log_min_p}
     return filters | {"temperature": params.temperature}
 
 
 def scratch_fields(xp: Any, rows: int, n: int) -> dict[str, Any]:
     """Return the fields for the memory of the choice of a token among n."""
     size = scratch_size(n)
-    return {"scratch": xp.empty((rows, _CHOICE_ARRAYS, size), np.float32), "scratch_size": size}
+    return {"scratch": xp.empty((rows, CHOICE_ARRAYS, size), np.float32), "scratch_size": size}
 
 
 def scratch_size(n: int) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpt_cli.ops import Array
 from gpt_cli.ops.cuda import compiler, plans, structs
-from gpt_cli.ops.cuda.decoding import choice_fields, scratch_size
+from gpt_cli.ops.cuda.decoding import CHOICE_ARRAYS, choice_fields, scratch_size
 from gpt_cli.ops.cuda.layers import ACTIVATIONS, Memory, norm_of
 from gpt_cli.options.request import SamplingParams
 
@@ -28,12 +28,11 @@ FILES = (
 )
 _MACROS = "ROWS", "STAGE_UNITS", "TILES"
 _OLDEST = 80  # compute capability: older devices have no asynchronous copies
-_CHOICE_ARRAYS, _PARTIAL_SUMS = 6, 16  # in structs.cu and constants.inc
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where the rows of a pass are, (rows,) each."""
+    """The place of each row of a pass. All arrays are (rows,)."""
 
     texts: Array  # rows of the cache
     positions: Array  # of the tokens
@@ -92,8 +91,8 @@ class Passes:
         draws = {"uniforms": np.ascontiguousarray(uniforms, np.float64)}
         numbers = _Upload(self._xp, results | draws | _arrays_of(places))
         size, spans = scratch_size(V), -(-V // plans.SPAN)
-        sums = -(-V // plans.LOG_SUM_STEP) * _PARTIAL_SUMS
-        counts = model.wte.n_in, V, spans, sums, _CHOICE_ARRAYS * size
+        sums = -(-V // plans.LOG_SUM_STEP) * plans.PARTIAL_SUMS
+        counts = model.wte.n_in, V, spans, sums, CHOICE_ARRAYS * size
         memory = Memory(self._xp, *(4 * rows * count for count in counts))
         names = "x", "logits", "maxima", "sums", "scratch"
         fields = numbers.addresses | dict(zip(names, memory.addresses, strict=True))

@@ -1,4 +1,4 @@
-"""How kernels are launched: their grids, blocks and shared memory, for operations of any size.
+"""Rules for the launches of kernels: grids, blocks and shared memory, for any sizes.
 
 The sums of a result are the same in all tiles, so these rules change the time and never the bits.
 """
@@ -16,6 +16,7 @@ _ROW_THREADS = 256  # of operations on single rows and numbers
 _NORM_THREADS = 128  # of `layer_norm`
 _ROW_MEMORY = 21_120  # bytes of `struct row_memory`, at least
 SPAN = 64  # columns whose largest logit is computed first
+PARTIAL_SUMS = 16  # of a sum over a row
 LOG_SUM_STEP = 256  # logits whose exponentials are added in float32
 _RESERVED = 1024  # bytes of shared memory that the system takes for each block
 
@@ -32,7 +33,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Device:
-    """What the rules need to know of a GPU."""
+    """The limits of a GPU."""
 
     processors: int  # multiprocessors
     shared: int  # bytes of shared memory of a block, at most
