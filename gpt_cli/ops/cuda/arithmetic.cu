@@ -24,6 +24,22 @@ template <class T> DEVICE T tree_sum(T x)
     return x;
 }
 
+// Return the mean of a row x (C) and 1 / its deviation. All lanes of a warp call this.
+DEVICE float2 row_statistics(const float *x, int C, float epsilon)
+{
+    int lane = threadIdx.x % WARP;
+    float sum = 0, squares = 0;
+    _Pragma("unroll 16") for (int c = lane % PARTIAL_SUMS; c < C; c += PARTIAL_SUMS)
+        sum += x[c];
+    float mean = tree_sum(sum) / (float)C;
+    _Pragma("unroll 16") for (int c = lane % PARTIAL_SUMS; c < C; c += PARTIAL_SUMS) {
+        float difference = x[c] - mean;
+        squares = multiply_add(difference, difference, squares);
+    }
+    float per_deviation = 1.0f / sqrtf(tree_sum(squares) / (float)C + epsilon);
+    return make_float2(mean, per_deviation);
+}
+
 // Return the larger number; x if they cannot be compared.
 DEVICE float larger_of(float x, float y) { return y > x ? y : x; }
 

@@ -62,17 +62,9 @@ ROUTINE void normalize_rows(float epsilon, int stride)
     wait_for_copies<0>(); // of gain and offset, which all see after the next barrier
     for (int row = warp; row < rows; row += PASS_WARPS) {
         const float *x = row_of(memory, row, stride);
-        float sum = 0, squares = 0;
-        _Pragma("unroll 16") for (int c = lane % PARTIAL_SUMS; c < C; c += PARTIAL_SUMS)
-            sum += x[c];
-        float mean = tree_sum(sum) / (float)C;
-        _Pragma("unroll 16") for (int c = lane % PARTIAL_SUMS; c < C; c += PARTIAL_SUMS) {
-            float difference = x[c] - mean;
-            squares = multiply_add(difference, difference, squares);
-        }
-        float per_deviation = 1.0f / sqrtf(tree_sum(squares) / (float)C + epsilon);
+        float2 statistics = row_statistics(x, C, epsilon);
         if (lane == 0)
-            of_rows[row] = make_float2(mean, per_deviation);
+            of_rows[row] = statistics;
     }
     sync_computing();
     for (int c = threadIdx.x; c < C; c += PASS_THREADS) {

@@ -41,17 +41,9 @@ KERNEL layer_norm(const struct layer_norm job)
     float *row = (float *)shared_memory, *of_row = row + ceil_div(C, 4) * 4; // mean, 1 / deviation
     load_row(job.x + start, C, row);
     if (threadIdx.x < WARP) {
-        float sum = 0, squares = 0;
-        _Pragma("unroll 16") for (int c = lane % PARTIAL_SUMS; c < C; c += PARTIAL_SUMS)
-            sum += row[c];
-        float mean = tree_sum(sum) / (float)C;
-        _Pragma("unroll 16") for (int c = lane % PARTIAL_SUMS; c < C; c += PARTIAL_SUMS) {
-            float difference = row[c] - mean;
-            squares = multiply_add(difference, difference, squares);
-        }
-        float per_deviation = 1.0f / sqrtf(tree_sum(squares) / (float)C + job.ln.epsilon);
+        float2 statistics = row_statistics(row, C, job.ln.epsilon);
         if (lane == 0)
-            of_row[0] = mean, of_row[1] = per_deviation;
+            of_row[0] = statistics.x, of_row[1] = statistics.y;
     }
     sync_block();
     float mean = of_row[0], per_deviation = of_row[1];
