@@ -3,7 +3,8 @@
 `cuda/device.h` replaces device.cu, and `cuda/threads.cpp` runs the threads of a block as coroutines
 in a fixed order; of a cooperative launch, those of all blocks. The arithmetic is rounded as a GPU
 rounds it. Asynchronous copies are made as late as possible, and until then their targets are NaN.
-The emulation does not show a GPU's speed, lack of memory, or all missing barriers.
+A card may watch for races, which show missing barriers. The emulation does not show a GPU's speed
+or lack of memory.
 """
 
 import ctypes
@@ -42,6 +43,9 @@ _ARITHMETIC = (
     "-fomit-frame-pointer",
 )
 
+# Each access to memory calls a function of races.cpp, and not of the library that GCC has for it.
+_WATCHED = ("-fsanitize=thread", "-nodefaultlibs", "-g1")
+
 
 @dataclass(frozen=True)
 class Card:
@@ -51,6 +55,7 @@ class Card:
     processors: int = 2
     shared_memory: int = 232_448  # bytes of a block, at most
     backwards: bool = False  # start the last thread first, so that other missing barriers show
+    watches_races: bool = False  # report accesses that no barrier orders: see cuda/races.h
 
     def properties(self) -> dict[str, object]:
         """Return what `cupy.cuda.runtime.getDeviceProperties` returns."""
@@ -141,7 +146,7 @@ def _run(command: list[str], text: str) -> str:
 
 @cache
 def _launcher():
-    source = '#include "threads.cpp"\n#include "copies.cpp"\n'
+    source = '#include "threads.cpp"\n#include "copies.cpp"\n#include "races.cpp"\n'
     library = _load(source, lambda: source, ctypes.RTLD_GLOBAL)
     launch = library.emulated_launch
     launch.restype = ctypes.c_char_p
@@ -164,6 +169,7 @@ def compile_kernels(
     _launcher()
     macros = [option for option in options if option.startswith("-D")]
     macros.append(f"-D__CUDA_ARCH__={card.capability * 10}")
+    flags = (*flags, *_WATCHED) if card.watches_races else flags
     library = _load((source, macros), lambda: _with_launchers(source, macros), flags=flags)
     return Module(library, card)
 
@@ -251,9 +257,10 @@ class Function:
                 shared_mem,
                 enable_cooperative_groups,
                 self._card.backwards,
+                self._card.watches_races,
             )
         if error is not None:
-            raise RuntimeError(f"{self.name}: {error.decode()}")
+            raise RuntimeError(f"{self.name}: {_with_lines(error.decode())}")
 
     def _check(self, grid, threads: int, shared: int, together: bool) -> None:
         """Raise an error for a launch that the card refuses."""
@@ -266,6 +273,19 @@ class Function:
         fitting = min(2048 // threads, (self._card.shared_memory + 1024) // (shared + 1024))
         if together and math.prod(grid) > fitting * self._card.processors:
             raise RuntimeError(f"CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE: {self.name}")
+
+
+def _with_lines(message: str) -> str:
+    """Return a message with lines of the source for addresses in libraries."""
+
+    def line_of(address: re.Match[str]) -> str:
+        command = ["addr2line", "-e", address[1], address[2]]
+        line = subprocess.run(command, capture_output=True, text=True).stdout
+        return Path(line.split(" ")[0].strip()).name
+
+    if shutil.which("addr2line") is None:
+        return message
+    return re.sub(r"(\S+\.so)\+(0x[0-9a-f]+)", line_of, message)
 
 
 class Kernel:

@@ -60,6 +60,7 @@ ROUTINE void copy_weights()
                 copy_range(shared_at<char>(to), next.from, units * UNIT_BYTES, full + next.slot);
         } else {
             uint32_t ready = vote(is_ready);
+            sync_warp(); // each lane knows that a stage of its own is free: now all know of all
             for (int i = 0; i < PASS_WARPS; i++) {
                 const char *from = (const char *)from_lane((int64_t)next.from, i);
                 int slot = from_lane(next.slot, i), bytes = from_lane(units, i) * UNIT_BYTES;

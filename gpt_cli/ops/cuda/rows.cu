@@ -82,7 +82,8 @@ DEVICE int32_t block_largest(int32_t number, int32_t *shared)
 {
     UNROLLED for (int lanes = WARP / 2; lanes; lanes /= 2)
         number = larger(number, exchange(number, lanes));
-    shared[threadIdx.x / WARP] = number;
+    if (threadIdx.x % WARP == 0)
+        shared[threadIdx.x / WARP] = number;
     sync_block();
     for (int warp = 0; warp < (int)blockDim.x / WARP; warp++)
         number = larger(number, shared[warp]);

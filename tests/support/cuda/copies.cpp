@@ -1,17 +1,10 @@
 // Copies of emulated threads, made as late as possible. Until then, their targets are garbage.
 
-#include "scheduler.h"
+#include "races.h"
 
 #include <cstring>
 
 namespace emulated {
-
-static void copy_and_arrive(const range &r)
-{
-    for (int at = r.lane * 16; at < r.bytes; at += r.lanes * 16)
-        memcpy(r.to + at, r.from + at, 16);
-    arrive(r.ends_in);
-}
 
 static phases *checked(void *barrier)
 {
@@ -30,6 +23,8 @@ static void check_copy(void *to, const void *from)
 void copy16(void *to, const void *from)
 {
     check_copy(to, from);
+    note_read(from, 16);
+    note_write(to, 16);
     memset(to, GARBAGE, 16);
     running->copies.push_back({(char *)to, (const char *)from, running->groups});
 }
@@ -47,6 +42,7 @@ void wait_for_copies(int groups)
 
 void init_phases(void *barrier, int count)
 {
+    note_write(barrier, sizeof(phases));
     *(phases *)barrier = {0, (uint16_t)count, 0, INITIALIZED};
     running->of->unpublished.push_back((phases *)barrier);
 }
@@ -68,22 +64,43 @@ static void check_arrival(const phases *p)
         fail_here("more threads arrive than the phase counts");
 }
 
+// Count an arrival, of a thread with this clock or of its copy.
+static void count_arrival(phases *p, const moments &clock)
+{
+    fruitless = 0;
+    phase_clocks &clocks = running->of->clocks[p];
+    join(clocks.arriving, clock);
+    if (++p->arrived == p->count) {
+        p->arrived = 0;
+        p->ended++;
+        clocks.ended = clocks.arriving;
+    }
+}
+
+static void copy_and_arrive(const range &r)
+{
+    for (int at = r.lane * 16; at < r.bytes; at += r.lanes * 16)
+        memcpy(r.to + at, r.from + at, 16);
+    check_arrival(r.ends_in);
+    count_arrival(r.ends_in, r.clock);
+}
+
 void arrive(void *barrier)
 {
     phases *p = checked(barrier);
     check_arrival(p);
-    fruitless = 0;
-    if (++p->arrived == p->count) {
-        p->arrived = 0;
-        p->ended++;
-    }
+    moments clock;
+    release_into(clock);
+    count_arrival(p, clock);
 }
 
 bool has_ended(void *barrier, unsigned parity)
 {
     phases *p = checked(barrier);
-    if ((p->ended & 1) != parity)
+    if ((p->ended & 1) != parity) {
+        acquire_from(running->of->clocks[p].ended);
         return true;
+    }
     std::vector<range> &ranges = running->of->ranges;
     for (size_t i = 0; i < ranges.size();)
         if (ranges[i].ends_in == p) {
@@ -105,9 +122,13 @@ void copy_range(void *to, const void *from, int bytes, void *barrier, int lane, 
     if (bytes <= 0 || bytes % 16)
         fail_here("a range is a multiple of 16 bytes");
     check_arrival(p);
-    for (int at = lane * 16; at < bytes; at += lanes * 16)
+    for (int at = lane * 16; at < bytes; at += lanes * 16) {
+        note_write((char *)to + at, 16);
         memset((char *)to + at, GARBAGE, 16);
-    running->of->ranges.push_back({(char *)to, (const char *)from, bytes, lane, lanes, p});
+    }
+    moments clock;
+    release_into(clock);
+    running->of->ranges.push_back({(char *)to, (const char *)from, bytes, lane, lanes, p, clock});
 }
 
 } // namespace emulated

@@ -151,14 +151,12 @@ DEVICE int first_bit(uint32_t bits) { return __builtin_ffs((int)bits); }
 
 DEVICE void add_released(uint32_t *counter, uint32_t number)
 {
-    *counter += number;
-    emulated::note_progress();
+    emulated::add_released(counter, number);
 }
 
 DEVICE uint32_t load_acquired(const uint32_t *counter)
 {
-    emulated::yield("load_acquired");
-    return *counter;
+    return emulated::load_acquired(counter);
 }
 
 DEVICE void emulated_pause() { emulated::yield("pause"); }

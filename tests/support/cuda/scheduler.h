@@ -6,6 +6,7 @@
 #include "threads.h"
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,8 @@ namespace emulated {
 
 constexpr int LANES = 32, BARRIERS = 16;
 constexpr unsigned char GARBAGE = 0xff; // floats of these bytes are NaN
+
+typedef std::vector<uint32_t> moments; // a clock: of each thread, see races.h
 
 struct stack {
     char *memory;
@@ -35,7 +38,7 @@ struct thread : identity {
     stack *on;    // if it has started
     thread *next; // in its queue
     struct block *of;
-    int warp;
+    int number, number_in_block, warp;
     const char *waits_in; // this function
     int at;               // this barrier
     std::vector<copy> copies;
@@ -96,6 +99,7 @@ struct barrier {
     int arrived, threads;
     queue waiting;
     const char *function;
+    moments clock; // of the threads that have arrived
 };
 
 struct warp {
@@ -115,14 +119,22 @@ struct range {
     const char *from;
     int bytes, lane, lanes;
     phases *ends_in;
+    moments clock; // of the thread that copies
+};
+
+// The clocks of a barrier with phases: of those that arrive, and of the phases that have ended.
+struct phase_clocks {
+    moments arriving, ended;
 };
 
 struct block {
-    int running; // threads that have not ended
+    int threads, running; // all, and those that have not ended
+    int size;             // of its shared memory
     barrier barriers[BARRIERS];
     std::vector<warp> warps;
     std::vector<range> ranges;         // under way
     std::vector<phases *> unpublished; // that were initialized
+    std::map<void *, phase_clocks> clocks; // of the barriers
     std::vector<char> memory;
 };
 

@@ -5,7 +5,7 @@
 // the stack of one that has ended takes the next that has not started: without barriers, all threads
 // run on one stack.
 
-#include "scheduler.h"
+#include "races.h"
 
 #include <cstdio>
 #include <cstring>
@@ -139,6 +139,9 @@ inline void wait_in(queue &waiting, const char *function, int at)
 void release(barrier &b)
 {
     b.arrived = 0;
+    for (thread *t = b.waiting.first; t; t = t->next)
+        acquire_from(b.clock, t);
+    b.clock.clear();
     ready.append(b.waiting);
     fruitless = 0;
 }
@@ -186,7 +189,9 @@ void run_threads()
 
 void reset(block &b, int count, int shared)
 {
-    b.running = count;
+    b.threads = b.running = count;
+    b.size = shared;
+    b.clocks.clear();
     for (barrier &one : b.barriers)
         one = {};
     b.warps.assign((count + LANES - 1) / LANES, {});
@@ -210,6 +215,8 @@ void start_block(block &b, int first, place index, int shared)
                 (identity &)t = {{x, y, z}, index, (unsigned)number % LANES, aligned};
                 t.on = nullptr;
                 t.of = &b;
+                t.number = first + number;
+                t.number_in_block = number;
                 t.warp = number / LANES;
                 t.waits_in = nullptr;
                 t.copies.clear();
@@ -217,6 +224,7 @@ void start_block(block &b, int first, place index, int shared)
                 ready.append(&t);
             }
     unfinished += count;
+    begin_block(b, first, count);
 }
 
 // An address that is not mapped, or not aligned.
@@ -264,6 +272,9 @@ const unsigned long long *meet_lanes(unsigned long long brought, const char *fun
     if (w.lanes.arrived && w.lanes.function != function && strcmp(w.lanes.function, function))
         fail_here(std::string("a lane is in ") + function + ", another in " + w.lanes.function);
     w.lanes.function = function;
+    bool orders_memory = !strcmp(function, "sync_warp");
+    if (orders_memory)
+        release_into(w.lanes.clock);
     all[running->lane] = brought;
     all[LANES] |= (brought & 1) << running->lane;
     if (++w.lanes.arrived < LANES)
@@ -272,6 +283,12 @@ const unsigned long long *meet_lanes(unsigned long long brought, const char *fun
         w.turn ^= 1;
         w.brought[w.turn][LANES] = 0;
         w.lanes.arrived = 0;
+        if (orders_memory) {
+            acquire_from(w.lanes.clock);
+            for (thread *t = w.lanes.waiting.first; t; t = t->next)
+                acquire_from(w.lanes.clock, t);
+            w.lanes.clock.clear();
+        }
         ready.prepend(w.lanes.waiting); // a warp that goes on finds its stacks in the cache
     }
     return all;
@@ -284,15 +301,17 @@ static bool is_last(barrier &b, int number, int threads)
     if (b.arrived && b.threads != threads)
         fail_here("a barrier of different numbers of threads");
     b.threads = threads;
+    release_into(b.clock);
     return ++b.arrived == (number ? threads : running->of->running);
 }
 
 void wait_at(int number, int threads)
 {
     barrier &b = running->of->barriers[number & (BARRIERS - 1)];
-    if (is_last(b, number, threads))
+    if (is_last(b, number, threads)) {
+        acquire_from(b.clock);
         release(b);
-    else
+    } else
         wait_in(b.waiting, number ? "sync_threads" : "sync_block", number);
 }
 
@@ -312,14 +331,28 @@ void yield(const char *function)
     wait_in(ready, function, 0);
 }
 
-void note_progress() { fruitless = 0; }
+static std::map<const unsigned *, moments> counters; // their clocks
+
+void add_released(unsigned *counter, unsigned number)
+{
+    fruitless = 0;
+    release_into(counters[counter]);
+    *counter += number;
+}
+
+unsigned load_acquired(const unsigned *counter)
+{
+    yield("load_acquired");
+    acquire_from(counters[counter]);
+    return *counter;
+}
 
 } // namespace emulated
 
 // Run a kernel; the threads start in order, or backwards. Return an error, or NULL.
 extern "C" const char *emulated_launch(void (*kernel)(void **), void **arguments,
                                        const unsigned *grid, const unsigned *block, int shared,
-                                       int together, int backwards)
+                                       int together, int backwards, int watch)
 {
     using namespace emulated;
     emulated::kernel = kernel;
@@ -337,6 +370,8 @@ extern "C" const char *emulated_launch(void (*kernel)(void **), void **arguments
     error.clear();
     ready = {};
     unfinished = 0;
+    counters.clear();
+    begin_races(watch, at_once * size);
 
     static char fault_stack[1 << 15]; // that of a thread may be full
     stack_t own = {fault_stack, 0, sizeof fault_stack}, kept;
@@ -350,5 +385,7 @@ extern "C" const char *emulated_launch(void (*kernel)(void **), void **arguments
     sigaction(SIGBUS, &bus, nullptr);
     sigaction(SIGSEGV, &segv, nullptr);
     sigaltstack(&kept, nullptr);
+    if (error.empty())
+        error = races();
     return error.empty() ? nullptr : error.c_str();
 }

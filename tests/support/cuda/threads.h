@@ -24,8 +24,9 @@ void wait_at(int number, int threads);
 void arrive_at(int number, int threads);
 // Let all other threads run first.
 void yield(const char *function);
-// Note that a thread has done what another one may wait for.
-void note_progress();
+// Add to a counter that others read, or let them run first and read it.
+void add_released(unsigned *counter, unsigned number);
+unsigned load_acquired(const unsigned *counter);
 
 // Copies of 16 bytes, which are made when the thread waits for their group.
 void copy16(void *to, const void *from);
