@@ -29,11 +29,13 @@ _PIECE = 4 * 1024 * 1024  # numbers that are read, rounded and copied at a time
 _FORMATS = ("float32", "bfloat16", "float16", "int8")  # in the order of `enum format`
 _EDITED = (None, "scores", "pattern")  # in the order of `enum edited`
 _COMMON = ("device.cu", "arithmetic.cu", "structs.cu")
-# Modules that are compiled at the same time: none takes much longer than the others.
+# Modules that are compiled at the same time. The first one has what comes before the layers, and
+# takes the least time: the kernel of a pass is then compiled beside the others.
 _OPERATIONS = (
-    (*_COMMON, "pack.cu", "products.cu"),
+    (*_COMMON, "pack.cu", "rows.cu"),
+    (*_COMMON, "products.cu"),
     (*_COMMON, "attention.cu"),
-    (*_COMMON, "rows.cu", "logits.cu", "sampling.cu", "tokens.cu"),
+    (*_COMMON, "logits.cu", "sampling.cu", "tokens.cu"),
 )
 LARGEST_TOP_K = 1024  # as in `native_ops`
 
@@ -57,6 +59,7 @@ class CuPyOps(Ops):
             )
             options = (f"-DFORMAT={_FORMATS.index(dtype)}",)
             modules = compiler.load_all(_OPERATIONS, options)
+            modules["pack"].result()  # or the error of CuPy that all would have
         except Exception as error:  # CuPy raises many types for missing libraries
             raise ImportError(f"{type(error).__name__}: {error}") from error
         self.launch = Launcher(modules, self.gpu)

@@ -141,7 +141,8 @@ def test_modules_are_compiled_at_the_same_time_on_the_current_device(compiled, m
     monkeypatch.setattr(compiler, "_compile", compile)
     monkeypatch.setattr(compiler, "_module", lambda binary: binary)
     groups = [(*FILES, "rows.cu"), (*FILES, "attention.cu")]
-    modules = compiler.load_all(groups, ("-DFORMAT=2",))
+    loading = compiler.load_all(groups, ("-DFORMAT=2",))
+    modules = {kernel: module.result() for kernel, module in loading.items()}
     assert devices == [5, 5]
     rows, attention = (compiler.source(names).encode() for names in groups)
     assert (modules["layer_norm"], modules["store"], modules["attend_1"]) == (

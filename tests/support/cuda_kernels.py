@@ -11,7 +11,7 @@ from support.emulated_kernels import Card, compile_kernels, read_source
 FORMATS = ["float32", "bfloat16", "float16", "int8"]
 # In the order of `cupy_ops`, whose tests use the same library.
 _COMMON = "device", "arithmetic", "structs"
-_NAMES = *_COMMON, "pack", "products", "attention", "rows", "logits", "sampling"
+_NAMES = *_COMMON, "pack", "rows", "products", "attention", "logits", "sampling", "tokens"
 FILES = tuple(f"{name}.cu" for name in _NAMES)
 _UNITS = {"float32": (32, 1024), "bfloat16": (32, 512), "float16": (32, 512), "int8": (64, 528)}
 _H100 = Card()

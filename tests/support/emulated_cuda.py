@@ -5,6 +5,7 @@ Like CuPy's, these arrays refuse implicit conversion to NumPy. New arrays are fi
 
 import sys
 from collections.abc import Sequence
+from concurrent.futures import Future
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 
@@ -165,9 +166,13 @@ def loader(card: Card):
 def loader_of_all(card: Card):
     """Return what replaces `gpt_cli.ops.cuda.compiler.load_all`: it compiles all files at once."""
 
-    def load_all(groups: Sequence[Sequence[str]], options: Sequence[str]) -> dict[str, Module]:
+    def load_all(
+        groups: Sequence[Sequence[str]], options: Sequence[str]
+    ) -> dict[str, Future[Module]]:
         files = list(dict.fromkeys(name for names in groups for name in names))
-        return dict.fromkeys(kernels(files), loader(card)(files, options))
+        module: Future[Module] = Future()
+        module.set_result(loader(card)(files, options))
+        return dict.fromkeys(kernels(files), module)
 
     return load_all
 

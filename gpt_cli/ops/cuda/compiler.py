@@ -9,7 +9,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from ctypes import addressof, c_char_p, c_void_p, cast
 from importlib.resources import files
@@ -49,8 +49,8 @@ def load(names: Sequence[str], options: Sequence[str]) -> Any:
     return module
 
 
-def load_all(groups: Sequence[Sequence[str]], options: Sequence[str]) -> dict[str, Any]:
-    """Return the modules of several lists of files, by kernel: see `load`. Compile in parallel."""
+def load_all(groups: Sequence[Sequence[str]], options: Sequence[str]) -> dict[str, Future[Any]]:
+    """Begin to load the modules of several lists of files, in parallel; return them by kernel."""
     from cupy.cuda import runtime
 
     device = runtime.getDevice()
@@ -59,8 +59,9 @@ def load_all(groups: Sequence[Sequence[str]], options: Sequence[str]) -> dict[st
         runtime.setDevice(device)  # each thread has its own current device
         return load(names, options)
 
-    with ThreadPoolExecutor(len(groups)) as pool:
-        modules = [*pool.map(load_here, groups)]
+    pool = ThreadPoolExecutor(len(groups))
+    modules = [pool.submit(load_here, names) for names in groups]
+    pool.shutdown(wait=False)
     pairs = zip(groups, modules, strict=True)
     return {kernel: module for names, module in pairs for kernel in kernels(names)}
 

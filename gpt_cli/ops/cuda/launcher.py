@@ -1,5 +1,6 @@
 """Launches of the kernels of compiled modules."""
 
+from concurrent.futures import Future
 from typing import Any
 
 from gpt_cli.ops.cuda import compiler, plans
@@ -8,7 +9,8 @@ from gpt_cli.ops.cuda import compiler, plans
 class Launcher:
     """The kernels of some modules: a call launches one on the current stream."""
 
-    def __init__(self, modules: dict[str, Any], device: plans.Device):
+    def __init__(self, modules: dict[str, Future[Any]], device: plans.Device):
+        """Take the modules by kernel. A launch waits for the module that it needs."""
         self._modules, self._device = modules, device
         self._kernels: dict[str, compiler.Kernel] = {}
 
@@ -16,7 +18,7 @@ class Launcher:
         """Launch a kernel with a struct."""
         kernel = self._kernels.get(launch.kernel)
         if kernel is None:
-            module = self._modules[launch.kernel]
+            module = self._modules[launch.kernel].result()
             kernel = compiler.Kernel(module, launch.kernel, self._device.shared)
             self._kernels[launch.kernel] = kernel
         kernel.launch(launch.grid, launch.threads, launch.shared, argument)
