@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from gpt_cli.errors import GPTCLIError, InputError, ModelNotFoundError, ResourceError, import_extra
 from gpt_cli.folder import contents
 from gpt_cli.folder.config import GPT2Config
-from gpt_cli.hub import client, local
-from gpt_cli.hub.client import problem as problem
-from gpt_cli.hub.client import switched_off as switched_off
+from gpt_cli.hub import client, local, messages
+from gpt_cli.hub.connection import problem as problem
+from gpt_cli.hub.connection import switched_off as switched_off
 from gpt_cli.hub.local import BUNDLED, SHORT_NAMES, checked_revision, hub_id
 from gpt_cli.hub.local import conversion_of as conversion_of
 from gpt_cli.options.declare import OptionError
@@ -194,6 +194,6 @@ def _on_hub(name: str, revision: str | None, offline: bool) -> tuple[str, str | 
     if offline or switched_off():
         raise ModelNotFoundError(
             f"cannot fetch {repo}{local.nearest(repo)}: the Hub is switched off (by "
-            f"--offline, or by HF_HUB_OFFLINE); download it once online, {client.WAY_OUT}"
+            f"--offline, or by HF_HUB_OFFLINE); download it once online, {messages.WAY_OUT}"
         )
     return repo, checked_revision(revision)

@@ -86,9 +86,14 @@ def hub_id(name: str) -> str:
     return repo
 
 
+def short_name(repo: str) -> str:
+    """Return the short name of a model on the Hub, or else its id."""
+    return next((short for short, full in SHORT_NAMES.items() if full == repo), repo)
+
+
 def nearest(name: str) -> str:
     """Return a hint at the model or the folder that an unknown name may mean, or ""."""
-    short = next((short for short, full in SHORT_NAMES.items() if full == name), name)
+    short = short_name(name)
     if os.path.isdir(short):  # noqa: PTH112 (never raises)
         return f" (the folder is ./{short})"
     if short in SHORT_NAMES:

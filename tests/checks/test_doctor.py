@@ -7,7 +7,7 @@ import pytest
 from gpt_cli import hub
 from gpt_cli.checks import doctor
 from gpt_cli.errors import ResourceError
-from gpt_cli.hub import client
+from gpt_cli.hub import connection
 from gpt_cli.ops import bindings
 from gpt_cli.system import gpu, machine
 from support.in_process import records_here, run_here
@@ -141,7 +141,7 @@ def test_the_hub_gets_one_request(fault, tmp_path, monkeypatch):
         if fault:
             server.fail(fault)
         if fault == "stall":
-            monkeypatch.setattr(client, "_FIRST_ANSWER", 0.5)
+            monkeypatch.setattr(connection, "_ANSWER", 0.5)
         found = finding("hub")
         assert found.status == ("note" if fault else "ok")
         assert server.endpoint in found.found

@@ -2,7 +2,8 @@
 
 It serves a folder of repositories (`root/owner/name/file`), each with one commit and pull requests
 (`root/owner/name.refs/pr/NUMBER/file`), and records the requests. Large files are LFS files as on
-the Hub: they are redirected to another origin (`localhost` instead of `127.0.0.1`).
+the Hub: they are redirected to another origin (`localhost` instead of `127.0.0.1`). With `xet`, the
+client gets them from a storage that speaks Xet, at `/cas` and `/xorb` of that origin.
 
     hub.add("owner/name", model_files())
     hub.fail("503", on="GET /api/", times=2)     # the first two such requests only
@@ -13,12 +14,15 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
+
+from support import xet
 
 LFS = (".safetensors", ".bin")
 
@@ -61,6 +65,9 @@ class LoopbackHub:
         self.requests: list[Request] = []
         self.pulls: dict[str, list[dict[str, Any]]] = {}  # pull requests by repository
         self.hashes = True  # whether the list of files has them
+        self.xet = False  # whether large files are in a storage that speaks Xet
+        self.storage = ""  # its address, if it is not this server
+        self.token_seconds = 3600  # how long a token for it is valid
         self.delay = ("", 0.0)  # requests that contain this text wait for these seconds
         self.half_sent = threading.Event()  # set once a `stall-half` has sent its half
         self._closing = threading.Event()
@@ -102,7 +109,7 @@ class LoopbackHub:
     def commit(self, repo: str) -> str:
         digest = hashlib.sha1()
         for path in self.files(repo):
-            digest.update(path.name.encode() + path.read_bytes())
+            digest.update(path.name.encode() + _sha256(_content(path)).encode())
         return digest.hexdigest()
 
     def add_pull(
@@ -177,16 +184,20 @@ class _Handler(BaseHTTPRequestHandler):
             self.error(int(self.fault[:3]), ERROR_CODES.get(self.fault))
         elif self.fault == "html":
             self.answer(200, b"<html>Please log in</html>", {"Content-Type": "text/html"})
+        elif "/xet-read-token/" in url.path:
+            self.xet_token()
+        elif url.path.startswith(("/cas/", "/xorb/")):
+            self.xet_storage(url.path)
         elif url.path.startswith("/api/models/"):
             self.model_info(url.path.removeprefix("/api/models/"), parse_qs(url.query))
         elif url.path.startswith("/cdn/"):
-            self.content((hub.root / unquote(url.path.removeprefix("/cdn/"))).read_bytes(), {})
+            self.content(_content(hub.root / unquote(url.path.removeprefix("/cdn/"))), {})
         else:
             repo, _, rest = url.path.strip("/").partition("/resolve/")
             revision, _, name = rest.partition("/")
             self.resolve(repo, unquote(revision), unquote(name))
 
-    do_HEAD = do_GET  # noqa: N815
+    do_HEAD = do_POST = do_GET  # noqa: N815
 
     def model_info(self, path: str, query: dict[str, list[str]]) -> None:
         hub: LoopbackHub = self.server.hub
@@ -202,13 +213,12 @@ class _Handler(BaseHTTPRequestHandler):
             return
         siblings = []
         for file in hub.files(repo):
-            content = file.read_bytes()
+            content = _content(file)
             entry = {"rfilename": file.relative_to(hub.root / repo).as_posix()}
             if "blobs" in query and hub.hashes:
                 entry |= {"size": len(content), "blobId": _git_hash(content)}
                 if file.suffix in LFS:
-                    sha256 = hashlib.sha256(content).hexdigest()
-                    entry["lfs"] = {"sha256": sha256, "size": len(content), "pointerSize": 134}
+                    entry["lfs"] = {"sha256": _sha256(content), "size": len(content), "pointerSize": 134}
             siblings.append(entry)
         info = {"id": repo, "sha": hub.commit(repo), "siblings": siblings}
         # The Hub's warnings are for its own tools; the second header is what a client would log.
@@ -229,6 +239,36 @@ class _Handler(BaseHTTPRequestHandler):
         about = {"authors": [], "date": "2024-01-01T00:00:00.000Z", "title": "", "message": ""}
         self.json([{"id": commit, **about} for commit in (hub.commit(at), parent)])
 
+    def xet_token(self) -> None:
+        """Answer with the address of the storage and a token for it."""
+        hub: LoopbackHub = self.server.hub
+        token = {
+            "X-Xet-Cas-Url": hub.storage or f"http://localhost:{hub.port}/cas",
+            "X-Xet-Access-Token": "xet-token",
+            "X-Xet-Token-Expiration": str(int(time.time()) + hub.token_seconds),
+        }
+        self.answer(200, b"{}", token)
+
+    def xet_storage(self, path: str) -> None:
+        """Answer how to put a file together, or with chunks of it."""
+        hub: LoopbackHub = self.server.hub
+        name = path.rsplit("/", 1)[1]
+        files = (file for file in hub.root.rglob("*") if file.suffix in LFS)
+        contents = map(_content, files)
+        content = next((data for data in contents if xet.file_hash(data) == name), None)
+        if content is None or path.startswith("/cas/v2/"):  # the client then asks the first version
+            self.error(404, None)
+        elif path.startswith("/xorb/"):
+            self.content(xet.stored(content), {})
+        else:
+            start, end = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+            url = f"http://localhost:{hub.port}/xorb/{name}"
+            answer = xet.reconstruction(content, start, end, url)
+            if answer is None:
+                self.error(416, None)
+            else:
+                self.answer(200, answer, {"Content-Type": "application/json"})
+
     def json(self, value: object) -> None:
         self.answer(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
@@ -241,7 +281,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not file.is_file():
             self.error(404, "EntryNotFound")
             return
-        content = file.read_bytes()
+        content = _content(file)
         headers = {"X-Repo-Commit": hub.commit(repo), "ETag": f'"{_git_hash(content)}"'}
         if self.fault == "no-headers":
             headers = {}
@@ -251,8 +291,14 @@ class _Handler(BaseHTTPRequestHandler):
         headers |= {
             "Location": f"http://localhost:{hub.port}/cdn/{repo}/{name}",
             "X-Linked-Size": str(len(content)),
-            "X-Linked-Etag": f'"{hashlib.sha256(content).hexdigest()}"',
+            "X-Linked-Etag": f'"{_sha256(content)}"',
         }
+        if hub.xet:
+            route = f"{hub.endpoint}/api/models/{repo}/xet-read-token/{hub.commit(repo)}"
+            headers |= {
+                "X-Xet-Hash": xet.file_hash(content),
+                "Link": f'<{route}>; rel="xet-auth"',
+            }
         self.answer(302, b"", headers)
 
     def known(self, repo: str, revision: str) -> bool:
@@ -274,11 +320,14 @@ class _Handler(BaseHTTPRequestHandler):
         hub: LoopbackHub = self.server.hub
         start, status = 0, 200
         if range_ := self.headers.get("Range"):
-            start, status = int(range_.removeprefix("bytes=").rstrip("-")), 206
-            headers = headers | {"Content-Range": f"bytes {start}-{len(body) - 1}/{len(body)}"}
+            first, _, last = range_.removeprefix("bytes=").partition("-")
+            start, end, status = int(first), int(last or len(body) - 1) + 1, 206
+            headers = headers | {"Content-Range": f"bytes {start}-{end - 1}/{len(body)}"}
+        else:
+            end = len(body)
         if self.fault == "wrong-bytes":
             body = body[:-1] + bytes([body[-1] ^ 1])
-        body = body[start:]
+        body = body[start:end]
         body = {"too-short": body[:-1], "too-long": body + b"\0"}.get(self.fault, body)
         if self.command == "HEAD" or self.fault not in CUT:
             self.answer(status, body, headers)
@@ -323,6 +372,22 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
+def _content(path: Path) -> bytes:
+    return _content_at(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=32)
+def _content_at(path: Path, time: int) -> bytes:
+    """Return what a file had at a time: the same object, whose hashes are known."""
+    return path.read_bytes()
+
+
+@lru_cache(maxsize=32)
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@lru_cache(maxsize=32)
 def _git_hash(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 

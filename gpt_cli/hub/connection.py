@@ -1,0 +1,220 @@
+"""The Hub's client for one use: muted, with bounded waits, and its errors in our words."""
+
+import logging
+import os
+import selectors
+import socket
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, urlsplit
+
+from gpt_cli.errors import InputError, ModelNotFoundError
+from gpt_cli.hub import messages
+from gpt_cli.hub.messages import UnreachableError, endpoint
+from gpt_cli.system.machine import within
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi, ModelInfo
+
+# Seconds. With the start of Python and of the client, a dead network is reported within 3.
+_FIRST_CONNECTION = 2.5
+_CONNECTION = 3.0  # later ones, to each address of a server
+_ANSWER = 10.0  # for a request that brings no file; the client would wait for 6 times 60
+_PAUSES = (1.0, 2.0)  # before the first request is repeated to an overloaded Hub
+_OVERLOADED = (429, 500, 502, 503, 504)
+_LONGEST_WAIT = 20  # of Retry-After; the client would wait silently for any time
+_PORTS = {"http": 80, "https": 443}
+_TOKEN = "/xet-read-token/"  # noqa: S105 (in the address of requests for one)
+
+
+class Exchange:
+    """What the requests of one use of the client have shown."""
+
+    in_xet = False  # whether the file is in a storage that speaks Xet
+    token_requests = 0  # for this storage
+
+
+def switched_off() -> bool:
+    """Return whether the environment switches the Hub off, as its client reads it."""
+    value = os.getenv("HF_HUB_OFFLINE") or os.getenv("TRANSFORMERS_OFFLINE") or ""
+    return value.upper() in ("1", "ON", "YES", "TRUE")
+
+
+def problem() -> str | None:
+    """Return the reason why the Hub cannot be used, or None if it answers a small request."""
+    if switched_off():
+        return "switched off by HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE"
+    try:
+        with client(messages.of_small_request):
+            from huggingface_hub import get_session
+
+            reach()
+            url = f"{endpoint()}/api/models?limit=1"
+            answer = get_session().get(url, timeout=_patience(_ANSWER))
+            if answer.status_code >= 500:
+                raise ValueError(f"status {answer.status_code}")
+    except (InputError, ModelNotFoundError) as error:
+        return str(error)
+    return None
+
+
+def ask(api: "HfApi", repo: str, revision: str) -> "ModelInfo":
+    """Request the description of a revision; ask an overloaded Hub again."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    reach()
+    patience = _patience(_ANSWER)
+    request = partial(
+        api.model_info, repo, revision=revision, timeout=patience, files_metadata=True
+    )
+    for pause in _PAUSES:
+        try:
+            return request()
+        except HfHubHTTPError as error:
+            if error.response.status_code not in _OVERLOADED:
+                raise
+        time.sleep(pause)
+    return request()
+
+
+def reach() -> None:
+    """Raise UnreachableError if nothing accepts connections to the Hub, or to its proxy.
+
+    A timeout of the client would not cover the name, and would count for each address of a server.
+    """
+    server, variable = _first_server()
+    port = server.port or _PORTS.get(server.scheme, 1080)
+    patience = _patience(_FIRST_CONNECTION)
+    # A thread, as nothing else limits the time that a name takes.
+    call = partial(_connect, server.hostname or "", port, patience)
+    name = f"{server.hostname}:{port}, the proxy of {variable}," if variable else endpoint()
+    try:
+        within(patience, call)
+    except TimeoutError:
+        raise UnreachableError(f"{name} does not answer", is_slow=True) from None
+    except (OSError, UnicodeError) as error:
+        raise UnreachableError(f"{name} cannot be reached ({_words(error)})") from error
+
+
+def _first_server() -> tuple[SplitResult, str | None]:
+    """Return the server to which the client connects first: the Hub, or the proxy of a variable."""
+    from urllib.request import getproxies, proxy_bypass  # takes milliseconds
+
+    hub = urlsplit(endpoint())
+    proxies = {} if proxy_bypass(hub.hostname or "") else getproxies()
+    for scheme in (hub.scheme, "all"):
+        if proxy := proxies.get(scheme):
+            url = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+            return url, f"{scheme.upper()}_PROXY"
+    return hub, None
+
+
+def _connect(host: str, port: int, seconds: float) -> None:
+    """Connect to a server and leave it: to all of its addresses at once."""
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    deadline, error = time.monotonic() + seconds, OSError("it has no address")
+    with selectors.DefaultSelector() as selector, ExitStack() as stack:
+        for family, kind, protocol, _, address in addresses:
+            try:
+                opened = stack.enter_context(socket.socket(family, kind, protocol))
+                opened.setblocking(False)
+                opened.connect_ex(address)
+                selector.register(opened, selectors.EVENT_WRITE)
+            except OSError as failure:  # the machine has no IPv6, for instance
+                error = failure
+        while selector.get_map():
+            ready = selector.select(deadline - time.monotonic())
+            if not ready:
+                raise TimeoutError
+            for key, _ in ready:
+                connection: Any = key.fileobj
+                code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if not code:
+                    return
+                error = OSError(code, os.strerror(code))
+                selector.unregister(connection)
+    raise error
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, socket.gaierror):
+        return "its name does not resolve"
+    return (isinstance(error, OSError) and error.strerror) or messages.first_line(error)
+
+
+def _patience(seconds: float) -> float:
+    """Return the seconds to wait for a server: by default these."""
+    return float(os.getenv("HF_HUB_ETAG_TIMEOUT") or seconds)
+
+
+@contextmanager
+def client(explain: Callable[[Exception], str]) -> Iterator[Exchange]:
+    """Mute the Hub's client and translate its errors for one use of it.
+
+    Errors of the disk stay OSErrors.
+    """
+    if not endpoint().startswith(("http://", "https://")):
+        raise InputError("HF_ENDPOINT must begin with http:// or https://")
+    # The client reads this at import. Without it, the client first sends another request, which
+    # takes 3 seconds on a dead network.
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    # hf_xet reads this when it starts. By default it tries for up to 5 minutes.
+    os.environ.setdefault("HF_XET_CLIENT_RETRY_MAX_ATTEMPTS", "2")
+    with warnings.catch_warnings(action="ignore"):
+        try:
+            # Its own names print the errors of their imports, so modules are imported first.
+            import huggingface_hub
+            from huggingface_hub.utils import logging as client_log
+
+            _ = urlsplit(endpoint()).port  # ValueError; older clients accept any port
+            hooks = huggingface_hub.get_session().event_hooks
+        except (ImportError, OSError, ValueError) as error:
+            raise InputError(
+                f"the Hub's client cannot start ({messages.first_line(error)}): check the "
+                "environment variables HF_*, SSL_* and *_PROXY"
+            ) from error
+
+        exchange, verbosity = Exchange(), client_log.get_verbosity()
+        before, after = partial(_limit_waits, exchange), partial(_notice, exchange)
+        client_log.set_verbosity(logging.CRITICAL)
+        hooks["request"].append(before)
+        hooks["response"].append(after)
+        try:
+            yield exchange
+        except Exception as error:
+            if disk := messages.disk_error(error):
+                raise disk from error
+            raise ModelNotFoundError(explain(error)) from error
+        finally:
+            hooks["request"].remove(before)
+            hooks["response"].remove(after)
+            client_log.set_verbosity(verbosity)
+
+
+def _limit_waits(exchange: Exchange, request: Any) -> None:
+    """Limit the time of connections, and of answers that bring no file."""
+    limits = {"connect": _patience(_CONNECTION)}
+    if request.method == "HEAD" or _TOKEN in request.url.path:
+        limits |= dict.fromkeys(("read", "write", "pool"), _patience(_ANSWER))
+    timeouts = request.extensions.get("timeout", {})
+    timeouts.update((kind, min(timeouts.get(kind) or most, most)) for kind, most in limits.items())
+    if _TOKEN in request.url.path:
+        exchange.token_requests += 1
+        if exchange.token_requests > 1:  # the client would try 6 times; HTTP needs no token
+            raise ConnectionError("the Hub gave no token")
+
+
+def _notice(exchange: Exchange, response: Any) -> None:
+    """Raise an error of the client instead of a long wait; note where a file is."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    status = response.status_code
+    if _TOKEN in response.url.path and status >= 400:
+        raise HfHubHTTPError("no token for the storage", response=response)
+    if status in _OVERLOADED and messages.wait_of(response) > _LONGEST_WAIT:
+        raise HfHubHTTPError("the server asks for a long wait", response=response)
+    exchange.in_xet = exchange.in_xet or "X-Xet-Hash" in response.headers

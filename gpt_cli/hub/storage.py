@@ -1,0 +1,54 @@
+"""The Hub's storage of large files, which speaks Xet: when it is left for plain HTTP."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gpt_cli.hub import messages
+from gpt_cli.hub.connection import Exchange
+from gpt_cli.hub.progress import Progress
+
+_PATIENCE = 25.0  # seconds without a byte
+
+
+class Storage:
+    """The storage during one request for a file, which may not be in it."""
+
+    def __init__(self, exchange: Exchange, progress: Progress):
+        self._exchange, self.progress = exchange, progress
+        self._was_silent = False
+
+    def leave_if_silent(self) -> None:
+        """End a transfer that has brought nothing for some time; its call raises an error."""
+        silent = time.monotonic() - self.progress.last_byte
+        if self.progress.bars and silent > _PATIENCE and self._is_used():
+            from huggingface_hub.utils._xet import abort_xet_session
+
+            self._was_silent = True
+            abort_xet_session()  # type: ignore[no-untyped-call]
+
+    def has_failed(self, error: Exception) -> bool:
+        """Return whether an error is one of the storage, and HTTP may do better."""
+        return self._is_used() and messages.disk_error(error) is None
+
+    def reason(self, error: Exception) -> str:
+        """Return why the storage failed."""
+        return messages.of_storage(error, silent=_PATIENCE if self._was_silent else None)
+
+    def _is_used(self) -> bool:
+        from huggingface_hub.utils._runtime import is_xet_available
+
+        return self._exchange.in_xet and is_xet_available()
+
+
+@contextmanager
+def without_xet() -> Iterator[None]:
+    """Let the client fetch files over HTTP, as HF_HUB_DISABLE_XET=1 does if it is set before."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_DISABLE_XET
+    constants.HF_HUB_DISABLE_XET = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_DISABLE_XET = before
