@@ -2,32 +2,28 @@
 
 import logging
 import os
-import selectors
-import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from gpt_cli.errors import InputError, ModelNotFoundError
 from gpt_cli.hub import messages
-from gpt_cli.hub.messages import UnreachableError, endpoint
-from gpt_cli.system.machine import within
+from gpt_cli.hub.messages import endpoint
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi, ModelInfo
 
-# Seconds. With the start of Python and of the client, a dead network is reported within 3.
-_FIRST_CONNECTION = 2.5
+# Seconds.
+_FIRST_CONNECTION = 2.5  # with the start of Python and of the client, 3 on a dead network
 _CONNECTION = 3.0  # later ones, to each address of a server
 _ANSWER = 10.0  # for a request that brings no file; the client would wait for 6 times 60
 _PAUSES = (1.0, 2.0)  # before the first request is repeated to an overloaded Hub
 _OVERLOADED = (429, 500, 502, 503, 504)
 _LONGEST_WAIT = 20  # of Retry-After; the client would wait silently for any time
-_PORTS = {"http": 80, "https": 443}
 _TOKEN = "/xet-read-token/"  # noqa: S105 (in the address of requests for one)
 
 
@@ -52,7 +48,9 @@ def problem() -> str | None:
         with client(messages.of_small_request):
             from huggingface_hub import get_session
 
-            reach()
+            from gpt_cli.hub.network import reach  # imports socket
+
+            reach(endpoint(), _patience(_FIRST_CONNECTION))
             url = f"{endpoint()}/api/models?limit=1"
             answer = get_session().get(url, timeout=_patience(_ANSWER))
             if answer.status_code >= 500:
@@ -66,7 +64,9 @@ def ask(api: "HfApi", repo: str, revision: str) -> "ModelInfo":
     """Request the description of a revision; ask an overloaded Hub again."""
     from huggingface_hub.errors import HfHubHTTPError
 
-    reach()
+    from gpt_cli.hub.network import reach  # imports socket
+
+    reach(endpoint(), _patience(_FIRST_CONNECTION))
     patience = _patience(_ANSWER)
     request = partial(
         api.model_info, repo, revision=revision, timeout=patience, files_metadata=True
@@ -79,71 +79,6 @@ def ask(api: "HfApi", repo: str, revision: str) -> "ModelInfo":
                 raise
         time.sleep(pause)
     return request()
-
-
-def reach() -> None:
-    """Raise UnreachableError if nothing accepts connections to the Hub, or to its proxy.
-
-    A timeout of the client would not cover the name, and would count for each address of a server.
-    """
-    server, variable = _first_server()
-    port = server.port or _PORTS.get(server.scheme, 1080)
-    patience = _patience(_FIRST_CONNECTION)
-    # A thread, as nothing else limits the time that a name takes.
-    call = partial(_connect, server.hostname or "", port, patience)
-    name = f"{server.hostname}:{port}, the proxy of {variable}," if variable else endpoint()
-    try:
-        within(patience, call)
-    except TimeoutError:
-        raise UnreachableError(f"{name} does not answer", is_slow=True) from None
-    except (OSError, UnicodeError) as error:
-        raise UnreachableError(f"{name} cannot be reached ({_words(error)})") from error
-
-
-def _first_server() -> tuple[SplitResult, str | None]:
-    """Return the server to which the client connects first: the Hub, or the proxy of a variable."""
-    from urllib.request import getproxies, proxy_bypass  # takes milliseconds
-
-    hub = urlsplit(endpoint())
-    proxies = {} if proxy_bypass(hub.hostname or "") else getproxies()
-    for scheme in (hub.scheme, "all"):
-        if proxy := proxies.get(scheme):
-            url = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-            return url, f"{scheme.upper()}_PROXY"
-    return hub, None
-
-
-def _connect(host: str, port: int, seconds: float) -> None:
-    """Connect to a server and leave it: to all of its addresses at once."""
-    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    deadline, error = time.monotonic() + seconds, OSError("it has no address")
-    with selectors.DefaultSelector() as selector, ExitStack() as stack:
-        for family, kind, protocol, _, address in addresses:
-            try:
-                opened = stack.enter_context(socket.socket(family, kind, protocol))
-                opened.setblocking(False)
-                opened.connect_ex(address)
-                selector.register(opened, selectors.EVENT_WRITE)
-            except OSError as failure:  # the machine has no IPv6, for instance
-                error = failure
-        while selector.get_map():
-            ready = selector.select(deadline - time.monotonic())
-            if not ready:
-                raise TimeoutError
-            for key, _ in ready:
-                connection: Any = key.fileobj
-                code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                if not code:
-                    return
-                error = OSError(code, os.strerror(code))
-                selector.unregister(connection)
-    raise error
-
-
-def _words(error: Exception) -> str:
-    if isinstance(error, socket.gaierror):
-        return "its name does not resolve"
-    return (isinstance(error, OSError) and error.strerror) or messages.first_line(error)
 
 
 def _patience(seconds: float) -> float:

@@ -13,8 +13,8 @@ from gpt_cli.hub.local import nearest
 AGAIN = "run the command again"
 WAY_OUT = "or use a local model (`gpt-cli models` lists them), such as `tiny`"
 _NO_HUB = "does not answer like a Hub: check HF_ENDPOINT and the proxy"
+_SYSTEM_CODE = re.compile(r"\(os error (\d+)\)")  # in the words of hf_xet, also about networks
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG)
-_SYSTEM_CODE = re.compile(r"\(os error (\d+)\)")  # in the words of hf_xet
 
 
 class UnreachableError(Exception):
@@ -37,7 +37,7 @@ def first_line(error: BaseException) -> str:
 
 def disk_error(error: Exception) -> OSError | None:
     """Return the error of the disk that an error of a download is, or None."""
-    if isinstance(error, OSError) and error.errno in _DISK:
+    if isinstance(error, OSError) and error.errno is not None:
         return error
     code = _SYSTEM_CODE.search(str(error))
     if code and int(code[1]) in _DISK:  # of hf_xet, which names no file
@@ -69,10 +69,10 @@ def of_storage(error: Exception, *, silent: float | None) -> str:
         return f"{storage} answers {status[1]}"
     if "error sending request" in text:
         return f"{storage} cannot be reached"
+    if "oken" in text or "Timeout" in type(error).__name__:
+        return "the Hub gave no access to the storage"
     if "decoding" in text or "unexpected end" in text or "Format error" in text:
         return "the connection to the storage broke"
-    if "token" in text or "Timeout" in type(error).__name__:
-        return "the Hub gave no access to the storage"
     return "the storage failed"
 
 

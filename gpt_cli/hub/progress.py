@@ -37,7 +37,7 @@ class Progress:
         """Show the transfer of `size` bytes, if there are any."""
         self._name, self._size, self._quiet = short_name(repo), size, quiet
         self._shown = size > 0 and not quiet
-        self._on_terminal = self._shown and sys.stderr.isatty()
+        self._on_terminal = self._shown and sys.stderr.isatty() and not _bars_are_off()
         self._done = 0  # bytes of the files before
         self.bars: list[_Bar] = []  # the client's, for this file
         self._start = self.last_byte = self._last_line = time.monotonic()
@@ -67,6 +67,7 @@ class Progress:
         """Count a file from 0. Call `on_tick` now and then, until it has arrived."""
         self.bars.clear()
         self.last_byte = time.monotonic()
+        self._past = deque([(self.last_byte, self._done)])
         self._on_tick = on_tick
 
     def end_file(self) -> None:
@@ -105,7 +106,8 @@ class Progress:
         share, figures = self._arrived / self._size, self._figures()
         columns = min(width - len(f"{self._name}: 100% [] {figures}"), _WIDEST_BAR)
         if columns < _NARROWEST_BAR:
-            return f"{self._name}: {figures}"[:width]
+            line = f"{self._name}: {figures}"
+            return line if len(line) <= width else line.rpartition("/")[2][:width]
         full = round(columns * share)
         bar = "#" * full + "." * (columns - full)
         return f"{self._name}: {share:4.0%} [{bar}] {figures}"
@@ -168,6 +170,11 @@ class _Bar:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         pass
+
+
+def _bars_are_off() -> bool:
+    """Return whether the environment switches bars off, as the Hub's client reads it."""
+    return os.getenv("HF_HUB_DISABLE_PROGRESS_BARS", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
 def _columns() -> int:

@@ -75,7 +75,20 @@ QUICK = ("404, no such repository", "a byte too few", "a flipped bit in the weig
 def row(number, name, fault, on, says, do, *, code=3, **env):
     marks = [pytest.mark.fault(number, name, code, intact=NONE)]
     marks += [] if name in QUICK else [SLOW]
-    return pytest.param(fault, on, says, do, code, env, id=name, marks=marks)
+    return pytest.param(False, fault, on, says, do, code, env, id=name, marks=marks)
+
+
+def in_storage(row):
+    """Return the same fault where the weights are in a storage that speaks Xet.
+
+    Faults of the weights are then those of the storage. If it fails, HTTP brings them.
+    """
+    _, fault, on, says, do, code, env = row.values
+    number, name = row.marks[0].args[0], f"{row.id}, by Xet"
+    if on == "/cdn/":
+        on, code = "/xorb/", code if fault == "wrong-bytes" else 0
+    marks = [pytest.mark.fault(number, name, code, intact=NONE if code else "the model")]
+    return pytest.param(True, fault, on, says, do, code, env, id=name, marks=[*marks, SLOW])
 
 
 # fmt: off
@@ -88,7 +101,7 @@ FAULTS = [
     row(28, "500 to every question", "500", "/api/", "answers 500", LATER),
     row(28, "503 to every question", "503", "/api/", "answers 503", LATER),
     row(28, "503 to every file", "503", "/cdn/", "answers 503", LATER),
-    row(29, "the connection drops at half", "drop-half", "/cdn/", "failed", AGAIN),
+    row(29, "the connection drops at half", "drop-half", "/cdn/", "broke before", AGAIN),
     row(30, "no answer", "stall", "/api/", "does not answer", NETWORK),
     row(30, "no answer for a file", "stall", "vocab.json", "does not answer", NETWORK,
         HF_HUB_ETAG_TIMEOUT="1"),
@@ -104,12 +117,13 @@ FAULTS = [
     row(58, "429, and a day to wait", "429-wait", "/api/", "(429)", "wait 86,400 seconds"),
     row(58, "429, and a day to wait for a file", "429-wait", "/cdn/", "(429)",
         "wait 86,400 seconds"),
-    row(58, "a page of a hotel's network", "html", "/api/", "failed", AGAIN),
+    row(58, "a page of a hotel's network", "html", "/api/", "like a Hub",
+        "check HF_ENDPOINT and the proxy"),
     row(58, "answers without a Hub's headers", "no-headers", "vocab.json", "like a Hub",
         "check HF_ENDPOINT and the proxy"),
-    row(58, "no answer, and a closed connection", "drop", "/api/", "failed", AGAIN),
-    row(59, "a byte too few", "too-short", "/cdn/", "failed", AGAIN),
-    row(59, "a byte too many", "too-long", "/cdn/", "failed", AGAIN),
+    row(58, "no answer, and a closed connection", "drop", "/api/", "broke before", AGAIN),
+    row(59, "a byte too few", "too-short", "/cdn/", "broke before", AGAIN),
+    row(59, "a byte too many", "too-long", "/cdn/", "broke before", AGAIN),
     row(23, "a flipped bit in the weights", "wrong-bytes", "/cdn/", "its sha256 is", AGAIN, code=4),
     row(23, "a flipped bit in the vocabulary", "wrong-bytes", "vocab.json", "its git hash is",
         AGAIN, code=4),
@@ -119,15 +133,24 @@ FAULTS = [
 # fmt: on
 
 
-@pytest.mark.parametrize(("fault", "on", "says", "do", "code", "env"), FAULTS)
+@pytest.mark.parametrize(
+    ("xet", "fault", "on", "says", "do", "code", "env"), [*FAULTS, *map(in_storage, FAULTS)]
+)
 def test_a_download_that_fails_leaves_nothing_that_is_trusted(
-    fault, on, says, do, code, env, hub, world, files, suffer
+    xet, fault, on, says, do, code, env, hub, world, files, suffer
 ):
+    hub.xet = xet
     hub.fail(fault, on=on)
-    flags = {"env": env, "changes": True, "limit": 120}
-    suffer("download", REPO, "-q", code=code, says=says, do=do, **flags)
-    hub.heal()
-    nothing_is_trusted(world)
+    if code:
+        flags = {"env": env, "changes": True, "limit": 120}
+        suffer("download", REPO, "-q", code=code, says=says, do=do, **flags)
+        hub.heal()
+        nothing_is_trusted(world)
+    else:
+        out, _ = run_here("download", REPO, "-q", **world.env)
+        check_files(out, files)
+        assert hub.fetched()[0] == "model.safetensors"  # over HTTP
+        hub.heal()
     whole(world, files)
 
 
@@ -309,8 +332,11 @@ def test_a_download_killed_at_any_moment_is_whole_or_not_there(hub, world, files
 
 
 @pytest.mark.fault(33, "a limit on the size of files, as a full disk", 5, intact=NONE)
+@pytest.mark.parametrize("xet", [False, True], ids=["HTTP", "Xet"])
 @pytest.mark.parametrize("to", [(), ("--to", "new")], ids=["cache", "folder"])
-def test_a_file_that_finds_no_room_is_told(to, hub, world, files, suffer):
+def test_a_file_that_finds_no_room_is_told(xet, to, hub, world, files, suffer):
+    hub.xet = xet
+
     def small_files() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 

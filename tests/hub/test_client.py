@@ -11,7 +11,7 @@ import pytest
 from gpt_cli import hub as product
 from gpt_cli.errors import CheckpointError, InputError, ModelNotFoundError, ResourceError
 from gpt_cli.folder.contents import VOCABULARIES
-from gpt_cli.hub import client, connection, local
+from gpt_cli.hub import connection, local
 from gpt_cli.options.declare import OptionError
 from support.checkpoints import write_tokenizer
 from support.loopback_hub import model_files, use_hub
@@ -667,7 +667,9 @@ def test_a_dead_network_is_known_at_once(dead, cache, tmp_path, monkeypatch):
         code = "hub.client.connection._FIRST_CONNECTION = hub.client.connection._ANSWER = 0.3\n"
         code += f"hub.resolve({REPO!r})"
         if dead == "resolver":  # one that never answers: no timeout of a socket helps
-            code = "import socket, time\nsocket.getaddrinfo = lambda *_, **__: time.sleep(9)\n" + code
+            code = (
+                "import socket, time\nsocket.getaddrinfo = lambda *_, **__: time.sleep(9)\n" + code
+            )
         start = time.monotonic()
         _, errors = python(code, HF_HOME=str(tmp_path / "home")).communicate()
         seconds = time.monotonic() - start

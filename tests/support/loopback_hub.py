@@ -218,7 +218,11 @@ class _Handler(BaseHTTPRequestHandler):
             if "blobs" in query and hub.hashes:
                 entry |= {"size": len(content), "blobId": _git_hash(content)}
                 if file.suffix in LFS:
-                    entry["lfs"] = {"sha256": _sha256(content), "size": len(content), "pointerSize": 134}
+                    entry["lfs"] = {
+                        "sha256": _sha256(content),
+                        "size": len(content),
+                        "pointerSize": 134,
+                    }
             siblings.append(entry)
         info = {"id": repo, "sha": hub.commit(repo), "siblings": siblings}
         # The Hub's warnings are for its own tools; the second header is what a client would log.
@@ -242,12 +246,14 @@ class _Handler(BaseHTTPRequestHandler):
     def xet_token(self) -> None:
         """Answer with the address of the storage and a token for it."""
         hub: LoopbackHub = self.server.hub
-        token = {
-            "X-Xet-Cas-Url": hub.storage or f"http://localhost:{hub.port}/cas",
-            "X-Xet-Access-Token": "xet-token",
-            "X-Xet-Token-Expiration": str(int(time.time()) + hub.token_seconds),
-        }
-        self.answer(200, b"{}", token)
+        url, end = (
+            hub.storage or f"http://localhost:{hub.port}/cas",
+            time.time() + hub.token_seconds,
+        )
+        answer = {"casUrl": url, "accessToken": "xet-token", "exp": int(end)}
+        names = ("X-Xet-Cas-Url", "X-Xet-Access-Token", "X-Xet-Token-Expiration")
+        headers = dict(zip(names, map(str, answer.values()), strict=True))
+        self.answer(200, json.dumps(answer).encode(), headers)  # hf_xet reads the body, to renew it
 
     def xet_storage(self, path: str) -> None:
         """Answer how to put a file together, or with chunks of it."""

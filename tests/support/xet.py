@@ -1,8 +1,8 @@
 """What a server of the Xet protocol answers about a file, as the Hub's client reads it.
 
-A file is a list of chunks, which are stored one after the other, each behind a header. A client asks
-how to put a range of the file together, and gets terms: ranges of chunks, and the bytes where they
-are stored.
+A file is a list of chunks, which are stored one after the other, each behind a header. A client
+asks how to put a range of the file together, and gets terms: ranges of chunks, and the bytes where
+they are stored.
 """
 
 import hashlib
@@ -48,5 +48,9 @@ def reconstruction(content: bytes, start: int, end: int, url: str) -> bytes | No
         stored_end = end_byte + chunks["end"] * _HEADER
         stored_range = {"start": first_byte + first * _HEADER, "end": stored_end - 1}
         fetches.append({"range": chunks, "url": url, "url_range": stored_range})
-    answer = {"offset_into_first_range": start % CHUNK, "terms": terms, "fetch_info": {name: fetches}}
+    answer = {
+        "offset_into_first_range": start % CHUNK,
+        "terms": terms,
+        "fetch_info": {name: fetches},
+    }
     return json.dumps(answer).encode()
