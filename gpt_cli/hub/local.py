@@ -1,10 +1,12 @@
 """Local models: bundled, or in the Hub's cache, read without its client, which imports slowly."""
 
+import logging
 import os
 import re
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
@@ -25,9 +27,15 @@ SHORT_NAMES = {
 # Selects files from the names in a folder or a repository; the last one marks a complete download.
 Select: TypeAlias = Callable[[Collection[str], str, Callable[[str], Path]], list[str]]
 
+_HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
+_OTHER_KINDS = ("datasets", "spaces", "docs", "models", "api")  # of pages than those of models
+_PAGES = ("tree", "blob", "resolve", "commit", "commits", "raw", "discussions")  # of a model
 _HUB_ID = re.compile(r"([a-zA-Z0-9][\w.-]*/)?[a-zA-Z0-9_]([\w.-]*\w)?", re.ASCII)
 _CONVERTED = "refs/gpt-cli-converted"  # in the cache of a model: our notes on conversions
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,8 @@ def bundled(name: str) -> Path:
 
 
 def hub_id(name: str) -> str:
-    """Return the Hub id of a model's name."""
+    """Return the Hub id of a model's name, or of the address of its page."""
+    name = _name_in_address(name) or name
     repo = SHORT_NAMES.get(name, name)
     if not _HUB_ID.fullmatch(repo) or len(repo) > 96 or "--" in repo or ".." in repo:
         raise ModelNotFoundError(
@@ -84,6 +93,21 @@ def hub_id(name: str) -> str:
             "or the bundled `tiny`"
         )
     return repo
+
+
+@cache
+def _name_in_address(address: str) -> str | None:
+    """Return the name of the model whose page on the Hub has an address; None if it has none.
+
+    It is said once that the name was taken.
+    """
+    host, *parts = re.sub(r"^https?://|[?#].*", "", address).split("/")
+    own_host = os.getenv("HF_ENDPOINT", "").rstrip("/").partition("://")[2]
+    name = "/".join(part for part in parts[:2] if part and part not in _PAGES)
+    if host not in (*_HUB_HOSTS, own_host) or not name or parts[0] in _OTHER_KINDS:
+        return None
+    _log.warning("taking %s from its address", name)  # shown by default
+    return name
 
 
 def short_name(repo: str) -> str:
@@ -148,6 +172,12 @@ def cached_snapshot(repo: str, revision: str | None, select: Select = model_file
             if _COMMIT.fullmatch(commit) and _is_complete(folder / "snapshots" / commit, select):
                 return folder / "snapshots" / commit
     return None
+
+
+def cached_commits(repo: str) -> list[str]:
+    """Return the commits of a model whose files in the Hub's cache are complete."""
+    folders = sorted(repo_folder(repo).glob("snapshots/*"))
+    return [folder.name for folder in folders if _is_complete(folder)]
 
 
 def mark_conversion(repo: str, commit: str, request: str) -> None:

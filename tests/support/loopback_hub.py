@@ -11,6 +11,9 @@ client gets them from a storage that speaks Xet, at `/cas` and `/xorb` of that o
 
 import hashlib
 import json
+import select
+import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -32,6 +35,7 @@ LFS = (".safetensors", ".bin")
 #   429-wait    with a Retry-After of a day
 #   stall       accept the request and send nothing
 #   drop        close the connection without an answer
+#   {}          JSON that says nothing
 #   html        a web page, as from a captive portal
 #   no-headers  an answer without the Hub's own headers
 #   drop-half   close the connection after half of the body
@@ -59,7 +63,8 @@ class Request(NamedTuple):
 
 
 class LoopbackHub:
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, certificate: Path | None = None) -> None:
+        """Serve a folder; with a file of a certificate and its key, by HTTPS."""
         self.root = root
         self.revisions = {"main", "v1"}  # names of each repository's only commit
         self.requests: list[Request] = []
@@ -68,16 +73,23 @@ class LoopbackHub:
         self.xet = False  # whether large files are in a storage that speaks Xet
         self.storage = ""  # its address, if it is not this server
         self.token_seconds = 3600  # how long a token for it is valid
+        self.cdn = "localhost"  # the host to which large files are redirected
+        self.allowed: set[str] | None = None  # hosts that this server reaches as a proxy; None: all
         self.delay = ("", 0.0)  # requests that contain this text wait for these seconds
         self.half_sent = threading.Event()  # set once a `stall-half` has sent its half
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._fault: tuple[str, str] | None = None
         self._times = 0
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-        self._server.daemon_threads = True
-        self._server.block_on_close = False
+        self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.hub = self
+        self.scheme = "https" if certificate else "http"
+        if certificate:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            # Each thread does its own handshake, so that one that fails stops no other.
+            options = {"server_side": True, "do_handshake_on_connect": False}
+            self._server.socket = context.wrap_socket(self._server.socket, **options)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
 
     def __enter__(self) -> "LoopbackHub":
@@ -96,7 +108,11 @@ class LoopbackHub:
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return self.at_host("127.0.0.1")
+
+    def at_host(self, host: str) -> str:
+        """Return the address of this server under a name, which a proxy may have for it."""
+        return f"{self.scheme}://{host}:{self.port}"
 
     def add(self, repo: str, files: dict[str, bytes]) -> str:
         """Make a repository of these files; return its commit."""
@@ -164,6 +180,13 @@ class LoopbackHub:
             return self._fault[0]
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads, block_on_close = True, False
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of clients that leave in the middle."""
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     wbufsize = -1  # headers and body in one packet, or each answer waits 40 ms for the next ACK
@@ -172,7 +195,8 @@ class _Handler(BaseHTTPRequestHandler):
         hub: LoopbackHub = self.server.hub
         url = urlsplit(self.path)
         headers = {name.lower(): value for name, value in self.headers.items()}
-        request = Request(self.command, unquote(url.path), headers)
+        path = self.path if self.command == "CONNECT" else unquote(url.path)
+        request = Request(self.command, path, headers)
         self.fault = hub._take(request)
         if hub.delay[0] in str(request):
             time.sleep(hub.delay[1])
@@ -180,8 +204,14 @@ class _Handler(BaseHTTPRequestHandler):
             hub._closing.wait()
         if self.fault in ("stall", "drop"):
             self.close_connection = True
+        elif hub.allowed is not None and url.hostname not in hub.allowed:
+            self.error(403, None)
         elif self.fault[:3].isdigit() and self.fault not in CUT:
             self.error(int(self.fault[:3]), ERROR_CODES.get(self.fault))
+        elif self.command == "CONNECT":
+            self.tunnel()
+        elif self.fault == "{}":
+            self.json({})
         elif self.fault == "html":
             self.answer(200, b"<html>Please log in</html>", {"Content-Type": "text/html"})
         elif "/xet-read-token/" in url.path:
@@ -197,7 +227,21 @@ class _Handler(BaseHTTPRequestHandler):
             revision, _, name = rest.partition("/")
             self.resolve(repo, unquote(revision), unquote(name))
 
-    do_HEAD = do_POST = do_GET  # noqa: N815
+    do_HEAD = do_POST = do_CONNECT = do_GET  # noqa: N815
+
+    def tunnel(self) -> None:
+        """Pass bytes on to and from a server, as a proxy does for HTTPS."""
+        host, port = self.path.split(":")
+        with socket.create_connection((host, int(port))) as there:
+            self.answer(200, b"", {})
+            self.wfile.flush()
+            ends = {self.connection: there, there: self.connection}
+            while ready := select.select(ends, [], [], 30)[0]:
+                for end in ready:
+                    piece = end.recv(1 << 16)
+                    if not piece:
+                        return
+                    ends[end].sendall(piece)
 
     def model_info(self, path: str, query: dict[str, list[str]]) -> None:
         hub: LoopbackHub = self.server.hub
@@ -247,7 +291,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer with the address of the storage and a token for it."""
         hub: LoopbackHub = self.server.hub
         url, end = (
-            hub.storage or f"http://localhost:{hub.port}/cas",
+            hub.storage or f"{hub.at_host('localhost')}/cas",
             time.time() + hub.token_seconds,
         )
         answer = {"casUrl": url, "accessToken": "xet-token", "exp": int(end)}
@@ -268,7 +312,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.content(xet.stored(content), {})
         else:
             start, end = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
-            url = f"http://localhost:{hub.port}/xorb/{name}"
+            url = f"{hub.at_host('localhost')}/xorb/{name}"
             answer = xet.reconstruction(content, start, end, url)
             if answer is None:
                 self.error(416, None)
@@ -295,12 +339,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.content(content, headers)
             return
         headers |= {
-            "Location": f"http://localhost:{hub.port}/cdn/{repo}/{name}",
+            "Location": f"{hub.at_host(hub.cdn)}/cdn/{repo}/{name}",
             "X-Linked-Size": str(len(content)),
             "X-Linked-Etag": f'"{_sha256(content)}"',
         }
         if hub.xet:
-            route = f"{hub.endpoint}/api/models/{repo}/xet-read-token/{hub.commit(repo)}"
+            here = f"{hub.scheme}://{self.headers['Host']}"
+            route = f"{here}/api/models/{repo}/xet-read-token/{hub.commit(repo)}"
             headers |= {
                 "X-Xet-Hash": xet.file_hash(content),
                 "Link": f'<{route}>; rel="xet-auth"',
