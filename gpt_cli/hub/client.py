@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpt_cli.errors import CheckpointError, ModelNotFoundError, ResourceError
 from gpt_cli.folder.contents import has_safetensors
-from gpt_cli.hub import connection, messages
+from gpt_cli.hub import connection, messages, resume
 from gpt_cli.hub.local import Select, cache_folder, mark_conversion, repo_folder
 from gpt_cli.hub.messages import AGAIN, endpoint
 from gpt_cli.hub.progress import Progress
@@ -86,8 +86,12 @@ class Snapshot:
                 return self._request(name, revision, storage)
 
     def _request(self, name: str, revision: str, storage: Storage) -> Path:
-        progress = storage.progress
+        progress, file = storage.progress, self.files[name]
         progress.begin_file(storage.leave_if_silent)
+        part = None if self.to else resume.part_of(self.repo, file)
+        # A part was left by HTTP, probably since the storage had failed.
+        if part and (part.exists() or resume.is_over_http(self.repo, file, self.commit)):
+            resume.fetch_blob(self.repo, file, self.commit, progress.bar_class)
         fetched = self.api.hf_hub_download(
             self.repo, name, revision=revision, cache_dir=cache_folder(), local_dir=self.to,
             tqdm_class=progress.bar_class,
@@ -174,11 +178,12 @@ def fetch_model(
 def _check_space(repo: str, files: "list[RepoSibling]", to: Path | None) -> int:
     """Return the bytes that must be fetched; raise ResourceError if the disk has no space."""
     blobs = repo_folder(repo) / "blobs"
-    absent = (file for file in files if to or not (blobs / str(_hash_of(file))).exists())
+    absent = [file for file in files if to or not (blobs / str(_hash_of(file))).exists()]
     missing = sum(file.size or 0 for file in absent)
+    kept = 0 if to else sum(resume.size_of_part(repo, file) for file in absent)
     target = to.parents[1] if to else blobs  # `to` is in a temporary folder
     free = shutil.disk_usage(next(path for path in (target, *target.parents) if path.exists())).free
-    if missing > free:
+    if missing - kept > free:
         raise ResourceError(
             f"{repo} needs {format_size(missing)} of disk space, but {target} has only "
             f"{format_size(free)}: free some, or use another disk"

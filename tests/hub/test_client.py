@@ -567,8 +567,71 @@ def test_a_connection_that_breaks_once_is_taken_up_again(hub, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     hub.fail("drop-half", on="GET /cdn/", times=1)
     assert names(product.resolve(REPO)) == PUBLISHED
-    again = [r.headers["range"] for r in hub.requests if "range" in r.headers]
+    content = (request for request in hub.requests if "/cdn/" in request.path)
+    again = [request.headers["range"] for request in content if "range" in request.headers]
     assert again == ["bytes=10485760-"]
+
+
+LARGE = os.urandom(24_000_000)  # the client writes pieces of 10 MiB
+
+
+def stop_in_the_middle(hub):
+    """Download a large file until all that is sent has been written, and fail."""
+    hub.add(REPO, model_files(**{"model.safetensors": LARGE}))
+    hub.fail("drop-half", on="GET /cdn/")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "sleep", lambda seconds: None)
+        raised(ModelNotFoundError, product.resolve, REPO)
+    hub.heal()
+    hub.requests.clear()
+
+
+def parts(cache):
+    return [*cache.rglob("*.incomplete")]
+
+
+def ranges(hub):
+    content = (r for r in hub.requests if r.method == "GET" and "/cdn/" in r.path)
+    return [request.headers.get("range") for request in content]
+
+
+def test_an_interrupted_download_goes_on(hub, cache):
+    stop_in_the_middle(hub)
+    (part,) = parts(cache)
+    size = part.stat().st_size
+    assert 10_000_000 < size < 24_000_000
+    raised(ModelNotFoundError, product.resolve, REPO, offline=True)
+    folder = product.resolve(REPO)
+    assert (folder / "model.safetensors").read_bytes() == LARGE
+    assert ranges(hub) == [f"bytes={size}-"]
+    assert parts(cache) == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "code"),
+    [(lambda part: b"x" * 30_000_000, None), (lambda part: b"x" * len(part), CheckpointError)],
+    ids=["too long", "other bytes"],
+)
+def test_a_part_that_is_damaged_is_fetched_anew(hub, cache, damage, code):
+    stop_in_the_middle(hub)
+    (part,) = parts(cache)
+    part.write_bytes(damage(part.read_bytes()))
+    raised(code or ModelNotFoundError, product.resolve, REPO)
+    assert parts(cache) == []
+    folder = product.resolve(REPO)
+    assert (folder / "model.safetensors").read_bytes() == LARGE
+
+
+def test_a_part_needs_less_space(hub, cache, monkeypatch):
+    stop_in_the_middle(hub)
+    (part,) = parts(cache)
+    rest = 24_000_063 - part.stat().st_size
+    usage = shutil.disk_usage("/")._replace(free=rest - 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: usage)
+        assert "of disk space" in raised(ResourceError, product.resolve, REPO)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=rest))
+    product.resolve(REPO)
 
 
 @pytest.mark.parametrize("hashes", [True, False])  # lists of mirrors may have none
@@ -585,12 +648,21 @@ def test_wrong_bytes_are_deleted(hub, cache, to, tmp_path, hashes):
     assert names(product.download(REPO, to=to)) == PUBLISHED
 
 
-def test_a_token_goes_to_the_hub_and_not_to_where_it_redirects(hub, monkeypatch):
+@pytest.mark.parametrize("size", [4000, 24_000_000])
+@pytest.mark.parametrize("xet", [False, True])
+def test_a_token_goes_to_the_hub_and_not_to_where_it_redirects(hub, size, xet, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    hub.add(REPO, model_files(size))
+    hub.xet = xet
+    hub.fail("403", on="/xorb/")
     product.resolve(REPO)
+    assert hub.fetched()[0] == "model.safetensors"  # in the end, over HTTP
+    elsewhere = {"/cdn/": None, "/cas/": "Bearer xet-token", "/xorb/": None}
     for request in hub.requests:
         token = request.headers.get("authorization")
-        assert token == (None if request.path.startswith("/cdn/") else "Bearer hf_secret")
+        assert token == elsewhere.get(
+            request.path[: request.path.find("/", 1) + 1], "Bearer hf_secret"
+        )
 
 
 @pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", None])

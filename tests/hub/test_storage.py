@@ -24,10 +24,8 @@ HINT = "fetching acme/gpt over HTTP (HF_HUB_DISABLE_XET=1 does so from the start
 
 
 @pytest.fixture
-def xet(hub, monkeypatch):
-    """Return a Hub whose weights are in its storage. Retries come at once."""
-    monkeypatch.setenv("HF_XET_CLIENT_RETRY_MAX_ATTEMPTS", "2")
-    monkeypatch.setenv("HF_XET_CLIENT_RETRY_BASE_DELAY", "10ms")
+def xet(hub):
+    """Return a Hub whose weights are in its storage."""
     hub.add(REPO, model_files(**{"model.safetensors": WEIGHTS}))
     hub.xet = True
     return hub

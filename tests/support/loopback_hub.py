@@ -466,6 +466,8 @@ def use_hub(endpoint: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
     monkeypatch.setenv("HF_HUB_CACHE", str(cache))
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    # hf_xet reads it when it starts, once in a process.
+    monkeypatch.setenv("HF_XET_CLIENT_RETRY_BASE_DELAY", "10ms")
 
 
 @pytest.fixture(name="cache")

@@ -1,0 +1,86 @@
+"""Large files over HTTP, which go on where an interrupted download has ended.
+
+The Hub's client can go on with a file, but deletes what it has if it ends early.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpt_cli.hub.local import cache_folder, repo_folder
+from gpt_cli.hub.messages import endpoint
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import RepoSibling
+
+_LARGE = 10_000_000  # bytes: smaller files are fetched again
+
+
+def part_of(repo: str, file: "RepoSibling") -> Path | None:
+    """Return where the part of a file is kept that has arrived; None if it would not be."""
+    if file.lfs is None or (file.size or 0) < _LARGE:
+        return None
+    return _blob(repo, file).with_name(f"{file.lfs.sha256}.gpt-cli.incomplete")
+
+
+def size_of_part(repo: str, file: "RepoSibling") -> int:
+    """Return the bytes of a file that an interrupted download has left."""
+    part = part_of(repo, file)
+    return part.stat().st_size if part and part.exists() else 0
+
+
+def is_over_http(repo: str, file: "RepoSibling", commit: str) -> bool:
+    """Return whether the client would fetch a file over HTTP: ask the Hub whether it has to."""
+    from huggingface_hub import get_hf_file_metadata
+    from huggingface_hub.utils._runtime import is_xet_available
+
+    if not is_xet_available():
+        return True
+    metadata = get_hf_file_metadata(_url(repo, file, commit), endpoint=endpoint())
+    return metadata.xet_file_data is None
+
+
+def fetch_blob(repo: str, file: "RepoSibling", commit: str, bar_class: type[Any]) -> None:
+    """Fetch a large file to where the client looks for it before it fetches it itself."""
+    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
+        WeakFileLock,
+        build_hf_headers,
+    )
+
+    blob, part = _blob(repo, file), part_of(repo, file)
+    lock = cache_folder() / ".locks" / repo_folder(repo).name / f"{blob.name}.lock"  # the client's
+    for path in (blob, lock):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with WeakFileLock(lock):
+        if part is None or blob.exists():
+            return
+        get = partial(http_get, headers=build_hf_headers(), expected_size=file.size)
+        try:
+            with part.open("ab") as target:
+                get(
+                    _url(repo, file, commit),
+                    target,
+                    resume_size=target.tell(),
+                    tqdm_class=bar_class,
+                )
+        except HfHubHTTPError as error:
+            if error.response.status_code == 416:  # the rest is refused: begin anew the next time
+                part.unlink()
+            raise
+        except OSError as error:
+            if error.errno is None:  # too many or too few bytes came
+                part.unlink()
+            raise
+        part.replace(blob)
+
+
+def _blob(repo: str, file: "RepoSibling") -> Path:
+    return repo_folder(repo) / "blobs" / (file.lfs.sha256 if file.lfs else "")
+
+
+def _url(repo: str, file: "RepoSibling", commit: str) -> str:
+    from huggingface_hub import hf_hub_url
+
+    return hf_hub_url(repo, file.rfilename, revision=commit, endpoint=endpoint())
