@@ -132,10 +132,12 @@ def _set_defaults() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("HF_XET_CLIENT_RETRY_MAX_ATTEMPTS", "2")  # else up to 5 minutes
     # Half a gigabyte arrived as fast as without, in 0.2 GB of memory instead of 0.2 to 0.6.
-    buffers = "HF_XET_RECONSTRUCTION_DOWNLOAD_BUFFER_"
-    if not any(name.startswith((buffers, "HF_XET_HIGH_PERFORMANCE")) for name in os.environ):
-        os.environ[f"{buffers}SIZE"] = "64mb"
-        os.environ[f"{buffers}LIMIT"] = "128mb"
+    buffers = {
+        "HF_XET_RECONSTRUCTION_DOWNLOAD_BUFFER_SIZE": "64mb",
+        "HF_XET_RECONSTRUCTION_DOWNLOAD_BUFFER_LIMIT": "128mb",
+    }
+    if not {*buffers, "HF_XET_HIGH_PERFORMANCE"} & {*os.environ}:
+        os.environ.update(buffers)
 
 
 def _limit_waits(exchange: Exchange, request: Any) -> None:

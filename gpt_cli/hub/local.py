@@ -104,7 +104,7 @@ def _name_in_address(address: str) -> str | None:
     host, *parts = re.sub(r"^https?://|[?#].*", "", address).split("/")
     own_host = os.getenv("HF_ENDPOINT", "").rstrip("/").partition("://")[2]
     name = "/".join(part for part in parts[:2] if part and part not in _PAGES)
-    if host not in (*_HUB_HOSTS, own_host) or not name or parts[0] in _OTHER_KINDS:
+    if not host or host not in (*_HUB_HOSTS, own_host) or not name or parts[0] in _OTHER_KINDS:
         return None
     _log.warning("taking %s from its address", name)  # shown by default
     return name

@@ -107,7 +107,9 @@ class Progress:
         columns = min(width - len(f"{self._name}: 100% [] {figures}"), _WIDEST_BAR)
         if columns < _NARROWEST_BAR:
             line = f"{self._name}: {figures}"
-            return line if len(line) <= width else line.rpartition("/")[2][:width]
+            if len(line) > width:  # leave the owner out
+                line = f"{self._name.rpartition('/')[2]}: {figures}"
+            return line[:width]
         full = round(columns * share)
         bar = "#" * full + "." * (columns - full)
         return f"{self._name}: {share:4.0%} [{bar}] {figures}"
