@@ -76,6 +76,7 @@ class Snapshot:
                 except Exception as error:
                     if not storage.has_failed(error):
                         raise
+                    storage.leave()
                     _log.info("the storage: %s", error)
                     progress.say(
                         "%s: fetching %s over HTTP (HF_HUB_DISABLE_XET=1 does so from the start)",

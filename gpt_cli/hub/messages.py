@@ -57,20 +57,19 @@ def of_storage(error: Exception, *, silent: float | None) -> str:
 
     `silent` are the seconds after which a silent one was left.
     """
-    text = str(error)
-    host = (match := re.search(r"\w+://([^/\s)]+)", text)) and match[1]
-    storage = f"the storage {host}" if host else "the storage"
+    text, response = str(error), getattr(error, "response", None)
     if silent is not None:
         return f"the storage sent nothing for {silent:.0f} s"
-    response = getattr(error, "response", None)
-    if response is not None:
-        return f"the Hub gave no access to the storage ({response.status_code})"
-    if status := re.search(r"HTTP status \w+ error \((\d+)", text):
-        return f"{storage} answers {status[1]}"
+    status = re.search(r"HTTP status \w+ error \((\d+)", text)
+    code = str(response.status_code) if response is not None else status and status[1]
+    host = re.search(r"\w+://([^/\s)]+)", text)
+    if response is not None or "oken" in text or "Timeout" in type(error).__name__:
+        return "the Hub gave no access to the storage" + (f" ({code})" if code else "")
+    storage = f"the storage {host[1]}" if host else "the storage"
+    if code:
+        return f"{storage} answers {code}"
     if "error sending request" in text:
         return f"{storage} cannot be reached"
-    if "oken" in text or "Timeout" in type(error).__name__:
-        return "the Hub gave no access to the storage"
     if "decoding" in text or "unexpected end" in text or "Format error" in text:
         return "the connection to the storage broke"
     return "the storage failed"

@@ -155,11 +155,11 @@ class _Bar:
     def update(self, n: float | None = 1) -> None:
         """Count bytes of the file. They are negative if the client begins again."""
         self.n += int(n or 0)
-        self.progress.last_byte = time.monotonic()
+        self.update_transfer(n)
 
     def update_transfer(self, n: float | None = 1) -> None:
         """Note bytes from the network, which are counted once they are in the file."""
-        if n:
+        if n:  # some clients report 0 many times a second
             self.progress.last_byte = time.monotonic()
 
     def ignore(self, *_: object, **__: object) -> None:

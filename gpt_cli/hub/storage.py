@@ -22,10 +22,14 @@ class Storage:
         """End a transfer that has brought nothing for some time; its call raises an error."""
         silent = time.monotonic() - self.progress.last_byte
         if self.progress.bars and silent > _PATIENCE and self._is_used():
-            from huggingface_hub.utils._xet import abort_xet_session
-
             self._was_silent = True
-            abort_xet_session()  # type: ignore[no-untyped-call]
+            self.leave()
+
+    def leave(self) -> None:
+        """End all transfers. The next one begins a new session, which knows nothing of this one."""
+        from huggingface_hub.utils._xet import abort_xet_session
+
+        abort_xet_session()  # type: ignore[no-untyped-call]
 
     def has_failed(self, error: Exception) -> bool:
         """Return whether an error is one of the storage, and HTTP may do better."""

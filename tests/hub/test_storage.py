@@ -173,6 +173,7 @@ def test_a_damaged_file_is_deleted_with_its_links(xet, cache):
 
 
 def test_repositories_share_weights(xet, cache):
+    pytest.importorskip("huggingface_hub.utils._shared_blobs")  # since the client's version 2
     first = product.resolve(REPO)
     xet.add("acme/copy", model_files(**{"model.safetensors": WEIGHTS, "README.md": b"a copy"}))
     xet.requests.clear()
