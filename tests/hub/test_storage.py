@@ -63,6 +63,7 @@ FAULTS = [
     ("drop", "/xorb/", "the storage localhost:PORT cannot be reached"),
     ("drop-half", "/xorb/", "the connection to the storage broke"),
     ("too-short", "/xorb/", "the connection to the storage broke"),
+    ("too-long", "/xorb/", "the connection to the storage broke"),
     ("stall", "/xorb/", "the storage sent nothing for 0 s"),
     ("stall-half", "/xorb/", "the storage sent nothing for 0 s"),
 ]
