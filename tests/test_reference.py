@@ -15,7 +15,7 @@ from support.reference import exit_codes, names_of, tables_of
 ROOT = Path(__file__).parents[1]
 # Read by Python, huggingface_hub, httpx and Rich, not by code in gpt_cli.
 OF_LIBRARIES = {"HF_TOKEN", "HF_HUB_DISABLE_XET", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE"}
-OF_LIBRARIES |= {"NO_COLOR", "COLUMNS"}
+OF_LIBRARIES |= {"HF_HUB_DOWNLOAD_TIMEOUT", "NO_COLOR", "COLUMNS"}
 CHOICES, MEASUREMENTS = "Choices: `rank`", "Measurements: `bench --json`"
 VARIABLE = re.compile(
     r"(?:environ(?:\.get|\.setdefault|\[)?|getenv)\(?\s*[\"'](\w+)"

@@ -192,8 +192,9 @@ def _on_hub(name: str, revision: str | None, offline: bool) -> tuple[str, str | 
     """Return the Hub id and the revision of a model; raise an error if the Hub is switched off."""
     repo = hub_id(name)
     if offline or switched_off():
-        if revision is None and (commits := local.cached_commits(repo)):
-            cure = f"add --revision {commits[-1]}"
+        commits = local.cached_commits(repo)
+        if commits and revision is None and local.cached_snapshot(repo, None) is None:
+            cure = f"add --revision {commits[0]}"
             raise ModelNotFoundError(f"the cache has {repo}, but not what main is: {cure}")
         raise ModelNotFoundError(
             f"cannot fetch {repo}{local.nearest(repo)}: the Hub is switched off (by "

@@ -70,7 +70,9 @@ class Snapshot:
             nullcontext() if self.progress else progress,
         ):
             storage = Storage(exchange, progress)
-            if not self.over_http:
+            # HTTP has left a part of the file, probably since the storage had failed.
+            goes_on = not self.to and resume.size_of_part(self.repo, self.files[name]) > 0
+            if not (self.over_http or goes_on):
                 try:
                     return self._request(name, revision, storage)
                 except Exception as error:
@@ -90,8 +92,7 @@ class Snapshot:
         progress, file = storage.progress, self.files[name]
         progress.begin_file(storage.leave_if_silent)
         part = None if self.to else resume.part_of(self.repo, file)
-        # A part was left by HTTP, probably since the storage had failed.
-        if part and (part.exists() or resume.is_over_http(self.repo, file, self.commit)):
+        if part and resume.is_over_http(self.repo, file, self.commit):
             resume.fetch_blob(self.repo, file, self.commit, progress.bar_class)
         fetched = self.api.hf_hub_download(
             self.repo, name, revision=revision, cache_dir=cache_folder(), local_dir=self.to,

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from gpt_cli.errors import InputError, ModelNotFoundError
+from gpt_cli.errors import GPTCLIError, InputError, ModelNotFoundError
 from gpt_cli.hub import messages
 from gpt_cli.hub.messages import endpoint
 
@@ -23,8 +24,13 @@ _CONNECTION = 3.0  # later ones, to each address of a server
 _ANSWER = 10.0  # for a request that brings no file; the client would wait for 6 times 60
 _PAUSES = (1.0, 2.0)  # before the first request is repeated to an overloaded Hub
 _OVERLOADED = (429, 500, 502, 503, 504)
+_PIECE = 1_000_000  # bytes that are read at a time over HTTP: the client's 10 MB look like silence
 _LONGEST_WAIT = 20  # of Retry-After; the client would wait silently for any time
 _TOKEN = "/xet-read-token/"  # noqa: S105 (in the address of requests for one)
+
+
+# The client's session, settings and log are one for all threads.
+_one_use = threading.RLock()
 
 
 class Exchange:
@@ -88,10 +94,17 @@ def _patience(seconds: float) -> float:
 
 @contextmanager
 def client(explain: Callable[[Exception], str]) -> Iterator[Exchange]:
-    """Mute the Hub's client and translate its errors for one use of it.
+    """Mute the Hub's client and translate its errors for one use of it, by one thread at a time.
 
-    Errors of the disk stay OSErrors.
+    Errors of the disk stay OSErrors. Raise InputError if the client cannot start, and
+    ModelNotFoundError with the message of `explain` for any other error.
     """
+    with _one_use, _client(explain) as exchange:
+        yield exchange
+
+
+@contextmanager
+def _client(explain: Callable[[Exception], str]) -> Iterator[Exchange]:
     if not endpoint().startswith(("http://", "https://")):
         raise InputError("HF_ENDPOINT must begin with http:// or https://")
     _set_defaults()
@@ -99,31 +112,39 @@ def client(explain: Callable[[Exception], str]) -> Iterator[Exchange]:
         try:
             # Its own names print the errors of their imports, so modules are imported first.
             import huggingface_hub
+            from huggingface_hub import constants
             from huggingface_hub.utils import logging as client_log
 
             _ = urlsplit(endpoint()).port  # ValueError; older clients accept any port
             hooks = huggingface_hub.get_session().event_hooks
-        except (ImportError, OSError, ValueError) as error:
+        except Exception as error:  # the HTTP library has types of its own for wrong variables
             raise InputError(
                 f"the Hub's client cannot start ({messages.first_line(error)}): check the "
                 "environment variables HF_*, SSL_* and *_PROXY"
             ) from error
 
         exchange, verbosity = Exchange(), client_log.get_verbosity()
-        before, after = partial(_limit_waits, exchange), partial(_notice, exchange)
+        before, after = partial(_before_request, exchange), partial(_after_response, exchange)
         client_log.set_verbosity(logging.CRITICAL)
+        piece, constants.DOWNLOAD_CHUNK_SIZE = constants.DOWNLOAD_CHUNK_SIZE, _PIECE
         hooks["request"].append(before)
         hooks["response"].append(after)
         try:
             yield exchange
+        except GPTCLIError:
+            raise
         except Exception as error:
-            if disk := messages.disk_error(error):
+            disk = messages.disk_error(error)
+            if disk is error:
+                raise
+            if disk:
                 raise disk from error
             raise ModelNotFoundError(explain(error)) from error
         finally:
             hooks["request"].remove(before)
             hooks["response"].remove(after)
             client_log.set_verbosity(verbosity)
+            constants.DOWNLOAD_CHUNK_SIZE = piece
 
 
 def _set_defaults() -> None:
@@ -140,21 +161,23 @@ def _set_defaults() -> None:
         os.environ.update(buffers)
 
 
-def _limit_waits(exchange: Exchange, request: Any) -> None:
-    """Limit the time of connections, and of answers that bring no file."""
+def _before_request(exchange: Exchange, request: Any) -> None:
+    """Limit the waits of a request. Raise ConnectionError for a second one for a token."""
+    brings_file = request.method == "GET" and "/api/" not in request.url.path
     limits = {"connect": _patience(_CONNECTION)}
-    if request.method == "HEAD" or _TOKEN in request.url.path:
+    if not brings_file:
         limits |= dict.fromkeys(("read", "write", "pool"), _patience(_ANSWER))
-    timeouts = request.extensions.get("timeout", {})
-    timeouts.update((kind, min(timeouts.get(kind) or most, most)) for kind, most in limits.items())
+    timeouts = request.extensions.setdefault("timeout", {})
+    for kind, most in limits.items():
+        timeouts[kind] = min(timeouts.get(kind) or most, most)
     if _TOKEN in request.url.path:
         exchange.token_requests += 1
         if exchange.token_requests > 1:  # the client would try 6 times; HTTP needs no token
             raise ConnectionError("the Hub gave no token")
 
 
-def _notice(exchange: Exchange, response: Any) -> None:
-    """Raise an error of the client instead of a long wait; note where a file is."""
+def _after_response(exchange: Exchange, response: Any) -> None:
+    """Note where a file is. Raise the client's HfHubHTTPError instead of a long wait."""
     from huggingface_hub.errors import HfHubHTTPError
 
     status = response.status_code

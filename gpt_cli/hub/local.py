@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TypeAlias
+from urllib.parse import unquote
 
 from gpt_cli.errors import CheckpointError, ModelNotFoundError, did_you_mean
 from gpt_cli.folder.contents import ADAPTER_CONFIG, CONFIG, model_files
@@ -28,8 +29,18 @@ SHORT_NAMES = {
 Select: TypeAlias = Callable[[Collection[str], str, Callable[[str], Path]], list[str]]
 
 _HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
-_OTHER_KINDS = ("datasets", "spaces", "docs", "models", "api")  # of pages than those of models
-_PAGES = ("tree", "blob", "resolve", "commit", "commits", "raw", "discussions")  # of a model
+_OTHER_KINDS = (
+    "api",
+    "blog",
+    "collections",
+    "datasets",
+    "docs",
+    "models",
+    "papers",
+    "spaces",
+)  # of pages than those of models
+_PAGES_OF_REVISIONS = ("tree", "blob", "resolve", "raw", "commit", "commits")
+_PAGES = (*_PAGES_OF_REVISIONS, "discussions")  # of a model
 _HUB_ID = re.compile(r"([a-zA-Z0-9][\w.-]*/)?[a-zA-Z0-9_]([\w.-]*\w)?", re.ASCII)
 _CONVERTED = "refs/gpt-cli-converted"  # in the cache of a model: our notes on conversions
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -99,13 +110,19 @@ def hub_id(name: str) -> str:
 def _name_in_address(address: str) -> str | None:
     """Return the name of the model whose page on the Hub has an address; None if it has none.
 
-    It is said once that the name was taken.
+    It is said once that the name was taken. Raise ModelNotFoundError for the page of a revision.
     """
     host, *parts = re.sub(r"^https?://|[?#].*", "", address).split("/")
-    own_host = os.getenv("HF_ENDPOINT", "").rstrip("/").partition("://")[2]
-    name = "/".join(part for part in parts[:2] if part and part not in _PAGES)
-    if not host or host not in (*_HUB_HOSTS, own_host) or not name or parts[0] in _OTHER_KINDS:
+    endpoint_host = os.getenv("HF_ENDPOINT", "").rstrip("/").partition("://")[2]
+    names = [part for part in parts[:2] if part and part not in _PAGES]
+    if not host or host not in (*_HUB_HOSTS, endpoint_host):
         return None
+    if not names or names[0] in _OTHER_KINDS:
+        return None
+    name, page = "/".join(names), parts[len(names) :]
+    if page[:1] and page[0] in _PAGES_OF_REVISIONS and page[1:2] not in ([], [""], ["main"]):
+        cure = f"give {name}, and --revision {unquote(page[1])}"
+        raise ModelNotFoundError(f"{address:.80} is the page of a revision: {cure}")
     _log.warning("taking %s from its address", name)  # shown by default
     return name
 
@@ -176,8 +193,9 @@ def cached_snapshot(repo: str, revision: str | None, select: Select = model_file
 
 def cached_commits(repo: str) -> list[str]:
     """Return the commits of a model whose files in the Hub's cache are complete."""
-    folders = sorted(repo_folder(repo).glob("snapshots/*"))
-    return [folder.name for folder in folders if _is_complete(folder)]
+    folders = repo_folder(repo).glob("snapshots/*")
+    newest_first = sorted(folders, key=lambda folder: folder.stat().st_mtime, reverse=True)
+    return [folder.name for folder in newest_first if _is_complete(folder)]
 
 
 def mark_conversion(repo: str, commit: str, request: str) -> None:

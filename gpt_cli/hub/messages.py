@@ -30,6 +30,11 @@ def endpoint() -> str:
     return os.getenv("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
 
 
+def shown(address: str) -> str:
+    """Return an address without a name and a password."""
+    return re.sub(r"//[^/@]*@", "//", address)
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message."""
     return next(iter(str(error).strip().splitlines()), "")[:150]
@@ -49,7 +54,7 @@ def of_small_request(error: Exception) -> str:
     """Return the message for an error of a request that only asks whether the Hub is there."""
     if isinstance(error, UnreachableError):
         return str(error)
-    return f"{endpoint()} does not answer ({first_line(error) or type(error).__name__})"
+    return f"{shown(endpoint())} does not answer ({first_line(error) or type(error).__name__})"
 
 
 def of_storage(error: Exception, *, silent: float | None) -> str:
@@ -81,7 +86,7 @@ def of_download(repo: str, revision: str, error: BaseException) -> str:
 
     if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__:
         error = error.__cause__  # the outer error only adds that the file is not cached
-    server, reason = endpoint(), first_line(error)
+    server, reason = shown(endpoint()), first_line(error)
     match error:
         case errors.GatedRepoError():
             terms = f"accept its terms at {server}/{repo}"
@@ -120,7 +125,8 @@ def _of_connection(repo: str, error: BaseException) -> str:
     if isinstance(error, UnicodeEncodeError) or "Illegal header" in reason:
         cure = "set HF_TOKEN, or run `hf auth login`, with the token alone"
         return f"the token for the Hub has a character that no token has: {cure}"
-    if "Protocol" in kind or kind in ("ReadError", "WriteError") or "Consistency" in reason:
+    broken = ("RemoteProtocolError", "ReadError", "WriteError")
+    if kind in broken or "Consistency" in reason:
         return f"the connection to {server} broke before all of {repo} was here: {AGAIN}"
     if isinstance(error, MALFORMED):
         return f"{server} {_NO_HUB}"
@@ -138,8 +144,8 @@ def _server_of(error: BaseException) -> str:
     try:
         url = urlsplit(str(error.request.url))  # type: ignore[attr-defined]
     except (AttributeError, RuntimeError):  # an error without a request
-        return endpoint()
-    return f"{url.scheme}://{url.netloc}"
+        return shown(endpoint())
+    return shown(f"{url.scheme}://{url.netloc}")
 
 
 def _of_network(repo: str, failure: str) -> str:
@@ -148,13 +154,16 @@ def _of_network(repo: str, failure: str) -> str:
 
 
 def _of_status(repo: str, response: Any) -> str:
+    host = response.url.host
     match response.status_code:
+        case 401 | 403 | 404 as status if host != urlsplit(endpoint()).hostname:
+            return _of_network(repo, f"{host}, which has files of the Hub, answers {status}")
         case 401 | 403 as status:
             cure = "set HF_TOKEN to a token that has access, or run `hf auth login`"
             return f"the Hub denies access to {repo} ({status}): {cure}"
         case 404:
             cure = "check the name, and HF_ENDPOINT if it is set"
-            return f"{endpoint()} has no {repo} (404): {cure}"
+            return f"{shown(endpoint())} has no {repo} (404): {cure}"
         case 407:
             return _PROXY_DENIES
         case 429:

@@ -1,5 +1,6 @@
 """Whether a server can be reached at all, which is known sooner than what it answers."""
 
+import errno
 import os
 import selectors
 import socket
@@ -10,10 +11,12 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from gpt_cli.hub import messages
 from gpt_cli.hub.messages import UnreachableError, first_line
 from gpt_cli.system.machine import within
 
 _PORTS = {"http": 80, "https": 443}
+_UNDER_WAY = (0, errno.EINPROGRESS, errno.EWOULDBLOCK, getattr(errno, "WSAEWOULDBLOCK", 0))
 
 
 def reach(address: str, seconds: float) -> None:
@@ -23,9 +26,10 @@ def reach(address: str, seconds: float) -> None:
     """
     server, variable = _first_server(urlsplit(address))
     port = server.port or _PORTS.get(server.scheme, 1080)
+    host = server.hostname or ""
     # A thread, as nothing else limits the time that a name takes.
-    call = partial(_connect, server.hostname or "", port, seconds)
-    name = f"{server.hostname}:{port}, the proxy of {variable}," if variable else address
+    call = partial(_connect, host, port, seconds)
+    name = f"{host}:{port}, the proxy of {variable}," if variable else messages.shown(address)
     try:
         within(seconds, call)
     except TimeoutError:
@@ -36,7 +40,8 @@ def reach(address: str, seconds: float) -> None:
 
 def _first_server(url: SplitResult) -> tuple[SplitResult, str | None]:
     """Return the server to connect to: that of an address, or the proxy in a variable."""
-    proxies = {} if proxy_bypass(url.hostname or "") else getproxies()
+    port = url.port or _PORTS[url.scheme]
+    proxies = {} if proxy_bypass(f"{url.hostname}:{port}") else getproxies()
     for scheme in (url.scheme, "all"):
         if proxy := proxies.get(scheme):
             address = proxy if "://" in proxy else f"http://{proxy}"
@@ -53,7 +58,9 @@ def _connect(host: str, port: int, seconds: float) -> None:
             try:
                 opened = stack.enter_context(socket.socket(family, kind, protocol))
                 opened.setblocking(False)
-                opened.connect_ex(address)
+                code = opened.connect_ex(address)
+                if code not in _UNDER_WAY:
+                    raise OSError(code, os.strerror(code))
                 selector.register(opened, selectors.EVENT_WRITE)
             except OSError as failure:  # the machine has no IPv6, for instance
                 error = failure

@@ -37,7 +37,7 @@ class Progress:
         """Show the transfer of `size` bytes, if there are any."""
         self._name, self._size, self._quiet = short_name(repo), size, quiet
         self._shown = size > 0 and not quiet
-        self._on_terminal = self._shown and sys.stderr.isatty() and not _bars_are_off()
+        self._on_terminal = self._shown and _columns() > 0 and not _bars_are_off()
         self._done = 0  # bytes of the files before
         self.bars: list[_Bar] = []  # the client's, for this file
         self._start = self.last_byte = self._last_line = time.monotonic()
@@ -121,11 +121,11 @@ class Progress:
 
     def _figures(self) -> str:
         """Return the bytes, the rate and the time left, in words."""
-        now, arrived = time.monotonic(), self._arrived
-        self._past.append((now, arrived))
-        while now - self._past[1][0] > _WINDOW and len(self._past) > 2:
-            self._past.popleft()
-        then, before = self._past[0]
+        now, arrived, past = time.monotonic(), self._arrived, self._past
+        past.append((now, arrived))
+        while len(past) > 2 and now - past[1][0] > _WINDOW:
+            past.popleft()
+        then, before = past[0]
         rate = max(arrived - before, 0) / (now - then) if now > then else 0
         (part, unit), whole = format_size(arrived).split(), format_size(self._size)
         figures = f"{part if whole.endswith(f' {unit}') else f'{part} {unit}'} of {whole}"
@@ -138,8 +138,9 @@ class Progress:
 
     def _replace(self, line: str) -> None:
         """Replace the line that the terminal shows."""
-        sys.stderr.write(f"\r{line.ljust(_columns() - 1)}\r")
-        sys.stderr.flush()
+        with suppress(OSError, ValueError):  # the terminal is gone: the download goes on
+            sys.stderr.write(f"\r{line.ljust(_columns() - 1)}\r")
+            sys.stderr.flush()
 
 
 class _Bar:
@@ -165,7 +166,10 @@ class _Bar:
     def ignore(self, *_: object, **__: object) -> None:
         """Do nothing: `Progress` draws."""
 
-    close = refresh = clear = set_postfix_str = set_transfer_postfix_str = set_description = ignore
+    close = ignore
+    refresh = ignore
+    set_postfix_str = ignore
+    set_transfer_postfix_str = ignore
 
     def __enter__(self) -> Self:
         return self
@@ -180,10 +184,11 @@ def _bars_are_off() -> bool:
 
 
 def _columns() -> int:
-    """Return the width of the terminal behind standard error."""
+    """Return the width of the terminal behind standard error; 0 if there is none."""
     with suppress(OSError, ValueError):
-        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
-    return 80
+        if sys.stderr.isatty():
+            return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    return 0
 
 
 def _time(seconds: float) -> str:

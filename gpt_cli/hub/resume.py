@@ -3,12 +3,15 @@
 The Hub's client can go on with a file, but deletes what it has if it ends early.
 """
 
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpt_cli.errors import CheckpointError
 from gpt_cli.hub.local import cache_folder, repo_folder
-from gpt_cli.hub.messages import endpoint
+from gpt_cli.hub.messages import AGAIN, endpoint
+from gpt_cli.system.files import file_hash
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
@@ -26,22 +29,28 @@ def part_of(repo: str, file: "RepoSibling") -> Path | None:
 def size_of_part(repo: str, file: "RepoSibling") -> int:
     """Return the bytes of a file that an interrupted download has left."""
     part = part_of(repo, file)
-    return part.stat().st_size if part and part.exists() else 0
+    with suppress(FileNotFoundError):
+        return part.stat().st_size if part else 0
+    return 0
 
 
 def is_over_http(repo: str, file: "RepoSibling", commit: str) -> bool:
-    """Return whether the client would fetch a file over HTTP: ask the Hub whether it has to."""
+    """Return whether the client would fetch a file over HTTP, which the Hub is asked."""
     from huggingface_hub import get_hf_file_metadata
     from huggingface_hub.utils._runtime import is_xet_available
 
     if not is_xet_available():
         return True
-    metadata = get_hf_file_metadata(_url(repo, file, commit), endpoint=endpoint())
+    url = _url(repo, file, commit)
+    metadata = get_hf_file_metadata(url, endpoint=endpoint(), retry_on_errors=True)
     return metadata.xet_file_data is None
 
 
 def fetch_blob(repo: str, file: "RepoSibling", commit: str, bar_class: type[Any]) -> None:
-    """Fetch a large file to where the client looks for it before it fetches it itself."""
+    """Fetch a large file to where the client looks for it before it fetches it itself.
+
+    Raise CheckpointError if it is damaged, and the client's errors.
+    """
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import (  # type: ignore[attr-defined]
@@ -54,25 +63,30 @@ def fetch_blob(repo: str, file: "RepoSibling", commit: str, bar_class: type[Any]
     for path in (blob, lock):
         path.parent.mkdir(parents=True, exist_ok=True)
     with WeakFileLock(lock):
-        if part is None or blob.exists():
+        if part is None:
+            return
+        if blob.exists():
+            part.unlink(missing_ok=True)
             return
         get = partial(http_get, headers=build_hf_headers(), expected_size=file.size)
+        url = _url(repo, file, commit)
         try:
             with part.open("ab") as target:
-                get(
-                    _url(repo, file, commit),
-                    target,
-                    resume_size=target.tell(),
-                    tqdm_class=bar_class,
-                )
+                get(url, target, resume_size=target.tell(), tqdm_class=bar_class)
         except HfHubHTTPError as error:
             if error.response.status_code == 416:  # the rest is refused: begin anew the next time
                 part.unlink()
             raise
-        except OSError as error:
-            if error.errno is None:  # too many or too few bytes came
+        except OSError:
+            if part.stat().st_size > (file.size or 0):
                 part.unlink()
             raise
+        if file_hash(part, len(blob.name)) != blob.name:
+            part.unlink()
+            raise CheckpointError(
+                f"{repo}/{file.rfilename} is damaged: its sha256 is not {blob.name:.12}…; it was "
+                f"deleted, {AGAIN}"
+            )
         part.replace(blob)
 
 

@@ -21,7 +21,7 @@ class Storage:
     def leave_if_silent(self) -> None:
         """End a transfer that has brought nothing for some time; its call raises an error."""
         silent = time.monotonic() - self.progress.last_byte
-        if self.progress.bars and silent > _PATIENCE and self._is_used():
+        if self.progress.bars and silent > _PATIENCE:
             self._was_silent = True
             self.leave()
 
@@ -33,16 +33,15 @@ class Storage:
 
     def has_failed(self, error: Exception) -> bool:
         """Return whether an error is one of the storage, and HTTP may do better."""
-        return self._is_used() and messages.disk_error(error) is None
+        from huggingface_hub.utils._runtime import is_xet_available
+
+        if not is_xet_available() or messages.disk_error(error):
+            return False
+        return self._exchange.in_xet or type(error) is RuntimeError  # which hf_xet raises
 
     def reason(self, error: Exception) -> str:
         """Return why the storage failed."""
         return messages.of_storage(error, silent=_PATIENCE if self._was_silent else None)
-
-    def _is_used(self) -> bool:
-        from huggingface_hub.utils._runtime import is_xet_available
-
-        return self._exchange.in_xet and is_xet_available()
 
 
 @contextmanager

@@ -563,16 +563,16 @@ def test_a_fault_in_the_middle_leaves_nothing_that_is_trusted(hub, fault, on, sa
 
 
 def test_a_connection_that_breaks_once_is_taken_up_again(hub, monkeypatch):
-    hub.add(REPO, model_files(size=24_000_000))  # the client writes pieces of 10 MiB
+    hub.add(REPO, model_files(size=24_000_000))
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     hub.fail("drop-half", on="GET /cdn/", times=1)
     assert names(product.resolve(REPO)) == PUBLISHED
     content = (request for request in hub.requests if "/cdn/" in request.path)
     again = [request.headers["range"] for request in content if "range" in request.headers]
-    assert again == ["bytes=10485760-"]
+    assert again == ["bytes=12000000-"]
 
 
-LARGE = os.urandom(24_000_000)  # the client writes pieces of 10 MiB
+LARGE = os.urandom(24_000_000)
 
 
 def stop_in_the_middle(hub):
@@ -622,6 +622,24 @@ def test_a_part_that_is_damaged_is_fetched_anew(hub, cache, damage, code):
     assert (folder / "model.safetensors").read_bytes() == LARGE
 
 
+@pytest.mark.parametrize("status", ["429", "503"])
+def test_a_hub_that_is_busy_for_a_moment_is_asked_again(hub, status, monkeypatch):
+    hub.add(REPO, model_files(**{"model.safetensors": LARGE}))
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    hub.fail(status, on="HEAD", times=1)
+    assert names(product.resolve(REPO)) == PUBLISHED
+
+
+def test_a_part_is_deleted_where_another_tool_has_fetched_the_file(hub, cache):
+    stop_in_the_middle(hub)
+    (part,) = parts(cache)
+    blob = part.with_name(part.name.partition(".")[0])
+    blob.write_bytes(LARGE)
+    product.resolve(REPO)
+    assert ranges(hub) == []
+    assert parts(cache) == []
+
+
 def test_a_part_needs_less_space(hub, cache, monkeypatch):
     stop_in_the_middle(hub)
     (part,) = parts(cache)
@@ -663,6 +681,19 @@ def test_a_token_goes_to_the_hub_and_not_to_where_it_redirects(hub, size, xet, m
         assert token == elsewhere.get(
             request.path[: request.path.find("/", 1) + 1], "Bearer hf_secret"
         )
+
+
+def test_a_search_for_conversions_that_is_not_answered_is_given_up(hub, monkeypatch):
+    hub.add(OLD, model_files(**PICKLED))
+    hub.fail("stall", on="/discussions")
+    monkeypatch.setattr(connection, "_ANSWER", 0.3)
+    assert (product.resolve(OLD) / "pytorch_model.bin").is_file()
+
+
+def test_a_download_without_the_hub_says_that_it_is_switched_off(hub):
+    product.resolve(REPO)
+    message = raised(ModelNotFoundError, product.download, REPO, offline=True)
+    assert "the Hub is switched off" in message
 
 
 @pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", None])

@@ -1,5 +1,6 @@
 """Networks on which the Hub is hard to reach: proxies, certificates, addresses of no use."""
 
+import errno
 import os
 import shutil
 import socket
@@ -160,6 +161,31 @@ def test_a_route_that_swallows_packets_is_given_up(monkeypatch):
             one.close()
 
 
+def test_an_address_without_a_route_is_told(hub, monkeypatch):
+    monkeypatch.setattr(socket.socket, "connect_ex", lambda *_: errno.ENETUNREACH)
+    with pytest.raises(network.UnreachableError, match="Network is unreachable"):
+        network.reach(hub.endpoint, 1)
+
+
+def test_a_host_may_be_excepted_from_the_proxy_with_its_port(hub):
+    code, _ = download(HTTP_PROXY="http://127.0.0.1:1", NO_PROXY=f"127.0.0.1:{hub.port},localhost")
+    assert code == 0
+
+
+@pytest.mark.parametrize("proxy", ["http://proxy:port", "http://[::1"])
+def test_a_proxy_that_is_no_address_is_told(hub, proxy):
+    code, (line,) = download(HTTP_PROXY=proxy, NO_PROXY="")
+    assert code == 2
+    assert "check the environment variables HF_*, SSL_* and *_PROXY" in line
+
+
+def test_a_password_in_the_address_of_the_hub_is_not_shown(hub):
+    endpoint = hub.endpoint.replace("//", "//user:secret@").replace(str(hub.port), "1")
+    code, lines = download(HF_ENDPOINT=endpoint)
+    assert code == 3
+    assert "secret" not in "".join(lines)
+
+
 # --- answers that are not a Hub's, and settings that cannot be right ---
 
 
@@ -174,6 +200,13 @@ def test_a_token_that_cannot_be_sent_is_told(hub):
     code, (line,) = download(HF_TOKEN="\N{LEFT DOUBLE QUOTATION MARK}hf_abc")
     assert code == 3
     assert "the token for the Hub has a character that no token has: set HF_TOKEN" in line
+
+
+@pytest.mark.parametrize("page", ["tree/v1", "blob/refs%2Fpr%2F7/config.json"])
+def test_the_address_of_a_revision_is_refused(hub, page):
+    message = refusal("download", f"https://hf.co/{REPO}/{page}", code=3)
+    revision = "v1" if "v1" in page else "refs/pr/7"
+    assert f"is the page of a revision: give {REPO}, and --revision {revision}" in message
 
 
 @pytest.mark.parametrize("rest", ["", "/", "/tree/main", "/blob/main/config.json", "?a=b#c"])

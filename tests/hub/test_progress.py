@@ -1,5 +1,6 @@
 """The bar and the lines that show a download."""
 
+import errno
 import logging
 import sys
 import time
@@ -100,6 +101,23 @@ def test_the_rate_is_that_of_the_last_seconds(gpt2, clock):
         bar.update(1_000_000)
         gpt2.line(80)
     assert "320 of 548 MB, 1 MB/s, 3:48 min left" in gpt2.line(80)
+
+
+def test_a_terminal_that_goes_away_is_no_error(monkeypatch):
+    class Gone:
+        def write(self, text):
+            raise OSError(errno.EIO, "Input/output error")
+
+        def flush(self):
+            pass
+
+    monkeypatch.setattr(module, "_columns", lambda: 80)
+    monkeypatch.setattr(module, "_TICK", 0.01)
+    monkeypatch.setattr(sys, "stderr", Gone())
+    with Progress("acme/gpt", 1000, quiet=False) as progress:
+        progress.begin_file()
+        time.sleep(0.05)
+        assert progress._thread.is_alive()
 
 
 def test_a_log_gets_a_line_every_half_minute(monkeypatch, caplog):

@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
+from huggingface_hub import HfApi, close_session, constants
 
 from gpt_cli import hub as product
 from gpt_cli.errors import CheckpointError, ModelNotFoundError
@@ -150,6 +152,32 @@ def test_settings_of_the_user_win(xet, tmp_path, monkeypatch):
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)
     assert (tmp_path / "model" / "model.safetensors").read_bytes() == WEIGHTS
     assert not requests(xet, "xet-read-token")
+
+
+def test_threads_download_at_once(xet, caplog):
+    repos = [f"acme/{number}" for number in range(6)]
+    weights = {repo: os.urandom(200_000) for repo in repos}
+    for repo in repos:
+        xet.add(repo, model_files(**{"model.safetensors": weights[repo]}))
+    with ThreadPoolExecutor(len(repos)) as pool:
+        folders = dict(zip(repos, pool.map(product.resolve, repos), strict=True))
+    found = {repo: (folders[repo] / "model.safetensors").read_bytes() for repo in repos}
+    assert found == weights
+    assert not requests(xet, "/cdn/")
+    assert not constants.HF_HUB_DISABLE_XET
+
+
+def test_a_storage_is_left_after_the_client_has_begun_a_new_session(xet, caplog, monkeypatch):
+    fetch = HfApi.hf_hub_download
+
+    def fetch_anew(*arguments, **options):
+        close_session()  # as the client does after an error of the connection
+        return fetch(*arguments, **options)
+
+    monkeypatch.setattr(HfApi, "hf_hub_download", fetch_anew)
+    xet.fail("403", on="/xorb/")
+    assert (product.resolve(REPO) / "model.safetensors").read_bytes() == WEIGHTS
+    assert HINT in caplog.messages[1]
 
 
 # --- the cache, with a store of blobs that repositories share ---

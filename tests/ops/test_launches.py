@@ -2,13 +2,16 @@
 
 import ctypes
 import sys
+from concurrent.futures import Future
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 
+from gpt_cli.errors import ResourceError
 from gpt_cli.ops.cuda import compiler, plans, structs
 from gpt_cli.ops.cuda.compiler import Kernel
+from gpt_cli.ops.cuda.launcher import Launcher
 from support.cuda_kernels import struct_of
 
 H100 = plans.Device(132, 232_448)
@@ -154,3 +157,12 @@ def test_a_constant_is_copied_on_the_current_stream(driver):
     compiler.set_constant(module, "job", b"a\0b")
     [(address, _, size, kind, stream)] = driver.calls
     assert (address, size, kind, stream) == (3, 3, 1, 11)
+
+
+def test_a_module_that_cannot_be_loaded_is_told():
+    module = Future()
+    module.set_exception(RuntimeError("CUDA_ERROR_OUT_OF_MEMORY:\nout of memory"))
+    launcher = Launcher({"add": module}, H100)
+    reason = "the kernel add .RuntimeError: CUDA_ERROR_OUT_OF_MEMORY: out of memory.: free"
+    with pytest.raises(ResourceError, match=reason):
+        launcher(plans.elementwise("add", 10, H100), b"")

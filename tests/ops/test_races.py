@@ -4,6 +4,9 @@
 and knows asynchronous copies, the barriers of their phases, and barriers between blocks.
 """
 
+from dataclasses import replace
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -13,20 +16,18 @@ from support.emulated_kernels import Card, compile_kernels, read_source
 from support.models import DTYPES
 
 WATCHED = {capability: Card(capability, watches_races=True) for capability in (75, 80, 90)}
-USUAL = [("float32", 90), ("float32", 80), ("int8", 90)]
+USUAL = [("float32", 90, False), ("float32", 80, True), ("int8", 90, False)]
 
 
 @pytest.mark.parametrize(
-    ("dtype", "capability"),
+    ("dtype", "capability", "backwards"),
     [
-        pytest.param(dtype, capability, marks=[] if case in USUAL else pytest.mark.slow)
-        for dtype in DTYPES
-        for capability in WATCHED
-        if (case := (dtype, capability))
+        pytest.param(*case, marks=[] if case in USUAL else pytest.mark.slow)
+        for case in product(DTYPES, WATCHED, (False, True))
     ],
 )
-def test_a_model_has_no_races(monkeypatch, dtype, capability):
-    emulated_cuda.install(monkeypatch, WATCHED[capability])
+def test_a_model_has_no_races(monkeypatch, dtype, capability, backwards):
+    emulated_cuda.install(monkeypatch, replace(WATCHED[capability], backwards=backwards))
     gpu_model.compute(get_ops("cuda", dtype))
 
 

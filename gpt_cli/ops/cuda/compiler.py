@@ -50,7 +50,10 @@ def load(names: Sequence[str], options: Sequence[str]) -> Any:
 
 
 def load_all(groups: Sequence[Sequence[str]], options: Sequence[str]) -> dict[str, Future[Any]]:
-    """Begin to load the modules of several lists of files, in parallel; return them by kernel."""
+    """Begin to load the modules of several lists of files, in parallel; return them by kernel.
+
+    Errors of `load` come from the futures.
+    """
     from cupy.cuda import runtime
 
     device = runtime.getDevice()

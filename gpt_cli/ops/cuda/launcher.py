@@ -3,6 +3,7 @@
 from concurrent.futures import Future
 from typing import Any
 
+from gpt_cli.errors import ResourceError
 from gpt_cli.ops.cuda import compiler, plans
 
 
@@ -18,7 +19,18 @@ class Launcher:
         """Launch a kernel with a struct."""
         kernel = self._kernels.get(launch.kernel)
         if kernel is None:
-            module = self._modules[launch.kernel].result()
+            module = self._module_of(launch.kernel)
             kernel = compiler.Kernel(module, launch.kernel, self._device.shared)
             self._kernels[launch.kernel] = kernel
         kernel.launch(launch.grid, launch.threads, launch.shared, argument)
+
+    def _module_of(self, kernel: str) -> Any:
+        """Return a kernel's module; raise ResourceError if it could not be compiled or loaded."""
+        try:
+            return self._modules[kernel].result()
+        except Exception as error:  # CuPy raises many types
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise ResourceError(
+                f"the GPU cannot load the kernel {kernel} ({reason}): free its memory, or use "
+                "--device cpu"
+            ) from error

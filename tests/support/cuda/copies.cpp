@@ -123,6 +123,7 @@ void copy_range(void *to, const void *from, int bytes, void *barrier, int lane, 
         fail_here("a range is a multiple of 16 bytes");
     check_arrival(p);
     for (int at = lane * 16; at < bytes; at += lanes * 16) {
+        note_read((const char *)from + at, 16);
         note_write((char *)to + at, 16);
         memset((char *)to + at, GARBAGE, 16);
     }

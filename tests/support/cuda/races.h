@@ -1,5 +1,7 @@
 // Races between the threads of a launch: two accesses to a byte, one of them a write, without barriers
 // that put one before the other. Kernels that are compiled with `-fsanitize=thread` report each access.
+// In global memory, a read is compared with the writes before it, but not with those after it. A launch
+// whose threads start backwards has many of these in the other order.
 //
 // Each thread has a vector clock (Flanagan and Freund, FastTrack, 2009): the last moment of each other
 // thread that is known to be over. A barrier collects the clocks of those that arrive, and gives all of
