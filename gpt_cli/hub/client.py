@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from gpt_cli.errors import CheckpointError, ModelNotFoundError, ResourceError
 from gpt_cli.folder.contents import has_safetensors
 from gpt_cli.hub import connection, messages, resume
-from gpt_cli.hub.local import Select, cache_folder, mark_conversion, repo_folder
+from gpt_cli.hub.local import Select, cache_folder, mark_conversion, repo_folder, short_name
 from gpt_cli.hub.messages import AGAIN, endpoint
 from gpt_cli.hub.progress import Progress
 from gpt_cli.hub.storage import Storage, without_xet
@@ -82,7 +82,7 @@ class Snapshot:
                     _log.info("the storage: %s", error)
                     progress.say(
                         "%s: fetching %s over HTTP (HF_HUB_DISABLE_XET=1 does so from the start)",
-                        storage.reason(error), self.repo,
+                        storage.reason(error), short_name(self.repo),
                     )  # fmt: skip
                 self.over_http = True
             with without_xet():
