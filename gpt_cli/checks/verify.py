@@ -26,6 +26,7 @@ from gpt_cli.compression.codec import Codec
 from gpt_cli.engine import Engine
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError, counted
 from gpt_cli.folder.config import is_matrix
+from gpt_cli.folder.dtypes import SHORT, WEIGHT_TYPES
 from gpt_cli.folder.tokenizer import read_tokenizer, with_special_tokens
 from gpt_cli.generation.generate import Completion
 from gpt_cli.generation.loaded import LoadedModel
@@ -35,7 +36,7 @@ from gpt_cli.gpt2.digests import TEXT, logits_digest
 from gpt_cli.gpt2.source import MODEL, is_edited
 from gpt_cli.gpt2.weights import named_weights
 from gpt_cli.hub.local import SHORT_NAMES
-from gpt_cli.ops import SHORT, Array, Ops, bindings, get_ops
+from gpt_cli.ops import Array, Ops, bindings, get_ops
 from gpt_cli.ops.numpy_ops import NumPyOps
 from gpt_cli.system import gpu
 from gpt_cli.system.files import file_hash
@@ -43,7 +44,7 @@ from gpt_cli.system.files import file_hash
 # Relative noise in the vectors of a model, by the dtype in which it is computed. Models amplify
 # rounding by very different factors, but noise by the same factors: in 27 models, trained and
 # random, rounding changed the log-probabilities at most 1.1 times as much as the noise.
-_NOISE = {"float32": 1e-6, "int8": 1e-2}
+_NOISE = {kind.name: kind.noise for kind in WEIGHT_TYPES.values() if kind.noise}
 _TRIALS = 3  # of the noise
 _MARGIN = 6  # limit / effect of the noise
 

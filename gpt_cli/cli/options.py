@@ -17,6 +17,7 @@ import typer
 import gpt_cli
 from gpt_cli import jobs
 from gpt_cli.errors import InputError
+from gpt_cli.folder.dtypes import NAMES
 from gpt_cli.jobs.storage import Format
 from gpt_cli.options import declare
 from gpt_cli.options.declare import Declared, Kind, OptionError, option
@@ -145,7 +146,7 @@ class Loading(Adapted):
         "auto",
         "Weights in float32, bfloat16, float16 or int8, rounded if they are stored otherwise; "
         "auto: as stored.",
-        autocompletion=lambda: ["auto", "float32", "bfloat16", "float16", "int8"],
+        autocompletion=lambda: ["auto", *NAMES],
     )
     threads: int | None = option(
         None,

@@ -20,13 +20,13 @@ from typing import BinaryIO, Protocol
 from zlib import crc32
 
 from gpt_cli.errors import InputError
+from gpt_cli.folder.dtypes import NAMES
 from gpt_cli.options.declare import Range
 
 SEGMENT_TOKENS = 32_768  # by default
 MAX_SEGMENT_TOKENS = 65_536
 SEGMENT_RANGE = Range(lambda n: 1 <= n <= MAX_SEGMENT_TOKENS, f"from 1 to {MAX_SEGMENT_TOKENS}")
 MAX_CODE_BYTES = 8 * MAX_SEGMENT_TOKENS  # a token takes fewer than 64 bits
-_DTYPES = ("float32", "bfloat16", "float16", "int8")
 _MAGIC, _VERSION, _MARK = b"GPTZ", 1, b"\xb5"
 _HEADER = struct.Struct("<4sBB8s8sI")
 _NUMBER = re.compile(rb"([\x80-\xff]{0,8}+[\0-\x7f])")
@@ -62,7 +62,7 @@ class Header:
 
     def pack(self) -> bytes:
         """Return the first bytes of the file."""
-        dtype = _DTYPES.index(self.dtype)
+        dtype = NAMES.index(self.dtype)
         fields = _HEADER.pack(_MAGIC, _VERSION, dtype, self.weights, self.bits, 0)[:-4]
         return fields + crc32(fields).to_bytes(4, "little")
 
@@ -141,15 +141,15 @@ class ArchiveReader:
         if len(lead) == _HEADER.size:
             _, version, dtype, weights, bits, crc = _HEADER.unpack(lead)
             undamaged = crc == crc32(lead[:-4])
-            if undamaged and (version != _VERSION or dtype >= len(_DTYPES)):
+            if undamaged and (version != _VERSION or dtype >= len(NAMES)):
                 raise InputError(
                     f"{self._name} has version {version} of the format, and this gpt-cli reads "
                     f"version {_VERSION}: use the gpt-cli that has written it"
                 )
             # The CRC-32 also tells which dtype it was, if only the bytes up to it are damaged.
-            candidates = [Header(dtype, weights, bits) for dtype in _DTYPES]
+            candidates = [Header(dtype, weights, bits) for dtype in NAMES]
             header = next((c for c in candidates if c.pack()[-4:] == lead[-4:]), None)
-            self.dtype = header.dtype if header else (*_DTYPES, "auto")[min(dtype, len(_DTYPES))]
+            self.dtype = header.dtype if header else (*NAMES, "auto")[min(dtype, len(NAMES))]
             if undamaged:
                 self._at = _HEADER.size
                 return header

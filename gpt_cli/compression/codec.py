@@ -25,6 +25,7 @@ from gpt_cli.compression import archive
 from gpt_cli.compression.archive import ArchiveReader, Header, Readable, Segment
 from gpt_cli.compression.range_coder import Decoder, Encoder
 from gpt_cli.errors import InputError, ResourceError
+from gpt_cli.folder.dtypes import SHORT
 from gpt_cli.folder.tokenizer import Tokenizer, check_bytes
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.gpt2.digests import logits_digest, weights_digest
@@ -32,7 +33,7 @@ from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.memory import cache_bytes, logits_bytes
 from gpt_cli.gpt2.model import GPT2, forward
 from gpt_cli.gpt2.prefill import next_logits
-from gpt_cli.ops import SHORT, Array, Ops
+from gpt_cli.ops import Array, Ops
 from gpt_cli.options.declare import check
 from gpt_cli.scoring.score import measure_texts, windows
 

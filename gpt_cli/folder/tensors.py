@@ -24,9 +24,8 @@ from gpt_cli.system.files import version
 _AGAIN = "run the command again"
 _CACHE_LINE = 64  # bytes
 
-# The dtypes as safetensors writes them: how NumPy reads them, and our names for those of weights.
+# How NumPy reads the dtypes, as safetensors writes them.
 _STORED = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I8": "i1", "F64": "<f8", "I64": "<i8"}
-DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "I8": "int8"}
 
 # The files of a model or an adapter; other files in its folder may change at any time.
 _FILES = ("*.safetensors", "*_model*.bin", "*.index.json", "*config.json", *TOKENIZER)

@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from functools import cached_property
 
+from gpt_cli.folder.dtypes import WEIGHT_TYPES
 from gpt_cli.generation.drafts import DraftModel, Record, ngram_drafts
 from gpt_cli.generation.row import BatchRow, Chooser
 from gpt_cli.generation.speculator import Speculator
@@ -33,9 +34,8 @@ _FORCED = 2  # tokens per row that constraints force, to draft only these: they 
 MIN_SPEEDUP = 1.05  # that drafts must promise, since estimates are uncertain
 _OLDER = 0.7  # weight of earlier measurements
 
-# A pass over n > 1 tokens takes max(1.1, (n + a) / b) times as long as a pass over one: measured.
-_PASS = {"float32": (4, 14.2), "bfloat16": (3, 7), "float16": (3, 7), "int8": (4.5, 5.8)}
-_PASS_GPU = (16, 20)  # beside one of the passes that `Ops.decode` computes in one call
+# `WeightType.pass_cost` on a GPU, beside one of the passes that `Ops.decode` computes in one call.
+_PASS_GPU = (16, 20)
 
 
 class DraftPolicy:
@@ -128,7 +128,7 @@ class DraftPolicy:
     def _times(self, tokens: int) -> float:
         """Return the time of a pass over tokens / the time of a pass over one."""
         ops = self._speculator.model.ops
-        a, b = _PASS_GPU if ops.decode else _PASS[ops.dtype]
+        a, b = _PASS_GPU if ops.decode else WEIGHT_TYPES[ops.dtype].pass_cost
         return max(1.1, (tokens + a) / b) if tokens > 1 else 1.0
 
 

@@ -18,11 +18,12 @@ import numpy as np
 
 from gpt_cli.errors import CheckpointError, InputError, did_you_mean
 from gpt_cli.folder.config import SCALE, GPT2Config, expected_shapes, is_matrix, is_transposed
-from gpt_cli.folder.tensors import DTYPES, Tensor
+from gpt_cli.folder.dtypes import NAMES_OF_CODES, SHORT
+from gpt_cli.folder.tensors import Tensor
 from gpt_cli.folder.weight_files import read_tensors, weight_files
 from gpt_cli.gpt2.model import GPT2, MLP, Attention, Block
 from gpt_cli.gpt2.weights import Weights, untied_weights
-from gpt_cli.ops import SHORT, LayerNorm, Linear, Ops, Rows, get_ops
+from gpt_cli.ops import LayerNorm, Linear, Ops, Rows, get_ops
 from gpt_cli.ops.int8 import Int8Rows, scales_shape
 from gpt_cli.ops.short import RoundedRows
 from gpt_cli.options.declare import OptionError
@@ -86,7 +87,7 @@ def stored_dtype(tensors: Mapping[str, Tensor | Int8Rows]) -> str:
     """Return "int8", "bfloat16" or "float16" if all matrices are stored so, else "float32"."""
     matrices = [tensor for name, tensor in tensors.items() if is_matrix(name, tensor.shape)]
     stored = {"I8" if isinstance(matrix, Int8Rows) else matrix.dtype for matrix in matrices}
-    return DTYPES[stored.pop()] if len(stored) == 1 else "float32"
+    return NAMES_OF_CODES[stored.pop()] if len(stored) == 1 else "float32"
 
 
 def rounded(tensors: Mapping[str, Rows], dtype: str, name: str) -> dict[str, Rows]:
@@ -100,7 +101,7 @@ def rounded(tensors: Mapping[str, Rows], dtype: str, name: str) -> dict[str, Row
         raise OptionError("dtype", f"cannot be {dtype}: {problem}: choose auto or float32")
 
     def is_stored(rows: Rows) -> bool:
-        return isinstance(rows, Tensor) and DTYPES.get(rows.dtype) == dtype
+        return isinstance(rows, Tensor) and NAMES_OF_CODES.get(rows.dtype) == dtype
 
     if not all(map(is_stored, tensors.values())):
         _log.warning("the weights of %s are rounded to %s", name, dtype)

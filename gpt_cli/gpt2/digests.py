@@ -6,10 +6,11 @@ from functools import partial
 
 import numpy as np
 
+from gpt_cli.folder.dtypes import SHORT
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.gpt2.model import GPT2, forward
 from gpt_cli.gpt2.weights import leaves
-from gpt_cli.ops import SHORT, Array
+from gpt_cli.ops import Array
 from gpt_cli.ops.short import round_to, widen
 
 TEXT = (

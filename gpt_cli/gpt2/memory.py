@@ -4,8 +4,8 @@ import math
 from dataclasses import replace
 
 from gpt_cli.folder.config import GPT2Config, expected_shapes, is_matrix
+from gpt_cli.folder.dtypes import WEIGHT_TYPES
 from gpt_cli.ops import Ops
-from gpt_cli.ops.int8 import GROUP
 
 FLOAT = 4  # bytes of a number in the results of operations
 
@@ -18,8 +18,7 @@ def count_parameters(config: GPT2Config) -> int:
 def weights_bytes(config: GPT2Config, dtype: str) -> int:
     """Return the bytes of a model's weights; only matrices are in another type than float32."""
     matrices, others = _counts(config)
-    itemsize = {"float16": 2, "bfloat16": 2, "int8": 1 + 2 / GROUP}  # with scales in bfloat16
-    return FLOAT * others + int(itemsize.get(dtype, FLOAT) * matrices)
+    return FLOAT * others + int(WEIGHT_TYPES[dtype].itemsize * matrices)
 
 
 def cache_bytes(config: GPT2Config, tokens: int, itemsize: int) -> int:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli.errors import InputError, ResourceError, did_you_mean
+from gpt_cli.folder.dtypes import NAMES, SHORT
 from gpt_cli.options.declare import THREADS, OptionError, OptionResourceError, check
 from gpt_cli.options.request import SamplingParams
 from gpt_cli.system import gpu
@@ -212,12 +213,11 @@ class DraftOps(Ops, Protocol):
 
 # The implementations, the fastest first: their device, types of weights, and class.
 _IMPLEMENTATIONS = {
-    "cupy": ("cuda", ("float32", "bfloat16", "float16", "int8"), "CuPyOps"),
-    "native": ("cpu", ("float32", "bfloat16", "float16", "int8"), "NativeOps"),
+    "cupy": ("cuda", NAMES, "CuPyOps"),
+    "native": ("cpu", NAMES, "NativeOps"),
     "numpy": ("cpu", ("float32", "int8"), "NumPyOps"),
 }
 _SYNONYMS = {"gpu": "cuda", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-SHORT = ("float16", "bfloat16")  # the 16-bit types
 _VARIABLE = "GPT_CLI_OPS"  # environment variable that names an implementation
 
 _log = logging.getLogger(__name__)

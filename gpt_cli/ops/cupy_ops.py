@@ -14,6 +14,7 @@ import numpy as np
 from cupy.cuda import runtime
 
 from gpt_cli.errors import CheckpointError
+from gpt_cli.folder.dtypes import NAMES, WEIGHT_TYPES
 from gpt_cli.ops import Array, LayerNorm, Linear, Ops, Rows, Steps
 from gpt_cli.ops.cuda import compiler, decoding, plans, structs
 from gpt_cli.ops.cuda.decoding import choice_fields, scratch_fields
@@ -26,7 +27,6 @@ from gpt_cli.ops.short import round_to
 from gpt_cli.options.request import SamplingParams
 
 _PIECE = 4 * 1024 * 1024  # numbers that are read, rounded and copied at a time
-_FORMATS = ("float32", "bfloat16", "float16", "int8")  # in the order of `enum format`
 _EDITED = (None, "scores", "pattern")  # in the order of `enum edited`
 _COMMON = ("device.cu", "arithmetic.cu", "structs.cu")
 # Modules that are compiled at the same time. The first one has what comes before the layers, and
@@ -51,13 +51,13 @@ class CuPyOps(Ops):
 
     def __init__(self, dtype: str = "float32"):
         self.dtype = dtype
-        self.cache_type = np.dtype("f2" if dtype == "int8" else "f4")
+        self.cache_type = np.dtype(f"f{WEIGHT_TYPES[dtype].cache_itemsize}")
         try:
             properties = runtime.getDeviceProperties(runtime.getDevice())
             self.gpu = plans.Device(
                 properties["multiProcessorCount"], properties["sharedMemPerBlockOptin"]
             )
-            options = (f"-DFORMAT={_FORMATS.index(dtype)}",)
+            options = (f"-DFORMAT={NAMES.index(dtype)}",)
             modules = compiler.load_all(_OPERATIONS, options)
             modules["pack"].result()  # or the error of CuPy that all would have
         except Exception as error:  # CuPy raises many types for missing libraries

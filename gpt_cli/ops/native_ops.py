@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from gpt_cli.errors import CheckpointError
-from gpt_cli.folder.tensors import DTYPES, Tensor
-from gpt_cli.ops import SHORT, Array, DraftOps, LayerNorm, Linear, Rows, Steps, bindings
+from gpt_cli.folder.dtypes import NAMES_OF_CODES, SHORT
+from gpt_cli.folder.tensors import Tensor
+from gpt_cli.ops import Array, DraftOps, LayerNorm, Linear, Rows, Steps, bindings
 from gpt_cli.ops.bindings import FLOAT32, INT64, Packed, Struct, check, contiguous, readable
 from gpt_cli.ops.int8 import GROUP, Int8Rows, quantize, scales_shape
 from gpt_cli.ops.memory import Arena, Workspace, address
@@ -79,7 +80,7 @@ class NativeOps(DraftOps):
         if self.dtype == "int8" and isinstance(rows, Int8Rows):
             stored, scales = rows.weight, contiguous(rows.scale[:], FLOAT32)
             check(scales.shape == scales_shape(n_rows, length, transposed), "the scales", scales)
-        as_stored = isinstance(stored, Tensor) and DTYPES.get(stored.dtype) == self.dtype
+        as_stored = isinstance(stored, Tensor) and NAMES_OF_CODES.get(stored.dtype) == self.dtype
         is_rounded = isinstance(rows, RoundedRows) and rows.dtype == self.dtype
         widened = self.dtype in SHORT and not (as_stored or is_rounded)
         packed = Packed(n_in, n_out, "float32" if widened else self.dtype, self._weights)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from gpt_cli.folder.dtypes import WEIGHT_TYPES
 from gpt_cli.ops import Array, LayerNorm, Linear, Ops, Rows
 from gpt_cli.ops.int8 import Int8Rows, quantize, round_activations
 from gpt_cli.system.machine import blas_threads
@@ -86,7 +87,7 @@ class NumPyOps(Ops):
 
     def __init__(self, dtype: str = "float32"):
         self.dtype, self.threads = dtype, blas_threads()
-        self.cache_type = np.dtype("float16" if dtype == "int8" else "float32")
+        self.cache_type = np.dtype(f"f{WEIGHT_TYPES[dtype].cache_itemsize}")
 
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Array:
         if self.dtype == "int8" and not isinstance(rows, Int8Rows):

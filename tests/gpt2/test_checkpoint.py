@@ -16,7 +16,8 @@ import gpt_cli
 from gpt_cli.errors import CheckpointError
 from gpt_cli.folder import config
 from gpt_cli.folder.config import GPT2Config, expected_shapes
-from gpt_cli.folder.tensors import DTYPES, Tensor, unchanged
+from gpt_cli.folder.dtypes import NAMES_OF_CODES
+from gpt_cli.folder.tensors import Tensor, unchanged
 from gpt_cli.folder.weight_files import read_tensors
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.memory import cache_bytes, count_parameters, weights_bytes
@@ -375,7 +376,7 @@ def test_turned_matrices_are_copied(tmp_path, dtype, native):
     views[name] = view._replace(strides=view.strides[::-1])
     (write_checkpoint(tmp_path, CONFIG) / FILE).unlink()
     (tmp_path / "pytorch_model.bin").write_bytes(zip_bytes(pickled(views), storages))
-    for ops in (NumPyOps(), native(DTYPES[dtype])):
+    for ops in (NumPyOps(), native(NAMES_OF_CODES[dtype])):
         array = Weights(checkpoint.load(tmp_path, ops))[name]
         assert np.array_equal(array, narrowed(weights[name], dtype))
 

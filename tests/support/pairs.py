@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpt_cli.folder.dtypes import SHORT
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import forward, hidden_states, unembed
-from gpt_cli.ops import SHORT, Array, LayerNorm, Linear, Ops, get_ops
+from gpt_cli.ops import Array, LayerNorm, Linear, Ops, get_ops
 from gpt_cli.ops.short import RoundedRows
 from gpt_cli.options.request import SamplingParams
 from gpt_cli.system import gpu

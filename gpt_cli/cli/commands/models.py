@@ -121,12 +121,13 @@ def info(
         gpt-cli info gpt2 --json
     """
     from gpt_cli import hub
+    from gpt_cli.folder.dtypes import WEIGHT_TYPES
     from gpt_cli.gpt2.memory import cache_bytes, count_parameters, weights_bytes
 
     model = model.named(name)
     about = hub.describe(model.model, revision=model.revision, offline=model.offline)
     config, dtype, files = about.config, _held_dtype(about, model), ", ".join(about.vocabulary)
-    itemsize = 2 if config.dtype == "int8" else 4  # on a CPU
+    itemsize = WEIGHT_TYPES[config.dtype].cache_itemsize
     facts = {"name": model.model, "folder": str(about.folder) if about.folder else None}
     facts |= {"problem": about.problem, "weights": about.weights, "request": about.request}
     facts |= {"tokenizer": f"{about.tokenizer.kind} ({files})" if about.tokenizer else files}
@@ -172,9 +173,10 @@ def _held_dtype(about: "Description", model: flags.Adapted) -> str:
     if not (about.folder and about.weights):  # only the configuration is here
         return about.config.dtype
     from gpt_cli import hub
+    from gpt_cli.folder.dtypes import SHORT
     from gpt_cli.gpt2 import checkpoint
     from gpt_cli.gpt2.adapter import merge
-    from gpt_cli.ops import SHORT, ops_for
+    from gpt_cli.ops import ops_for
 
     tensors = checkpoint.read(about.folder)[1]
     if model.adapter is not None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from gpt_cli.ops import SHORT, Array
+from gpt_cli.folder.dtypes import SHORT
+from gpt_cli.ops import Array
 from gpt_cli.ops.cuda import plans, structs
 from gpt_cli.ops.int8 import GROUP
 
