@@ -13,13 +13,18 @@
 namespace emulated {
 namespace {
 
+// An access: a thread, and its moment.
+struct access {
+    int thread;
+    uint32_t moment;
+};
+
 // What is known of a byte.
 struct cell {
-    int writer = -1; // the last one, its moment, and its place in the code
-    uint32_t written;
-    const void *write_code, *read_code;
-    int wave;                   // of blocks, in which it was written
-    std::vector<uint32_t> read; // by each thread of the block, since the last write
+    access written = {-1, 0}; // the last write
+    int wave;                 // of blocks, in which it was written
+    std::vector<access> reads; // since then; some of a thread may be there twice
+    const void *write_code, *read_code; // the places in the code
 };
 
 constexpr size_t MOST = 40, BYTES = 1 << 12;
@@ -46,10 +51,12 @@ void report(const char *kind, const void *first, const void *second)
         messages.insert(std::string(kind) + name_of(first) + " " + name_of(second));
 }
 
-bool is_before(int writer, uint32_t moment)
+bool is_before(const access &other)
 {
-    return moment <= clocks[running->number][writer];
+    return other.moment <= clocks[running->number][other.thread];
 }
+
+access this_access() { return {running->number, clocks[running->number][running->number]}; }
 
 // The byte of shared memory at an address, or NULL if it is elsewhere.
 cell *shared_cell(uintptr_t at)
@@ -66,18 +73,17 @@ bool is_on_stack(uintptr_t at)
 
 bool has_race(const cell &c)
 {
-    return c.writer >= 0 && (c.wave != wave || !is_before(c.writer, c.written));
+    return c.written.thread >= 0 && (c.wave != wave || !is_before(c.written));
 }
 
 void check_readers(cell &c, const void *code)
 {
-    int first = running->number - running->number_in_block;
-    for (size_t i = 0; i < c.read.size(); i++)
-        if (c.read[i] > clocks[running->number][first + i]) {
+    for (const access &read : c.reads)
+        if (!is_before(read)) {
             report("read, then written: ", c.read_code, code);
             break;
         }
-    c.read.clear();
+    c.reads.clear();
 }
 
 void write(cell &c, const void *code)
@@ -85,8 +91,7 @@ void write(cell &c, const void *code)
     if (has_race(c))
         report("written twice: ", c.write_code, code);
     check_readers(c, code);
-    c.writer = running->number;
-    c.written = clocks[running->number][running->number];
+    c.written = this_access();
     c.write_code = code;
     c.wave = wave;
 }
@@ -97,8 +102,10 @@ void read(cell &c, const void *code, bool is_kept)
         report("written, then read: ", c.write_code, code);
     if (!is_kept)
         return;
-    c.read.resize(running->of->threads);
-    c.read[running->number_in_block] = clocks[running->number][running->number];
+    if (c.reads.empty() || c.reads.back().thread != running->number)
+        c.reads.push_back(this_access());
+    else
+        c.reads.back() = this_access();
     c.read_code = code;
 }
 
@@ -129,7 +136,7 @@ void begin_block(const block &b, int first_thread, int threads)
     shared[&b].assign(b.size, {});
 }
 
-[[gnu::optimize("O3")]] void join(moments &clock, const moments &other)
+void join(moments &clock, const moments &other)
 {
     if (clock.size() < other.size())
         clock.resize(other.size());

@@ -38,7 +38,7 @@ struct thread : identity {
     stack *on;    // if it has started
     thread *next; // in its queue
     struct block *of;
-    int number, number_in_block, warp;
+    int number, warp; // in the launch, in its block
     const char *waits_in; // this function
     int at;               // this barrier
     std::vector<copy> copies;
@@ -128,8 +128,8 @@ struct phase_clocks {
 };
 
 struct block {
-    int threads, running; // all, and those that have not ended
-    int size;             // of its shared memory
+    int running; // threads that have not ended
+    int size;    // of its shared memory
     barrier barriers[BARRIERS];
     std::vector<warp> warps;
     std::vector<range> ranges;         // under way

@@ -189,7 +189,7 @@ void run_threads()
 
 void reset(block &b, int count, int shared)
 {
-    b.threads = b.running = count;
+    b.running = count;
     b.size = shared;
     b.clocks.clear();
     for (barrier &one : b.barriers)
@@ -216,7 +216,6 @@ void start_block(block &b, int first, place index, int shared)
                 t.on = nullptr;
                 t.of = &b;
                 t.number = first + number;
-                t.number_in_block = number;
                 t.warp = number / LANES;
                 t.waits_in = nullptr;
                 t.copies.clear();
