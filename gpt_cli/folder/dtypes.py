@@ -11,7 +11,7 @@ class WeightType:
         name: what `--dtype` takes.
         code: as safetensors writes it.
         itemsize: bytes of a weight.
-        cache_itemsize: bytes of a number in the cache of keys and values, on a CPU.
+        cache_itemsize: bytes of a number in the cache of keys and values.
         pass_cost: (a, b): a pass over n > 1 tokens takes max(1.1, (n + a) / b) times as long as a
             pass over one, on a CPU (measured).
         noise: the standard deviation of relative noise on weights that stands for rounding, where
@@ -37,4 +37,4 @@ _TYPES = (
 WEIGHT_TYPES = {kind.name: kind for kind in _TYPES}
 NAMES = tuple(WEIGHT_TYPES)
 NAMES_OF_CODES = {kind.code: kind.name for kind in _TYPES}
-SHORT = ("float16", "bfloat16")  # the 16-bit types
+SHORT = tuple(kind.name for kind in _TYPES if kind.itemsize == 2)  # the 16-bit types

@@ -236,7 +236,7 @@ class Position(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """What chooses the tokens of the next steps from the logits of rows."""
+    """The draws and settings with which the tokens of the next steps are chosen."""
 
     uniforms: Array  # (steps, B), on the host
     banned: Array  # the ids that are never chosen

@@ -89,7 +89,8 @@ class Snapshot:
                 return self._request(name, revision, storage)
 
     def _request(self, name: str, revision: str, storage: Storage) -> Path:
-        progress, file = storage.progress, self.files[name]
+        progress = storage.progress
+        file = self.files[name]
         progress.begin_file(storage.leave_if_silent)
         part = None if self.to else resume.part_of(self.repo, file)
         if part and resume.is_over_http(self.repo, file, self.commit):

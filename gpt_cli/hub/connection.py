@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from gpt_cli.errors import GPTCLIError, InputError, ModelNotFoundError
 from gpt_cli.hub import messages
+from gpt_cli.hub.local import is_on
 from gpt_cli.hub.messages import endpoint
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _one_use = threading.RLock()
 
 
 class Exchange:
-    """What the requests of one use of the client have shown."""
+    """Facts that the requests of one use of the client have shown."""
 
     in_xet = False  # whether the file is in a storage that speaks Xet
     token_requests = 0  # for this storage
@@ -42,8 +43,7 @@ class Exchange:
 
 def switched_off() -> bool:
     """Return whether the environment switches the Hub off, as its client reads it."""
-    value = os.getenv("HF_HUB_OFFLINE") or os.getenv("TRANSFORMERS_OFFLINE") or ""
-    return value.upper() in ("1", "ON", "YES", "TRUE")
+    return is_on(os.getenv("HF_HUB_OFFLINE") or os.getenv("TRANSFORMERS_OFFLINE"))
 
 
 def problem() -> str | None:
@@ -123,10 +123,13 @@ def _client(explain: Callable[[Exception], str]) -> Iterator[Exchange]:
                 "environment variables HF_*, SSL_* and *_PROXY"
             ) from error
 
-        exchange, verbosity = Exchange(), client_log.get_verbosity()
-        before, after = partial(_before_request, exchange), partial(_after_response, exchange)
+        exchange = Exchange()
+        before = partial(_before_request, exchange)
+        after = partial(_after_response, exchange)
+        verbosity = client_log.get_verbosity()
+        piece = constants.DOWNLOAD_CHUNK_SIZE
         client_log.set_verbosity(logging.CRITICAL)
-        piece, constants.DOWNLOAD_CHUNK_SIZE = constants.DOWNLOAD_CHUNK_SIZE, _PIECE
+        constants.DOWNLOAD_CHUNK_SIZE = _PIECE
         hooks["request"].append(before)
         hooks["response"].append(after)
         try:

@@ -74,6 +74,11 @@ def list_models() -> list[LocalModel]:
     return [model for model in models if _is_complete(model.folder) and _is_gpt2(model.folder)]
 
 
+def is_on(value: str | None) -> bool:
+    """Return whether a variable with this value is on, as the client of the Hub reads it."""
+    return (value or "").upper() in ("1", "ON", "YES", "TRUE")
+
+
 def cache_folder() -> Path:
     """Return the folder of the Hub's cache, from the same variables as its client."""
     home = os.getenv("HF_HOME", f"{os.getenv('XDG_CACHE_HOME', '~/.cache')}/huggingface")
@@ -119,7 +124,8 @@ def _name_in_address(address: str) -> str | None:
         return None
     if not names or names[0] in _OTHER_KINDS:
         return None
-    name, page = "/".join(names), parts[len(names) :]
+    name = "/".join(names)
+    page = parts[len(names) :]
     if page[:1] and page[0] in _PAGES_OF_REVISIONS and page[1:2] not in ([], [""], ["main"]):
         cure = f"give {name}, and --revision {unquote(page[1])}"
         raise ModelNotFoundError(f"{address:.80} is the page of a revision: {cure}")

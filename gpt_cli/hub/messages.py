@@ -1,4 +1,4 @@
-"""What went wrong with the Hub, in our words: who was asked, what it answered, what to do now."""
+"""Messages for errors of the Hub: who was asked, what it answered, and what to do now."""
 
 import errno
 import os
@@ -62,7 +62,8 @@ def of_storage(error: Exception, *, silent: float | None) -> str:
 
     `silent` are the seconds after which a silent one was left.
     """
-    text, response = str(error), getattr(error, "response", None)
+    text = str(error)
+    response = getattr(error, "response", None)
     if silent is not None:
         return f"the storage sent nothing for {silent:.0f} s"
     status = re.search(r"HTTP status \w+ error \((\d+)", text)
@@ -86,7 +87,8 @@ def of_download(repo: str, revision: str, error: BaseException) -> str:
 
     if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__:
         error = error.__cause__  # the outer error only adds that the file is not cached
-    server, reason = shown(endpoint()), first_line(error)
+    server = shown(endpoint())
+    reason = first_line(error)
     match error:
         case errors.GatedRepoError():
             terms = f"accept its terms at {server}/{repo}"
@@ -112,7 +114,9 @@ def of_download(repo: str, revision: str, error: BaseException) -> str:
 
 def _of_connection(repo: str, error: BaseException) -> str:
     """Return the message for an error of the HTTP library, or of Python, by its kind."""
-    server, reason, kind = _server_of(error), first_line(error), type(error).__name__
+    server = _server_of(error)
+    reason = first_line(error)
+    kind = type(error).__name__
     if "CERTIFICATE_VERIFY_FAILED" in reason:
         cure = "set SSL_CERT_FILE to a file with the certificates of your network"
         return f"the certificate of {server} is not trusted: {cure}"

@@ -1,4 +1,4 @@
-"""Whether a server can be reached at all, which is known sooner than what it answers."""
+"""A test of whether a server accepts connections, which takes less time than an answer of it."""
 
 import errno
 import os
@@ -52,7 +52,8 @@ def _first_server(url: SplitResult) -> tuple[SplitResult, str | None]:
 def _connect(host: str, port: int, seconds: float) -> None:
     """Connect to a server and leave it: to all of its addresses at once."""
     addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    deadline, error = time.monotonic() + seconds, OSError("it has no address")
+    deadline = time.monotonic() + seconds
+    error = OSError("it has no address")
     with selectors.DefaultSelector() as selector, ExitStack() as stack:
         for family, kind, protocol, _, address in addresses:
             try:

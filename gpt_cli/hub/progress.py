@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Self
 
-from gpt_cli.hub.local import short_name
+from gpt_cli.hub.local import is_on, short_name
 from gpt_cli.system.machine import format_size
 
 _TICK = 0.5  # seconds between two looks at the transfer
@@ -35,7 +35,9 @@ class Progress:
 
     def __init__(self, repo: str, size: int, *, quiet: bool):
         """Show the transfer of `size` bytes, if there are any."""
-        self._name, self._size, self._quiet = short_name(repo), size, quiet
+        self._name = short_name(repo)
+        self._size = size
+        self._quiet = quiet
         self._shown = size > 0 and not quiet
         self._on_terminal = self._shown and _columns() > 0 and not _bars_are_off()
         self._done = 0  # bytes of the files before
@@ -103,7 +105,8 @@ class Progress:
 
     def line(self, width: int) -> str:
         """Return what a terminal of so many columns shows."""
-        share, figures = self._arrived / self._size, self._figures()
+        share = self._arrived / self._size
+        figures = self._figures()
         columns = min(width - len(f"{self._name}: 100% [] {figures}"), _WIDEST_BAR)
         if columns < _NARROWEST_BAR:
             line = f"{self._name}: {figures}"
@@ -121,7 +124,9 @@ class Progress:
 
     def _figures(self) -> str:
         """Return the bytes, the rate and the time left, in words."""
-        now, arrived, past = time.monotonic(), self._arrived, self._past
+        now = time.monotonic()
+        arrived = self._arrived
+        past = self._past  # of this file: `begin_file` makes a new one
         past.append((now, arrived))
         while len(past) > 2 and now - past[1][0] > _WINDOW:
             past.popleft()
@@ -149,7 +154,8 @@ class _Bar:
     progress: Progress
 
     def __init__(self, *_: Any, initial: int = 0, total: int | None = None, **__: Any):
-        self.n, self.total = initial, total
+        self.n = initial
+        self.total = total
         self.progress.bars.append(self)
         self.progress.last_byte = time.monotonic()
 
@@ -179,8 +185,8 @@ class _Bar:
 
 
 def _bars_are_off() -> bool:
-    """Return whether the environment switches bars off, as the Hub's client reads it."""
-    return os.getenv("HF_HUB_DISABLE_PROGRESS_BARS", "").upper() in ("1", "ON", "YES", "TRUE")
+    """Return whether the environment switches bars off."""
+    return is_on(os.getenv("HF_HUB_DISABLE_PROGRESS_BARS"))
 
 
 def _columns() -> int:
@@ -195,4 +201,5 @@ def _time(seconds: float) -> str:
     """Return a time for people: `41 s`, `3:07 min`."""
     if seconds < 99.5:
         return f"{seconds:.0f} s"
-    return f"{seconds // 60:.0f}:{seconds % 60:02.0f} min"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02} min"

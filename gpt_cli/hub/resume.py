@@ -4,7 +4,6 @@ The Hub's client can go on with a file, but deletes what it has if it ends early
 """
 
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,21 +57,24 @@ def fetch_blob(repo: str, file: "RepoSibling", commit: str, bar_class: type[Any]
         build_hf_headers,
     )
 
-    blob, part = _blob(repo, file), part_of(repo, file)
+    part = part_of(repo, file)
+    if part is None:
+        return
+    blob = _blob(repo, file)
+    url = _url(repo, file, commit)
     lock = cache_folder() / ".locks" / repo_folder(repo).name / f"{blob.name}.lock"  # the client's
     for path in (blob, lock):
         path.parent.mkdir(parents=True, exist_ok=True)
     with WeakFileLock(lock):
-        if part is None:
-            return
         if blob.exists():
             part.unlink(missing_ok=True)
             return
-        get = partial(http_get, headers=build_hf_headers(), expected_size=file.size)
-        url = _url(repo, file, commit)
         try:
             with part.open("ab") as target:
-                get(url, target, resume_size=target.tell(), tqdm_class=bar_class)
+                http_get(
+                    url, target, resume_size=target.tell(), headers=build_hf_headers(),
+                    expected_size=file.size, tqdm_class=bar_class,
+                )  # fmt: skip
         except HfHubHTTPError as error:
             if error.response.status_code == 416:  # the rest is refused: begin anew the next time
                 part.unlink()

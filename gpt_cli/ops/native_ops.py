@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gpt_cli.errors import CheckpointError
-from gpt_cli.folder.dtypes import NAMES_OF_CODES, SHORT
+from gpt_cli.folder.dtypes import NAMES_OF_CODES, SHORT, WEIGHT_TYPES
 from gpt_cli.folder.tensors import Tensor
 from gpt_cli.ops import Array, DraftOps, LayerNorm, Linear, Rows, Steps, bindings
 from gpt_cli.ops.bindings import FLOAT32, INT64, Packed, Struct, check, contiguous, readable
@@ -43,8 +43,9 @@ class NativeOps(DraftOps):
     def __init__(self, dtype: str = "float32"):
         layout = bindings.layout()
         self.level = bindings.choose_level()
-        self.dtype, self._half = dtype, dtype == "int8"
-        self.cache_type = np.dtype("f2") if self._half else FLOAT32
+        self.dtype = dtype
+        self.cache_type = np.dtype(f"f{WEIGHT_TYPES[dtype].cache_itemsize}")
+        self._half = self.cache_type != FLOAT32
         self.cache_panel: int = layout.columns
         self._tile_rows, self._row_padding = layout.max_tile_rows, layout.row_padding
         self._digits_bytes = layout.digits_bytes  # of a group of numbers

@@ -1,4 +1,4 @@
-"""What a server of the Xet protocol answers about a file, as the Hub's client reads it.
+"""Answers about a file from a server of the Xet protocol, as the Hub's client reads them.
 
 A file is a list of chunks, which are stored one after the other, each behind a header. A client
 asks how to put a range of the file together, and gets terms: ranges of chunks, and the bytes where
