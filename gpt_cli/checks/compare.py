@@ -12,7 +12,7 @@ from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError
 from gpt_cli.gpt2.model import hidden_states, unembed
 from gpt_cli.options.declare import OptionError
-from gpt_cli.scoring.score import SLICE, perplexity, windows
+from gpt_cli.scoring.score import perplexity, windows
 
 _WORST = 10  # tokens that are reported
 _CONTEXT = 8  # tokens before them
@@ -104,8 +104,8 @@ def _logprobs(engine: Engine, ids: Sequence[int], first: int) -> Iterator[NDArra
     """Yield the log-probabilities (V,) of the tokens after the ids from `first` on."""
     model, ops = engine.model, engine.model.ops
     (states,) = hidden_states(model, ops.xp.asarray([ids]))
-    for begin in range(first, len(states), SLICE):
-        logits = unembed(model, states[begin : begin + SLICE])
+    for begin in range(first, len(states), ops.logits_rows):
+        logits = unembed(model, states[begin : begin + ops.logits_rows])
         normalizers = ops.to_host(ops.log_normalizer(logits))
         for row, normalizer in zip(ops.to_host(logits), normalizers, strict=True):
             yield row.astype(np.float64) - normalizer

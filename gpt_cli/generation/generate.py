@@ -13,7 +13,6 @@ from gpt_cli.generation.sampling import GROUP, TopLogprobs
 from gpt_cli.generation.speculate import DRAFTS
 from gpt_cli.gpt2.memory import FLOAT, cache_bytes, logits_bytes
 from gpt_cli.gpt2.model import GPT2
-from gpt_cli.gpt2.prefill import PASS
 from gpt_cli.system.machine import check_room
 
 LARGEST = 64  # rows of a batch; more need memory and gain little speed on a CPU
@@ -92,7 +91,7 @@ def working_set(model: GPT2, requests: Sequence[Request], drafts: int = 0) -> in
     cached = all(row.options.use_cache for row in requests)
     itemsize = model.ops.cache_type.itemsize + (2 if drafts else 0)  # drafts: a copy in float16
     cache = cache_bytes(config, rows * length, itemsize) if cached else 0
-    tokens = min(rows * prompt, max(rows, PASS)) if cached else rows * length
+    tokens = min(rows * prompt, max(rows, model.ops.pass_tokens)) if cached else rows * length
     widths = 6 * config.n_embd + 3 * config.inner_size
     layer = FLOAT * tokens * (widths + config.n_head * length)  # with the scores of the attention
     # `sampling.likely_columns` returns all columns if k is large.

@@ -12,7 +12,7 @@ from itertools import zip_longest
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.memory import cache_bytes, prefix_bytes, weights_bytes
 from gpt_cli.gpt2.model import GPT2
-from gpt_cli.gpt2.prefill import PASS, prefill, row_states
+from gpt_cli.gpt2.prefill import prefill, row_states
 from gpt_cli.ops import Array
 
 SHORTEST = 16  # tokens of a prefix
@@ -131,7 +131,7 @@ def begun_rows(model: GPT2, prefix: Prefix, texts: int, longest: int) -> KVCache
     capacity = begun + longest
     row_bytes = cache_bytes(model.config, capacity, model.ops.cache_type.itemsize)
     fitting = (cache_budget(model) - prefix.bytes) / max(1, row_bytes)
-    rows = max(1, min(texts, PASS, int(fitting)))
+    rows = max(1, min(texts, model.ops.pass_tokens, int(fitting)))
     cache = KVCache(model.config, model.ops, rows, capacity)
     for row in range(rows):
         cache.copy_row(row, prefix.cache, 0, begun)
@@ -152,16 +152,17 @@ def states_after(
     """
     lengths = [len(rest) for rest in rests]
     begun = begun_rows(model, prefix, len(rests), max(lengths)) if prefix.ids else None
-    for indices in passes(lengths, len(begun.lengths) if begun else len(rests)):
+    most_rows = len(begun.lengths) if begun else len(rests)
+    for indices in passes(lengths, most_rows, model.ops.pass_tokens):
         texts = [rests[index] for index in indices]
         yield indices, row_states(model, texts, begun.view(len(texts)) if begun else None)
 
 
-def passes(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Yield the indices of the texts of a pass: up to `most` of similar length, PASS tokens."""
+def passes(lengths: Sequence[int], most_rows: int, most_tokens: int) -> Iterator[list[int]]:
+    """Yield the indices of the texts of a pass, which are of similar length."""
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     while order:
-        rows = min(most, max(1, PASS // max(1, lengths[order[0]])))
+        rows = min(most_rows, max(1, most_tokens // max(1, lengths[order[0]])))
         yield order[:rows]
         order = order[rows:]
 

@@ -9,8 +9,6 @@ from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import GPT2, Counts, hidden_states, unembed
 from gpt_cli.ops import Array
 
-PASS = 1024  # tokens per pass, over all rows: a limit that bounds the memory
-
 
 def right_pad(rows: Sequence[Sequence[int]]) -> tuple[Array, Counts]:
     """Pad rows with zeros on the right: return ids (B, T) and the lengths of the rows (B,)."""
@@ -30,10 +28,11 @@ def prefill(
 ) -> Iterator[list[Array]]:
     """Append rows of ids to a cache; yield the states (t, C) of the t tokens per row of a pass.
 
-    A pass has up to `tokens` tokens, by default PASS. Without a cache it has all.
+    A pass has up to `tokens` tokens, by default `ops.pass_tokens`. Without a cache it has all.
     """
     ids, lengths = right_pad(rows)
-    width = max(1, (tokens or PASS) // len(rows)) if cache else max(1, ids.shape[1])
+    most = tokens or model.ops.pass_tokens
+    width = max(1, most // len(rows)) if cache else max(1, ids.shape[1])
     for start in range(0, ids.shape[1], width):
         part = ids[:, start : start + width]
         new = np.clip(lengths - start, 0, part.shape[1])

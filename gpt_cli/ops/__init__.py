@@ -78,6 +78,8 @@ class Ops(Protocol):
     cache_type: np.dtype[Any]  # of keys and values in a cache
     cache_panel: int = 1  # number of tokens per index of a cache's fourth axis
     threads: int  # of the CPU
+    pass_tokens: int = 1024  # at a time, over all rows of a batch: a limit of the memory
+    logits_rows: int = 128  # at a time; a row of GPT-2's takes 200 kB
     xp: ModuleType = np  # or CuPy: for what is exact in any order and no operation below
     batch_invariant: bool = False  # the bits of a token do not depend on what else is in the pass
     one_type: bool = False  # all matrices are in `dtype`: others would be rounded to 16 bits

@@ -45,6 +45,7 @@ class CuPyOps(Ops):
 
     name = "cupy"
     threads = 1
+    pass_tokens, logits_rows = 4096, 1024  # fewer do not keep all processors busy
     xp: ModuleType = cupy
     batch_invariant = one_type = True
     cache_panel = plans.SLOTS

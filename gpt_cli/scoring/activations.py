@@ -16,7 +16,7 @@ from gpt_cli.gpt2.edits import Bound, editor
 from gpt_cli.gpt2.hooks import Recorder, has_keys, hook_shapes, rows_of
 from gpt_cli.gpt2.memory import FLOAT
 from gpt_cli.gpt2.model import GPT2, hidden_states
-from gpt_cli.gpt2.prefill import PASS, right_pad
+from gpt_cli.gpt2.prefill import right_pad
 from gpt_cli.gpt2.weights import check_finite
 from gpt_cli.ops import Array, Ops
 from gpt_cli.options.declare import OptionError
@@ -29,7 +29,7 @@ Spans: TypeAlias = Callable[[Sequence[int]], Sequence[tuple[int, int]]]
 Pool: TypeAlias = Literal["last", "mean", "word"]
 
 _BYTES = 32e6  # of the values of texts side by side
-_TOKENS = 4 * PASS  # of texts that are sorted by length
+_TOKENS = 4096  # of texts that are sorted by length
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def edited_activations(
         lengths = [len(ids) for ids, _ in group]
         longest_bytes = value_bytes(model.config, names, max(lengths))
         values: dict[int, Values] = {}
-        for indices in passes(lengths, max(1, int(_BYTES // longest_bytes))):
+        for indices in passes(lengths, max(1, int(_BYTES // longest_bytes)), model.ops.pass_tokens):
             rows = _pass(model, [group[index] for index in indices], names, spans)
             values |= zip(indices, rows, strict=True)
         yield from (values.pop(index) for index in range(len(group)))

@@ -18,12 +18,12 @@ from gpt_cli.errors import InputError, counted
 from gpt_cli.gpt2.edits import Bound, Edit, editor
 from gpt_cli.gpt2.hooks import Recorder, hook_shapes, rows_of, select_hooks
 from gpt_cli.gpt2.model import GPT2, hidden_states, unembed
-from gpt_cli.gpt2.prefill import PASS, next_logits
+from gpt_cli.gpt2.prefill import next_logits
 from gpt_cli.gpt2.weights import columns_of
 from gpt_cli.options.declare import OptionError
 from gpt_cli.scoring.activations import edited_activations
 
-_TOKENS = PASS // 2  # side by side: copies of values are made, and larger ones took 5% longer
+_TOKENS = 512  # side by side: copies of values are made, and larger ones took 5% longer
 
 What: TypeAlias = Literal["resid_pre", "attn_out", "mlp_out", "z"]
 Answers: TypeAlias = Sequence[int]  # the id of the answer, and of the wrong one if there is one

@@ -14,11 +14,11 @@ from gpt_cli.generation.prefix_cache import Prefix, begun_rows, common_length, p
 from gpt_cli.generation.sampling import log_probabilities
 from gpt_cli.gpt2.edits import Bound
 from gpt_cli.gpt2.model import GPT2
-from gpt_cli.gpt2.prefill import PASS, row_states
+from gpt_cli.gpt2.prefill import row_states
 from gpt_cli.ops import Array
 from gpt_cli.options.arguments import check_type
 from gpt_cli.options.declare import OptionError
-from gpt_cli.scoring.score import SLICE, measure_passes, measure_states
+from gpt_cli.scoring.score import measure_passes, measure_states
 
 RankBy: TypeAlias = Literal["total", "token", "byte"]
 _Branch: TypeAlias = tuple[list[int], Sequence[list[int]]]  # ids after a prefix, then one choice
@@ -115,7 +115,7 @@ def continuations(loaded: LoadedModel, questions: Sequence[Question]) -> list[li
     for n, indices in prefixes.groups([question.prompt for question in questions]):
         group = [questions[index] for index in indices]
         longest = max(len(question.prompt) for question in group) - n
-        side_by_side = min(len(group), PASS // max(1, longest))
+        side_by_side = min(len(group), model.ops.pass_tokens // max(1, longest))
         # Choices take turns in the row of their prompt; if they are many, every choice has a row.
         if side_by_side < max(len(question.choices) for question in group):
             for index, question in zip(indices, group, strict=True):
@@ -143,7 +143,8 @@ def _logprobs(model: GPT2, prefix: Prefix, branches: Sequence[_Branch]) -> list[
     """Return the log-likelihoods of all tokens of the choices of branches."""
     logprobs: list[list[list[float]]] = [[] for _ in branches]
     choices = _states(model, prefix, branches)
-    while part := list(islice(choices, SLICE)):  # logits of many states at a time take less time
+    # The logits of many states at a time take less time.
+    while part := list(islice(choices, model.ops.logits_rows)):
         indices, states, targets = zip(*part, strict=True)
         computed = measure_states(model, states, targets, [log_probabilities])
         for index, (row,) in zip(indices, computed, strict=True):
@@ -158,9 +159,10 @@ def _states(
     xp = model.ops.xp
     rests = [max(map(len, choices)) - 1 for _, choices in branches]
     lengths = [len(ids) for ids, _ in branches]
-    longest = max(map(sum, zip(lengths, rests, strict=True)))
-    rows = begun_rows(model, prefix, len(branches), longest)
-    for indices in passes(list(map(max, lengths, rests)), len(rows.lengths)):
+    capacity = max(map(sum, zip(lengths, rests, strict=True)))
+    rows = begun_rows(model, prefix, len(branches), capacity)
+    longest = list(map(max, lengths, rests))
+    for indices in passes(longest, len(rows.lengths), model.ops.pass_tokens):
         beginnings, choices = zip(*(branches[index] for index in indices), strict=True)
         cache = rows.view(len(indices))
         states = row_states(model, beginnings, cache)

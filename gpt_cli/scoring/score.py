@@ -20,7 +20,6 @@ from gpt_cli.ops import Array
 from gpt_cli.options.declare import OptionError
 from gpt_cli.scoring.words import Measure, Word
 
-SLICE = 128  # rows of logits at a time; a row of GPT-2's takes 200 kB
 Measures: TypeAlias = Sequence[Measure]
 Columns: TypeAlias = list[list[Any]]  # one per measure
 Edits: TypeAlias = Sequence[Sequence[Bound]]  # of each text; empty if none has any
@@ -270,7 +269,7 @@ def measure_passes(
     ops = model.ops
     columns: dict[int, Columns] = {}
     names = select_hooks(model.config, ["*.hook_resid_pre"]) if layers else []
-    for indices in passes([len(text) - 1 for text in texts], len(texts)):
+    for indices in passes([len(text) - 1 for text in texts], len(texts), ops.pass_tokens):
         hook = editor([edits[index] for index in indices if edits], ops)
         recorder = Recorder(names, hook)
         ids, lengths = right_pad([texts[index][:-1] for index in indices])
@@ -300,8 +299,8 @@ def measure_states(
     x = ops.xp.concatenate(states)  # (N, C): all rows
     ids = ops.xp.asarray(np.concatenate(targets))
     columns: Columns = [[] for _ in measures]
-    for begin in range(0, len(x), SLICE):
-        part = slice(begin, begin + SLICE)
+    for begin in range(0, len(x), ops.logits_rows):
+        part = slice(begin, begin + ops.logits_rows)
         logits = unembed(model, x[part], hook)
         for column, measure in zip(columns, measures, strict=True):
             column += ops.to_host(measure(ops, logits, ids[part])).tolist()

@@ -11,6 +11,7 @@ from gpt_cli.checks.compare import compare
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError
 from gpt_cli.generation.loaded import LoadedModel
+from gpt_cli.ops import Ops
 from support.in_process import refusal, run_here
 
 TEXTS = ["The sand is hering. " * 9, "", "a", "The sand"]  # the first is longer than the context
@@ -31,7 +32,7 @@ def logprobs_of(engine, ids, position):
 
 
 def test_figures_are_those_of_the_distributions(engines, monkeypatch):
-    monkeypatch.setattr("gpt_cli.checks.compare.SLICE", 3)
+    monkeypatch.setattr(Ops, "logits_rows", 3)
     a, b = engines
     kl, same, own, places = [], [], [], []
     for text, ids in ((0, a.encode(TEXTS[0])), (3, a.encode(TEXTS[3]))):

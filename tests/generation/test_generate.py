@@ -16,6 +16,7 @@ from gpt_cli.generation.row import Request, StopStrings, fit
 from gpt_cli.generation.sampling import sample, uniforms
 from gpt_cli.gpt2.model import forward, hidden_states, unembed
 from gpt_cli.gpt2.prefill import right_pad
+from gpt_cli.ops import Ops
 from gpt_cli.ops.memory import Workspace
 from gpt_cli.options.request import Options
 from support.checkpoints import ALPHABET, CASES, END, END_ID, VOCAB
@@ -147,7 +148,7 @@ def test_a_row_of_a_batch_has_its_options_and_the_text_of_the_row_alone(model, t
 def test_a_long_prompt_may_take_several_passes(endless, tokenizer, monkeypatch, a_pass):
     prompts = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [11, 12], [13, 14, 15, 16, 17]]
     at_once = run(endless, tokenizer, prompts, overflow="shift", max_tokens=20)
-    monkeypatch.setattr("gpt_cli.gpt2.prefill.PASS", a_pass)
+    monkeypatch.setattr(Ops, "pass_tokens", a_pass)
     piecewise = run(endless, tokenizer, prompts, overflow="shift", max_tokens=20)
     assert texts_of(piecewise) == texts_of(at_once)
 

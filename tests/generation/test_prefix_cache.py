@@ -16,6 +16,7 @@ from gpt_cli.generation.row import Request
 from gpt_cli.generation.sampling import log_probabilities, moments, ranks
 from gpt_cli.gpt2 import prefill
 from gpt_cli.gpt2.memory import prefix_bytes, weights_bytes
+from gpt_cli.ops import Ops
 from gpt_cli.options.request import Options
 from gpt_cli.scoring.rank import Question, continuations
 from gpt_cli.scoring.score import measure_windows, score
@@ -49,8 +50,7 @@ def limits(least=1, room=1e9, a_pass=1024):
         patch.setattr(prefix_cache, "SHORTEST", min(least, 16))
         patch.setattr(prefix_cache, "_BYTES", room)
         patch.setattr(prefix_cache, "_SHARE", 0)
-        patch.setattr(prefix_cache, "PASS", a_pass)
-        patch.setattr(prefill, "PASS", a_pass)
+        patch.setattr(Ops, "pass_tokens", a_pass)
         yield
 
 
@@ -158,8 +158,7 @@ def test_the_common_length_ends_at_the_first_difference(one, other):
     a_pass=st.integers(1, 99),
 )
 def test_passes_have_similar_lengths_and_limits(lengths, most, a_pass):
-    with limits(a_pass=a_pass):
-        texts_of_passes = list(passes(lengths, most))
+    texts_of_passes = list(passes(lengths, most, a_pass))
     for indices in texts_of_passes:
         assert len(indices) <= most
         assert len(indices) == 1 or sum(lengths[index] for index in indices) <= a_pass

@@ -19,6 +19,7 @@ from gpt_cli.generation.sampling import cumulated_weights, sample
 from gpt_cli.gpt2.hooks import Recorder, hook_shapes, rows_of
 from gpt_cli.gpt2.model import forward, hidden_states
 from gpt_cli.gpt2.prefill import right_pad
+from gpt_cli.ops import Ops
 from gpt_cli.options.request import Options, SamplingParams
 from gpt_cli.scoring.rank import continuations
 from gpt_cli.scoring.score import score
@@ -191,7 +192,7 @@ def test_a_completion_is_the_same_in_any_batch_with_and_without_a_cache(
 ):
     alone = [texts_of(model, tokenizer, [request])[0] for request in requests]
     with computing(model.ops, *way) as patch:
-        patch.setattr("gpt_cli.gpt2.prefill.PASS", a_pass)
+        patch.setattr(Ops, "pass_tokens", a_pass)
         assert texts_of(model, tokenizer, requests, use_cache) == alone
 
 
@@ -205,8 +206,8 @@ texts = st.lists(st.lists(st.integers(0, len(VOCAB) - 1), max_size=60), max_size
 def test_a_score_is_the_same_in_any_batch(model, tokenizer, texts, stride, a_pass, a_slice, way):
     alone = [score(LoadedModel(model, tokenizer), [text], stride)[0] for text in texts]
     with computing(model.ops, *way) as patch:
-        patch.setattr("gpt_cli.generation.prefix_cache.PASS", a_pass)
-        patch.setattr("gpt_cli.scoring.score.SLICE", a_slice)
+        patch.setattr(Ops, "pass_tokens", a_pass)
+        patch.setattr(Ops, "logits_rows", a_slice)
         assert score(LoadedModel(model, tokenizer), texts, stride) == alone
 
 
@@ -221,7 +222,7 @@ def test_a_choice_is_as_likely_beside_any_others_and_as_in_the_whole_text(
     loaded = LoadedModel(model, tokenizer)
     whole = [score(loaded, [prompt + ids])[0].token_logprobs for ids in choices]
     with computing(model.ops, *way) as patch:
-        patch.setattr("gpt_cli.generation.prefix_cache.PASS", a_pass)
+        patch.setattr(Ops, "pass_tokens", a_pass)
         (logprobs,) = continuations(LoadedModel(model, None), [question(prompt, choices)])
     assert logprobs == [row[len(prompt) :] for row in whole]
 

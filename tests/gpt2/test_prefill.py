@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from gpt_cli.gpt2 import prefill as module
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import forward, hidden_states
 from gpt_cli.gpt2.prefill import next_logits, prefill, row_states
+from gpt_cli.ops import Ops
 
 ROWS = [[1, 2, 3, 4, 5, 6, 7], [8], [9, 10, 11]]
 
@@ -31,7 +31,7 @@ def test_a_pass_has_so_many_tokens_and_the_states_are_those_of_each_row(make_mod
 @pytest.mark.parametrize("cached", [True, False])
 def test_the_next_logits_follow_the_last_token_of_each_row(make_model, monkeypatch, a_pass, cached):
     model = make_model()
-    monkeypatch.setattr(module, "PASS", a_pass)
+    monkeypatch.setattr(Ops, "pass_tokens", a_pass)
     logits = next_logits(model, ROWS, cache_of(model) if cached else None)
     states = row_states(model, ROWS, cache_of(model) if cached else None)
     for row, ids in enumerate(ROWS):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gpt_cli.errors import InputError
 from gpt_cli.generation.loaded import LoadedModel
+from gpt_cli.ops import Ops
 from gpt_cli.scoring.rank import Question, continuations, rank
 from gpt_cli.scoring.score import score
 from support.scores import N_POSITIONS, one_by_one, question, same, texts
@@ -26,7 +27,7 @@ def test_continuations_have_the_likelihoods_that_they_have_in_the_whole(
 ):
     model = load_case("saved")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gpt_cli.generation.prefix_cache.PASS", a_pass)
+        patch.setattr(Ops, "pass_tokens", a_pass)
         (actual,) = continuations(LoadedModel(model, None), [question(prompt, choices)])
     for row, choice in zip(actual, choices, strict=True):
         (whole,) = score(LoadedModel(model, tokenizer), [prompt + choice])

@@ -11,6 +11,7 @@ from gpt_cli.errors import CheckpointError, InputError
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.sampling import ranks
 from gpt_cli.gpt2.model import unembed
+from gpt_cli.ops import Ops
 from gpt_cli.scoring.score import Score, score
 from support.checkpoints import VOCAB
 from support.scores import N_POSITIONS, one_by_one, same, texts
@@ -97,8 +98,8 @@ def test_how_the_work_is_cut_changes_nothing(
     model, ids = load_case("saved"), golden("windows.json")["ids"]
     texts = [ids, ids[:50], ids[:3], ids[7:9]]
     expected = [result.token_logprobs[1:] for result in score(LoadedModel(model, tokenizer), texts)]
-    monkeypatch.setattr("gpt_cli.generation.prefix_cache.PASS", a_pass)
-    monkeypatch.setattr("gpt_cli.scoring.score.SLICE", a_slice)
+    monkeypatch.setattr(Ops, "pass_tokens", a_pass)
+    monkeypatch.setattr(Ops, "logits_rows", a_slice)
 
     def unembed_slice(model, x, hook):
         assert len(x) <= a_slice
@@ -246,7 +247,7 @@ def test_ranks_and_entropies_do_not_depend_on_other_texts(engine, batch):
     together = engine.score_many(batch, **options)
     for result, text in zip(together, batch, strict=True):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("gpt_cli.scoring.score.SLICE", 2)
+            patch.setattr(Ops, "logits_rows", 2)
             (alone,) = engine.score_many([text], **options)
         assert result.entropies[1:] == same(engine.model, alone.entropies[1:])
         if engine.model.ops.batch_invariant:

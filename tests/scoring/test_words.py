@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt_cli.generation.loaded import LoadedModel
+from gpt_cli.ops import Ops
 from gpt_cli.scoring.score import score
 from gpt_cli.scoring.words import Word, among, find_words, initial_tokens
 from support.checkpoints import CONFIG, END_ID
@@ -194,7 +195,7 @@ def test_words_do_not_depend_on_other_texts_or_on_how_the_work_is_cut(engine, ba
     together = engine.score_many(batch, words=True)
     for scored, text in zip(together, batch, strict=True):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("gpt_cli.scoring.score.SLICE", 3)
+            patch.setattr(Ops, "logits_rows", 3)
             patch.setattr("gpt_cli.scoring.words._ROWS", 2)
             (alone,) = engine.score_many([text], words=True)
         for word, expected in zip(scored.words, alone.words, strict=True):

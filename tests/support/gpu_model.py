@@ -6,6 +6,7 @@ PYTHONPATH=tests compute-sanitizer --tool racecheck python -m support.gpu_model
 import numpy as np
 
 from gpt_cli.ops import Ops, get_ops
+from gpt_cli.ops.cuda import compiler
 from gpt_cli.options.request import SamplingParams
 from support.models import DTYPES, model_of
 from support.pairs import decoded, logits_in_chunks, random_ids
@@ -24,6 +25,7 @@ def compute(ops: Ops) -> None:
 
 def main() -> None:
     """Compute in each dtype."""
+    compiler.OPTIONS += ("-DRELEASING_LANES=32",)  # see pass_weights.cu
     for dtype in DTYPES:
         compute(get_ops("cuda", dtype))
         print(dtype)

@@ -69,7 +69,7 @@ DEVICE void begin()
     block_memory memory = divide();
     for (int i = threadIdx.x; i < PASS_WARPS * job.stages; i += blockDim.x) {
         init_phases(shared_at<phase_barrier>(memory.full) + i, COPYING_LANES);
-        init_phases(shared_at<phase_barrier>(memory.empty) + i, 1);
+        init_phases(shared_at<phase_barrier>(memory.empty) + i, RELEASING_LANES);
     }
     publish_phases();
     for (int i = threadIdx.x; i < job.n_layer * (int)sizeof(layer) / 8; i += blockDim.x)
