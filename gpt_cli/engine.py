@@ -20,7 +20,7 @@ from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
 from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2 import checkpoint
-from gpt_cli.gpt2.edits import Bound, parse_alone
+from gpt_cli.gpt2.edits import Bound, Edit
 from gpt_cli.options.arguments import check_type, checks_arguments
 from gpt_cli.options.declare import AT_LEAST_1, OptionError, check
 from gpt_cli.options.request import OptionFields, Options
@@ -94,15 +94,10 @@ class Engine(Introspection):
         """Return an engine that changes values of the forward pass, as `--edit`.
 
         The edits apply to all texts, after those of this engine. InputError if one does not fit
-        the model or names a row, or a file of one cannot be read.
+        the model, or its file cannot be read.
         """
-        parsed = parse_alone(edits, self.model.config)
+        parsed = [Edit.parse(edit, self.model.config) for edit in edits]
         loaded = replace(self.loaded, edits=(*self.loaded.edits, *parsed))
-        return Engine(loaded, self.name, self.load_seconds, self.adapter)
-
-    def with_donors(self, donors: Mapping[str, Mapping[str, Any] | InputError]) -> "Engine":
-        """Return an engine whose edits may be `HOOK=row:ID`: the values of these rows, by hook."""
-        loaded = replace(self.loaded, donors={**self.loaded.donors, **donors})
         return Engine(loaded, self.name, self.load_seconds, self.adapter)
 
     @checks_arguments()

@@ -1,17 +1,16 @@
 """LoadedModel: a model and its tokenizer, for everything that computes texts."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
-from gpt_cli.errors import ContextError, InputError, counted
+from gpt_cli.errors import ContextError, counted
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.generation.prefix_cache import PrefixCache
 from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2.edits import Bound, Edit, bind
 from gpt_cli.gpt2.model import GPT2
-from gpt_cli.ops import Array
 from gpt_cli.options.request import Options
 
 
@@ -24,7 +23,6 @@ class LoadedModel:
     speculator: Speculator | None = None  # without one, nothing is drafted
     kept_bytes: float = 0  # of prefixes that are kept; at least the last one is
     edits: tuple[Edit, ...] = ()  # of all texts
-    donors: Mapping[str, Mapping[str, Array] | InputError] = field(default_factory=dict)  # of jobs
 
     @property
     def config(self) -> GPT2Config:
@@ -82,7 +80,7 @@ class LoadedModel:
         """
         if edits := [*self.edits, *self.row_edits(texts)]:
             self.check_fits(length, "text with edits")
-        return bind([edit.with_donor(self.donors) for edit in edits], length, most)
+        return bind(edits, length, most)
 
     def release(self) -> None:
         """Give back the memory of all but the weights."""

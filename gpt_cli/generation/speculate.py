@@ -35,7 +35,7 @@ MIN_SPEEDUP = 1.05  # that drafts must promise, since estimates are uncertain
 _OLDER = 0.7  # weight of earlier measurements
 
 # `WeightType.pass_cost` on a GPU, beside one of the passes that `Ops.decode` computes in one call
-# (measured: 2.1 to 2.6 for 2 tokens, 2.6 to 4 for 8, 3.5 to 5.6 for 16, by the type of the weights).
+# (measured: 2.1 to 2.6 for 2 tokens, 2.6 to 4 for 8, 3.5 to 5.6 for 16, by the dtype).
 _PASS_GPU = (14, 7)
 
 

@@ -11,7 +11,7 @@ Positions count from the start of a text, and negative ones from the end of its 
 
 import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -50,7 +50,7 @@ class EditError(OptionError):
 
 @dataclass(frozen=True, eq=False)
 class Edit:
-    """An edit of any row, parsed for a model."""
+    """An edit of any text, parsed for a model."""
 
     text: str
     hooks: Mapping[str, tuple[Any, ...]]  # names with shapes: see `hook_shapes`
@@ -60,7 +60,6 @@ class Edit:
     number: float = 1.0  # the value, or the factor of the arrays
     arrays: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)  # by hook
     stored: NDArray[np.int64] | None = None  # positions of the arrays; None: these are vectors
-    row: str | None = None  # the id of the row whose activations the arrays will be
 
     @classmethod
     def parse(cls, text: str, config: GPT2Config, folder: Path | None = None) -> "Edit":
@@ -85,8 +84,6 @@ class Edit:
     def _with_value(self, value: str, folder: Path | None) -> "Edit":
         if self.operator == "*=" or (self.operator == "=" and _NUMBER.fullmatch(value)):
             return replace(self, number=_number(value))
-        if self.operator == "=" and value.startswith("row:"):
-            return replace(self, row=value.removeprefix("row:"))
         factor, mean, source = _parts_of_value(self.operator, value)
         edit = replace(self, number=_number(factor.rstrip("* ")) if factor else 1.0)
         from gpt_cli.folder.arrays import ArrayFile, file_and_key  # few edits have a file
@@ -129,21 +126,7 @@ class Edit:
             if not (np.isfinite(array) | masked).all():
                 raise InputError(f"{hook} in {source} is not finite")
             converted[hook] = array
-        return replace(self, arrays=converted, stored=stored, row=None)
-
-    def with_donor(self, donors: Mapping[str, Mapping[str, Array] | InputError]) -> "Edit":
-        """Return the edit with the values of the row that it names, if it names one.
-
-        The values of `donors` have the shapes of `hook_shapes`; a row with an error has none.
-        """
-        if self.row is None:
-            return self
-        missing = InputError("is no row, or several, in this part of the input")
-        if isinstance(values := donors.get(self.row, missing), InputError):
-            raise EditError(self.text, f"row {self.row} {values}")
-        arrays = {n: values[n].swapaxes(0, 1) if has_keys(n) else values[n] for n in self.hooks}
-        positions = np.arange(min(map(len, arrays.values())))
-        return self.with_arrays(arrays, f"row {self.row}", positions)
+        return replace(self, arrays=converted, stored=stored)
 
     def apply(self, hook: str, values: Array, positions: Array) -> Array:
         """Change the values (n, ...) of a hook point at n positions of a row; return them.
@@ -168,14 +151,6 @@ class Edit:
             later = np.arange(values.shape[-1]) > positions[:, None, None]
             values = np.where(later, hidden, values)
         return values
-
-
-def parse_alone(texts: Iterable[str], config: GPT2Config, folder: Path | None = None) -> list[Edit]:
-    """Return edits outside of a batch; raise EditError for those that name a row."""
-    edits = [Edit.parse(text, config, folder) for text in texts]
-    if rows := [edit for edit in edits if edit.row is not None]:
-        raise EditError(rows[0].text, "row: needs the rows of a batch; name a file")
-    return edits
 
 
 def with_absolute_path(edit: str) -> str:

@@ -123,7 +123,6 @@ def compute(
     one machine. The errors of workers, such as ModelNotFoundError, are raised here.
     """
     ray = library()
-    first, start = start, start - start % task.rows_together  # edits may need the rows of a group
     groups = ((source.total or 0) - start) / task.rows_together
     size = task.rows_together * max(1, math.ceil(groups / _MOST_BUNDLES))
     bundles = [_packed(pieces) for pieces in pieces_together(source.pieces, size, start)]
@@ -152,7 +151,7 @@ def compute(
             )
         data = data.map_batches(
             _Worker,
-            fn_constructor_args=(task, _PieceReader(*reader), names, path, loading, first),
+            fn_constructor_args=(task, _PieceReader(*reader), names, path, loading, start),
             num_cpus=threads,
             num_gpus=cluster.gpus_per_worker or None,
             compute=actors(size=min(workers, len(bundles))),

@@ -156,9 +156,7 @@ class _Job:
             yield from compute(self.cluster, self.source, done, self.task, self.model, self.loading)
             return
         read = {*self.task.layout.columns}
-        start = done - compared
-        start -= start % self.task.rows_together  # edits may need the rows of a group
-        for rows in self.source.rows(start):
+        for rows in self.source.rows(done - compared):
             for row in rows:
                 if row.index < compared:
                     sink.check(row)

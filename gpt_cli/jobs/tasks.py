@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from gpt_cli import records
 from gpt_cli.errors import InputError, compute_valid
-from gpt_cli.jobs.donors import with_donors
 from gpt_cli.jobs.layout import InputRow, Layout, Template
 from gpt_cli.options.arguments import check_type
 from gpt_cli.options.declare import OptionError
@@ -18,7 +17,7 @@ from gpt_cli.records import Record, Schema
 if TYPE_CHECKING:
     from gpt_cli.engine import Engine
     from gpt_cli.generation.generate import Completion
-    from gpt_cli.scoring.activations import Pool, Text, TextActivations
+    from gpt_cli.scoring.activations import Pool, TextActivations
     from gpt_cli.scoring.rank import RankBy
     from gpt_cli.scoring.score import Score, ScoreOptions
 
@@ -84,16 +83,6 @@ class Task(ABC):
             raise row.error
         return row
 
-    def ids(self, engine: "Engine", row: InputRow) -> list[int]:
-        """Return the ids of a row whose activations another row takes."""
-        return engine.loaded.prompt_ids(self.layout.text(row))
-
-    def donor(self, engine: "Engine", row: InputRow) -> "Text":
-        """Return the ids and edits of a row whose activations another row takes."""
-        self.prepare(row)
-        ids = self.ids(engine, row)
-        return ids, engine.loaded.bound_edits(row.fields.get("edits"), len(ids), len(ids))
-
     @abstractmethod
     def results(self, engine: "Engine", rows: Rows) -> Iterable[Any]:
         """Return the results of rows, in order; that of a row may be an InputError."""
@@ -105,7 +94,6 @@ class Task(ABC):
     def records(self, engine: "Engine", rows: Rows, first: int = 0) -> Iterator[Record]:
         """Yield the records of rows from index `first` on, in order: their results or errors."""
         layout = self.layout
-        engine = with_donors(engine, rows, self.donor)
         rows = [row for row in rows if row.index >= first]
         results = compute_valid(rows, self.prepare, lambda valid: self._computed(engine, [*valid]))
         for row, result in zip(rows, results, strict=True):
@@ -191,12 +179,6 @@ class Generation(Task):
             options["choices"] = [*spaced(prompt, choices)]
         return replace(row, fields=options | {"prompt": prompt})
 
-    def donor(self, engine: "Engine", row: InputRow) -> "Text":
-        from gpt_cli.generation.row import Request  # brings NumPy
-
-        request = Request.of_row(engine.loaded, self.prepare(row).fields, self.options, row.index)
-        return request.prompt, request.edits
-
     def results(self, engine: "Engine", rows: Rows) -> "Iterable[Completion | InputError]":
         fields, indices = [row.fields for row in rows], [row.index for row in rows]
         return engine.batch(fields, self.options, batch_size=self.batch_size, indices=indices)
@@ -209,18 +191,13 @@ class Generation(Task):
 
 
 class _OfTexts(Task):
-    """A task for texts, which may have edits and the start token before them."""
-
-    bos: bool
+    """A task for texts, which may have edits."""
 
     fields = ("text", "edits")
 
     def texts(self, rows: Rows) -> list[dict[str, Any]]:
         """Return rows with their texts and edits, as an engine takes them."""
         return [{"text": self.layout.text(r), "edits": r.fields.get("edits")} for r in rows]
-
-    def ids(self, engine: "Engine", row: InputRow) -> list[int]:
-        return [*engine.start(bos=self.bos), *engine.loaded.text_ids(self.layout.text(row))]
 
 
 @dataclass(frozen=True)

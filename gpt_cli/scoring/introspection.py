@@ -22,7 +22,6 @@ from gpt_cli.scoring.activations import (
     Pool,
     TextActivations,
     check_pool,
-    edited_activations,
     text_activations,
 )
 from gpt_cli.scoring.attribution import (
@@ -52,12 +51,6 @@ class Introspection:
     def weights(self) -> Weights:
         """The weights by their names in the checkpoint: float32 copies in its layout."""
         return Weights(self.model)
-
-    def recorded(
-        self, ids: Sequence[int], edits: Sequence[Bound], hooks: Sequence[str]
-    ) -> dict[str, NDArray[np.float32]]:
-        """Return the values at hook points of one text with edits."""
-        return next(edited_activations(self.model, [(ids, edits)], hooks))
 
     def start(self, *, bos: bool) -> list[int]:
         """Return the tokens before a text to score."""

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError, ResourceError, counted, did_you_mean
-from gpt_cli.gpt2.edits import Bound, Edit, EditError, bind, parse_alone
+from gpt_cli.gpt2.edits import Bound, Edit, EditError, bind
 from gpt_cli.gpt2.hooks import FINAL, has_keys, hook_shapes, select_hooks
 from gpt_cli.options.declare import AT_LEAST_0, Declared, OptionError, between, option
 from gpt_cli.options.request import OF_SEARCH, Options, SamplingParams, check_search
@@ -314,7 +314,7 @@ def _edits(engine: Engine, value: Any, folder: Path | None) -> list[Edit]:
     if texts and folder is None:
         raise RequestError("edits: this server was started without --allow-edits DIR", "edits")
     with _about("edits"):
-        return parse_alone(texts, engine.model.config, folder)
+        return [Edit.parse(text, engine.model.config, folder) for text in texts]
 
 
 def _prompt(

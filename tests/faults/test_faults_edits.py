@@ -115,10 +115,7 @@ WRONG_ROWS = {
     "head": (f"{HOOK}[32]=0", "[32] is not in 0:32"),
     "pickle": (f"{HOOK}@0=pickle.npz", "pickle.npz cannot be read"),
     "huge": (f"{HOOK}@0=huge.npy", "Unable to allocate"),
-    "nobody's": (f"{HOOK}@0=row:nobody", "row nobody is no row, or several"),
-    "circle": (f"{HOOK}@0=row:round", "row round takes from a circle of rows"),
-    "round": (f"{HOOK}@0=row:circle", "row circle takes from a circle of rows"),
-    "far": (f"{HOOK}@0:9=row:plain", "@0:9 is not in a text"),
+    "far": (f"{HOOK}@0:9=0", "@0:9 is not in a text"),
 }
 
 
@@ -129,7 +126,7 @@ def jsonl(rows):
 @pytest.mark.fault(131, "rows with wrong edits", 6, intact="the results of all other rows")
 def test_wrong_edits_are_errors_of_their_rows(case_folder, place, monkeypatch):
     monkeypatch.chdir(place)
-    edits = {"patched": f"{HOOK}@0=row:plain", "steered": f"{HOOK}+=v.npy"}
+    edits = {"set": f"{HOOK}@0=0", "steered": f"{HOOK}+=v.npy"}
     edits |= {id: edit for id, (edit, _) in WRONG_ROWS.items()}
     rows = [{"id": id, "text": "Once", "edits": [edit]} for id, edit in edits.items()]
     rows.append({"id": "plain", "text": "Ones"})

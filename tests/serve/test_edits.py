@@ -149,7 +149,6 @@ def test_a_file_outside_of_the_folder_is_refused_as_if_missing(tiny, folder, nam
 @pytest.mark.parametrize(
     ("edits", "problem"),
     [
-        ([f"{HOOK}=row:1"], "row: needs the rows of a batch"),
         (["blocks.99.hook_resid_pre=0"], "the last one is"),
         ([f"{HOOK}@16=0", f"{HOOK}@17=0"], "@17 is not in a text of 1 token and 16 new"),
         ([f"{HOOK}[0:999999999]=0"], "[0:999999999] is not in 0:"),
@@ -171,11 +170,6 @@ def test_edits_are_off_by_default(tiny, monkeypatch):
         read(tiny, {"prompt": "a", "edits": ["hook_embed=0"]}, ["tiny"])
     assert (refused.value.status, refused.value.field) == (400, "edits")
     assert read(tiny, {"prompt": "a", "edits": []}, ["tiny"]).prompts[0].edits == []
-
-
-def test_a_server_has_no_rows_to_name():
-    error = refusal("serve", "-m", "tiny", "--port", 0, "--edit", "hook_embed=row:1")
-    assert "--edit 'hook_embed=row:1': row: needs the rows of a batch" in error
 
 
 def test_the_folder_must_exist(tmp_path):
