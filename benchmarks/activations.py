@@ -23,7 +23,7 @@ from gpt_cli import jobs
 from gpt_cli.checks import bench
 from gpt_cli.gpt2.hooks import select_hooks
 from gpt_cli.gpt2.memory import weights_bytes
-from gpt_cli.scoring.activations import value_bytes
+from gpt_cli.texts.states import value_bytes
 
 LINE, WRITTEN = 30, 2e9  # tokens; bytes
 ALL = "*.hook_resid_post"
@@ -66,7 +66,7 @@ def measure_memory(engine: gpt_cli.Engine, folder: str, lines: Path, out: Path) 
     """Print the peak memory of a process that writes 2 GB, above that of the weights."""
     config = engine.model.config
     globs = ["*.hook_resid_*"]
-    line_bytes = value_bytes(config, select_hooks(config, globs), LINE)
+    line_bytes = value_bytes(engine.model, select_hooks(config, globs), LINE)
     texts = lines.read_text().splitlines(keepends=True)
     many = (texts * (1 + int(WRITTEN / line_bytes / len(texts))))[: int(WRITTEN / line_bytes)]
     with tempfile.TemporaryDirectory(dir=out) as written:

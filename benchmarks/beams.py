@@ -30,13 +30,14 @@ def ours(engine: str, folder: str, threads: int, ids: list[int]) -> Callable[[],
     from gpt_cli.generation.generate import Run
     from gpt_cli.generation.row import Request
     from gpt_cli.options.request import Options
+    from gpt_cli.texts.text import Text
 
     loaded = replace(gpt_cli.load(folder, dtype="float32", threads=threads).loaded, speculator=None)
     options = Options(max_tokens=NEW, ignore_eos=True, seed=0)
     if engine == "rows":
-        return lambda: [*Run(loaded, [Request(ids, options, row) for row in range(BEAMS)])]
+        return lambda: [*Run(loaded, [Request(Text(ids), options, row) for row in range(BEAMS)])]
     search = replace(options, beams=BEAMS)
-    return lambda: [*Run(loaded, [Request(ids, search)])]
+    return lambda: [*Run(loaded, [Request(Text(ids), search)])]
 
 
 def transformers(folder: str, threads: int, ids: list[int]) -> Callable[[], object]:

@@ -49,8 +49,9 @@ def gpt_cli_engine(folder: Path, dtype: str, device: str) -> tuple[Generate, Sco
     import numpy as np
 
     import gpt_cli
-    from gpt_cli.generation.sampling import log_probabilities
     from gpt_cli.scoring.score import measure_texts
+    from gpt_cli.texts.measures import log_probabilities
+    from gpt_cli.texts.text import Text
 
     engine, cpu = (gpt_cli.load(folder, device=name, dtype=dtype) for name in (device, "cpu"))
     ids = np.random.default_rng(0).integers(engine.loaded.config.vocab_size, size=(1, 64)).tolist()
@@ -58,7 +59,7 @@ def gpt_cli_engine(folder: Path, dtype: str, device: str) -> tuple[Generate, Sco
     differ = np.count_nonzero(logits.view(np.uint32) != expected.view(np.uint32))
 
     def score_lines(lines: list[list[int]]) -> None:
-        measure_texts(engine.loaded, lines, [log_probabilities], None, ())
+        measure_texts(engine.loaded, list(map(Text, lines)), {"logprobs": log_probabilities})
 
     return greedy(engine.model, engine.tokenizer), score_lines, {"differ": float(differ)}
 

@@ -53,9 +53,10 @@ def greedy(model: "GPT2", tokenizer: "Tokenizer") -> Generate:
     import numpy as np
 
     from gpt_cli.generation.generate import Run
-    from gpt_cli.generation.loaded import LoadedModel
     from gpt_cli.generation.row import Request
     from gpt_cli.options.request import Options
+    from gpt_cli.texts.loaded import LoadedModel
+    from gpt_cli.texts.text import Text
 
     rng = np.random.default_rng(0)
     loaded = LoadedModel(model, tokenizer)
@@ -63,7 +64,7 @@ def greedy(model: "GPT2", tokenizer: "Tokenizer") -> Generate:
     def generate(batch: int, prompt: int, new: int) -> float:
         ids = rng.integers(model.config.vocab_size, size=(batch, prompt)).tolist()
         options = Options(max_tokens=new, temperature=0, ignore_eos=True)
-        requests = [Request(row, options, index) for index, row in enumerate(ids)]
+        requests = [Request(Text(row), options, index) for index, row in enumerate(ids)]
         start = time.perf_counter()
         for _ in Run(loaded, requests):
             pass
@@ -80,11 +81,11 @@ def gpt_cli_engine(folder: Path, threads: int, dtype: str) -> tuple[Generate, di
     import numpy as np
 
     from gpt_cli.folder.tokenizer import read_tokenizer
-    from gpt_cli.generation.loaded import LoadedModel
     from gpt_cli.gpt2 import checkpoint
     from gpt_cli.gpt2.model import forward
     from gpt_cli.ops import get_ops
     from gpt_cli.scoring import score
+    from gpt_cli.texts.loaded import LoadedModel
 
     model = checkpoint.load(folder, get_ops("cpu", dtype))
     tokenizer = read_tokenizer(folder)

@@ -27,7 +27,8 @@ import gpt_cli
 from gpt_cli.checks import bench
 from gpt_cli.engine import Engine
 from gpt_cli.gpt2.memory import weights_bytes
-from gpt_cli.scoring.rank import Question, continuations
+from gpt_cli.scoring.rank import continuation_logprobs
+from gpt_cli.texts.text import Text
 
 TEMPLATE, LINE = 500, 20  # tokens
 CHOICES = {"one token": [[10], [20], [30]], "1 to 3 tokens": [[10], [20, 5], [30, 6, 7]]}
@@ -53,10 +54,10 @@ def measure_rows(engine: Engine, texts: list[str], rows: int, apart: int) -> Non
     weights = weights_bytes(engine.model.config, engine.model.ops.dtype)
     table("choices | shared, ms a row | apart | ratio | memory above the weights, MB")
     for name, choices in CHOICES.items():
-        questions = [Question(template + line, "abc", choices) for line in lines[:rows]]
+        questions = [Text(template + line, continuations=choices) for line in lines[:rows]]
 
-        def run(part: list[Question]) -> list[list[list[float]]]:
-            return continuations(replace(engine.loaded), part)  # with new prefixes
+        def run(part: list[Text]) -> list[list[list[float]]]:
+            return continuation_logprobs(replace(engine.loaded), part)  # with new prefixes
 
         together, results = timed(lambda: run(questions))  # noqa: B023
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -40,9 +40,9 @@ from run import convert, machine, spread, versions
 import gpt_cli
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError
-from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2.digests import TEXT
 from gpt_cli.options.request import Options
+from gpt_cli.texts.speculator import Speculator
 
 PROMPT, LONG, NEW, DECODED = 32, 900, 64, 128  # tokens
 OURS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}

@@ -24,10 +24,10 @@ from gpt_cli.checks import bench
 from gpt_cli.engine import Engine
 from gpt_cli.generation import sampling
 from gpt_cli.generation.generate import Completion
-from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Step
-from gpt_cli.generation.speculator import Speculator
 from gpt_cli.options.request import Options
+from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.speculator import Speculator
 
 TABLE = "".join(f"{n},item {n},{n * 7 % 10}.50,in stock\n" for n in range(1, 25))
 CODE = inspect.getsource(sampling)[3000:4200]

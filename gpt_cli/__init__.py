@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from gpt_cli.scoring.trace import Trace
     from gpt_cli.scoring.tree import Node
     from gpt_cli.scoring.vectors import Direction
-    from gpt_cli.scoring.words import Word
+    from gpt_cli.texts.words import Word
 
 __all__ = [
     "Ablation",
@@ -87,6 +87,6 @@ def on_first_use(
 __getattr__, __dir__ = on_first_use(
     __name__,
     *("errors", "options.request", "generation.row", "generation.generate", "scoring.rank"),
-    *("scoring.score", "scoring.words", "scoring.trace", "scoring.tree", "engine", "loading"),
+    *("scoring.score", "texts.words", "scoring.trace", "scoring.tree", "engine", "loading"),
     *("scoring.attribution", "scoring.vectors", "gpt2.weights"),
 )

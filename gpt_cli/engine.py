@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from io import BytesIO
 from itertools import count
-from typing import Any, TypeAlias, Unpack
+from typing import Any, TypeAlias, Unpack, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,31 +14,43 @@ from gpt_cli.compression.archive import SEGMENT_TOKENS, ArchiveReader
 from gpt_cli.compression.codec import Codec
 from gpt_cli.errors import InputError, compute_valid, counted, single
 from gpt_cli.folder.tokenizer import check_bytes
-from gpt_cli.generation import matcher, sampling
+from gpt_cli.generation import matcher
 from gpt_cli.generation.generate import Completion, Run, complete
-from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
-from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2 import checkpoint
-from gpt_cli.gpt2.edits import Bound, Edit
+from gpt_cli.gpt2.edits import Edit
+from gpt_cli.gpt2.hooks import has_keys, select_hooks
+from gpt_cli.gpt2.weights import Weights
 from gpt_cli.options.arguments import check_type, checks_arguments
 from gpt_cli.options.declare import AT_LEAST_1, OptionError, check
 from gpt_cli.options.request import OptionFields, Options
-from gpt_cli.scoring.introspection import Introspection
-from gpt_cli.scoring.rank import Choice, Question, RankBy, rank
-from gpt_cli.scoring.score import Score, ScoreOptions, score
-from gpt_cli.scoring.words import (
-    Measure,
-    among,
-    find_words,
-    initial_tokens,
-    with_layers,
+from gpt_cli.scoring.activations import Pool, TextActivations, check_pool, text_activations
+from gpt_cli.scoring.attribution import (
+    Ablation,
+    Answers,
+    Attribution,
+    Patching,
+    What,
+    ablate,
+    attribute,
+    patch,
 )
+from gpt_cli.scoring.rank import Choice, Question, RankBy, rank
+from gpt_cli.scoring.score import Score, ScoreOptions, score, with_words
+from gpt_cli.scoring.trace import Trace, trace
+from gpt_cli.scoring.tree import Node, tree
+from gpt_cli.scoring.vectors import Direction, VectorPool, direction
+from gpt_cli.texts import measures
+from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.measures import Measure
+from gpt_cli.texts.speculator import Speculator
+from gpt_cli.texts.text import Text
+from gpt_cli.texts.words import among, initial_tokens, split_words
 
 Data: TypeAlias = bytes | bytearray | memoryview
 
 
-class Engine(Introspection):
+class Engine:
     """A model with its tokenizer, from `load`.
 
     Every method that computes raises CheckpointError if the weights are damaged, ResourceError if
@@ -86,8 +98,7 @@ class Engine(Introspection):
             raise TypeError("arrays must be a mapping of names to arrays")
         model = checkpoint.with_weights(self.model, arrays)
         speculator = self.loaded.speculator and Speculator(model)
-        loaded = replace(self.loaded, model=model, speculator=speculator)
-        return Engine(loaded, self.name, self.load_seconds, self.adapter)
+        return self._with(model=model, speculator=speculator)
 
     @checks_arguments()
     def with_edits(self, edits: Sequence[str]) -> "Engine":
@@ -97,7 +108,11 @@ class Engine(Introspection):
         the model, or its file cannot be read.
         """
         parsed = [Edit.parse(edit, self.model.config) for edit in edits]
-        loaded = replace(self.loaded, edits=(*self.loaded.edits, *parsed))
+        return self._with(edits=(*self.loaded.edits, *parsed))
+
+    def _with(self, **changes: Any) -> "Engine":
+        """Return a copy with changes of its `LoadedModel`."""
+        loaded = replace(self.loaded, **changes)
         return Engine(loaded, self.name, self.load_seconds, self.adapter)
 
     @checks_arguments()
@@ -203,37 +218,25 @@ class Engine(Introspection):
             layers: also return the log-probabilities of tokens, and the surprisal of words, if the
                 model ended after 0 (the embedding), 1, ... layers. The last are its own.
         """
-        start = self.start(bos=bos)
+        fields: dict[str, Measure] = {}
+        if ranks:
+            fields["ranks"] = measures.ranks
+        if entropies:
+            fields["moments"] = measures.moments
+        if gaps:
+            fields["gaps"] = measures.gaps
         if words:
             check_bytes(
                 self.tokenizer, "the surprisal of words", instead="score tokens (--tokens), or "
             )
-        measures: dict[str, Measure] = {}
-        if ranks:
-            measures["ranks"] = sampling.ranks
-        if entropies:
-            measures["moments"] = lambda ops, logits, _: sampling.moments(ops, logits)
-        if gaps:
-            measures["gaps"] = sampling.gaps
-        if words:
-            measures["initial_logprobs"] = among(self._initial_tokens)
+            fields["initial_logprobs"] = among(self._initial_tokens)
 
-        def scores(rows: Iterator[tuple[list[int], list[Bound], int]]) -> Iterable[Score]:
-            ids, edits, sizes = [[*column] for column in zip(*rows, strict=True)] or [[], [], []]
-            scored = score(
-                self.loaded,
-                ids,
-                stride,
-                start=start,
-                sizes=sizes,
-                measures=measures,
-                layers=layers,
-                edits=edits,
-            )
-            return map(self._with_words, scored) if words else scored
+        def scores(valid: Iterator[Text]) -> list[Score]:
+            scored = score(self.loaded, list(valid), stride, measures=fields, layers=layers)
+            return [with_words(self.tokenizer, one) for one in scored] if words else scored
 
-        text_ids = partial(self._text_ids, special=special, start=len(start))
-        return list(compute_valid(texts, text_ids, scores))
+        text_of = partial(self.loaded.text, bos=bos, special=special)
+        return list(compute_valid(texts, text_of, scores))
 
     @checks_arguments()
     def compress(self, data: Data, *, block: int = SEGMENT_TOKENS) -> bytes:
@@ -299,13 +302,193 @@ class Engine(Introspection):
             raise InputError(f"a row must be a prompt and its choices, not {row!r:.40}")
         return Question.of_texts(self.loaded, *row)
 
-    def _with_words(self, scored: Score) -> Score:
-        find = partial(find_words, self.tokenizer, scored.ids)
-        words = find(scored.token_logprobs, scored.initial_logprobs or [])
-        if scored.layers and scored.initial_layers:
-            columns = (zip(*rows, strict=True) for rows in (scored.layers, scored.initial_layers))
-            words = with_layers(words, [*map(find, *columns)])
-        return replace(scored, words=words)
+    # --- inside the model -------------------------------------------------------------------------
+
+    @cached_property
+    def weights(self) -> Weights:
+        """The weights by their names in the checkpoint: float32 copies in its layout."""
+        return Weights(self.model)
+
+    @checks_arguments()
+    def logits(self, ids: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+        """Return the logits of the next token at all positions.
+
+        Args:
+            ids: (B, T) token ids, T from 1 to n_positions.
+
+        Returns:
+            (B, T, V) float32, on the host.
+        """
+        config = self.model.config
+        if len({len(row) for row in ids}) != 1 or not 1 <= len(ids[0]) <= config.n_positions:
+            raise InputError(f"all rows must have the same length, from 1 to {config.n_positions}")
+        texts = [self.loaded.text_of_ids(row) for row in ids]
+        return self.model.ops.to_host(measures.all_logits(self.model, texts))
+
+    @checks_arguments()
+    def trace(self, text: str, *, special: bool = False) -> Trace:
+        """Return the residual stream, the attention and the lens of a text."""
+        return trace(self.model, self.loaded.prompt(text, special=special))
+
+    @checks_arguments()
+    def activations(
+        self,
+        texts: Iterable[str | Mapping[str, Any]],
+        hooks: Sequence[str],
+        *,
+        pool: Pool | None = None,
+        bos: bool = False,
+        special: bool = False,
+    ) -> Iterator[dict[str, NDArray[Any]]]:
+        """Return an iterator over the values at hook points of texts, float32 by name, in order.
+
+        A text that is empty or longer than the context is an InputError when it is its turn.
+
+        Args:
+            texts: any number, or mappings with a "text" and its "edits", a list.
+            hooks: names or globs; `gpt-cli activations --hooks` lists the names.
+            pool: the values of the "last" token, the "mean" over the tokens of the text, or the
+                mean over the tokens of each "word": (words, ...), with "word", "start" and "end".
+            bos: put the start token before texts; it is no part of a mean.
+            special: read names such as `<|endoftext|>` in texts as special tokens.
+        """
+        rows = map(single, zip(self.activation_rows(texts, hooks, pool, bos=bos, special=special)))
+        if pool in ("last", "mean"):
+            return ({name: value[0] for name, value in row.values.items()} for row in rows)
+        return (row.word_columns | row.values for row in rows)
+
+    def activation_rows(
+        self,
+        texts: Iterable[str | Mapping[str, Any]],
+        hooks: Sequence[str],
+        pool: Pool | None,
+        *,
+        bos: bool = False,
+        special: bool = False,
+    ) -> Iterator[TextActivations | InputError]:
+        """Return an iterator over `activations` with their tokens and words, or errors."""
+        names = select_hooks(self.model.config, hooks)
+        check_pool(pool, names)
+        if pool == "word":
+            check_bytes(self.tokenizer, "pool word")
+
+        def text_of(row: str | Mapping[str, Any]) -> Text:
+            text = self.loaded.text(row, bos=bos, special=special)
+            if not text.content:
+                raise InputError("the text is empty: it has no tokens")
+            if pool == "word" and not split_words(self.tokenizer, text.content):
+                raise InputError("the text has no words, only white space")
+            self.loaded.check_fits(len(text.ids), "text")
+            return text
+
+        return compute_valid(
+            texts, text_of, lambda valid: text_activations(self.loaded, valid, names, pool)
+        )
+
+    @checks_arguments()
+    def next_tokens(
+        self, prompt: str, count: int = 10, *, special: bool = False
+    ) -> list[tuple[int, float]]:
+        """Return the ids of the likeliest next tokens, best first, with log-probabilities."""
+        check("count", count, AT_LEAST_1)
+        text = self.loaded.prompt(prompt, special=special)
+        return measures.next_tokens(self.model, text, count)
+
+    @checks_arguments()
+    def vector(
+        self,
+        positive: Sequence[str | Mapping[str, Any]],
+        negative: Sequence[str | Mapping[str, Any]],
+        hook: str,
+        *,
+        pool: VectorPool = "mean",
+        pca: bool = False,
+    ) -> Direction:
+        """Return the vector from the activations of some texts to those of others, at a hook point.
+
+        Args:
+            positive: texts that it points to, at least two; they may have edits: see `activations`.
+            negative: the other texts, at least two.
+            hook: the name of a hook point without keys: no scores and no pattern.
+            pool: the activations of the last token of a text ("last"), or their mean.
+            pca: return the first principal component of all texts, not the difference of the means.
+        """
+        name, *others = select_hooks(self.model.config, [hook])
+        if others:
+            raise OptionError("hook", f"must name one hook point: {hook} names {len(others) + 1}")
+        if has_keys(name):
+            raise OptionError("hook", f"cannot be {name}: a vector has no tokens")
+        if pool not in get_args(VectorPool):
+            raise OptionError("pool", f"must be one of {', '.join(get_args(VectorPool))}")
+        sets = []
+        for texts in (positive, negative):
+            rows = self.activations(texts, [name], pool=pool)
+            sets.append(np.array([values[name] for values in rows]))
+        return direction(name, *sets, pca=pca)
+
+    @checks_arguments()
+    def tree(self, prompt: str, count: int = 20, *, special: bool = False) -> list[Node]:
+        """Return the likeliest continuations of a prompt, of any length, as a tree."""
+        check("count", count, AT_LEAST_1)
+        return tree(self.model, self.loaded.prompt(prompt, special=special), count)
+
+    @checks_arguments()
+    def attribution(
+        self, prompt: str, answer: str, wrong: str | None = None, *, special: bool = False
+    ) -> Attribution:
+        """Return what each part of the model adds to the logit of the token after a prompt.
+
+        Args:
+            prompt: a text.
+            answer: one token; a word usually begins with its space.
+            wrong: another token. If given, the logit of the answer minus that of this token counts.
+            special: read names such as `<|endoftext|>` in the prompt as special tokens.
+        """
+        text = self.loaded.prompt(prompt, special=special)
+        return attribute(self.model, text, self._answers(answer, wrong))
+
+    @checks_arguments()
+    def patch(
+        self,
+        clean: str,
+        corrupt: str,
+        answer: str,
+        wrong: str | None = None,
+        *,
+        what: What = "resid_pre",
+        special: bool = False,
+    ) -> Patching:
+        """Return the logit after a corrupt text with activations of a clean one, one at a time.
+
+        The texts have equally many tokens. `what` names the activations: those of each layer and
+        position, or "z" of each head. For the other arguments, see `attribution`.
+        """
+        clean_text = self.loaded.prompt(clean, special=special)
+        corrupt_text = self.loaded.prompt(corrupt, special=special)
+        return patch(self.model, clean_text, corrupt_text, self._answers(answer, wrong), what)
+
+    @checks_arguments()
+    def ablate(
+        self, prompt: str, answer: str, wrong: str | None = None, *, special: bool = False
+    ) -> Ablation:
+        """Return the logit after a prompt without each head, and each MLP: see `attribution`."""
+        text = self.loaded.prompt(prompt, special=special)
+        return ablate(self.model, text, self._answers(answer, wrong))
+
+    def _answers(self, answer: str, wrong: str | None) -> Answers:
+        """Return the ids of answers; OptionError if one is not a token, or both are the same."""
+        texts = {"answer": answer} if wrong is None else {"answer": answer, "wrong": wrong}
+        ids = []
+        for name, text in texts.items():
+            tokens = self.loaded.text_ids(text)
+            ids += tokens
+            if len(tokens) != 1:
+                parts = " ".join(f'"{self.tokenizer.decode([id])}"' for id in tokens)
+                hint = "a word usually begins with its space"
+                raise OptionError(name, f"must be one token, not {parts or 'empty'}; {hint}")
+        if len({*ids}) < len(ids):
+            raise OptionError("wrong", "must be another token than the answer")
+        return ids
 
     @cached_property
     def _initial_tokens(self) -> NDArray[np.bool_]:

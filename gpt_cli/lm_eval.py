@@ -31,11 +31,12 @@ from tqdm import tqdm
 from gpt_cli.errors import GPTCLIError, InputError, counted
 from gpt_cli.generation.generate import complete
 from gpt_cli.generation.row import Request
-from gpt_cli.generation.sampling import log_probabilities, ranks
 from gpt_cli.loading import load
 from gpt_cli.options.declare import OptionError
 from gpt_cli.options.request import Options
 from gpt_cli.scoring.score import measure_windows
+from gpt_cli.texts.measures import log_probabilities, ranks
+from gpt_cli.texts.text import Text
 
 Answer: TypeAlias = tuple[float, bool]  # log-likelihood; whether greedy decoding gives this text
 
@@ -122,7 +123,7 @@ class EngineLM(TemplateLM):
         **kwargs: Any,
     ) -> list[Answer]:
         """Score continuations after their contexts; the start of a long context is dropped."""
-        rows, starts = [], []
+        texts = []
         for _, context, continuation in requests:
             if not 1 <= len(continuation) <= self.max_length:
                 tokens = counted(len(continuation), "token")
@@ -133,26 +134,24 @@ class EngineLM(TemplateLM):
             # A context of white space is empty here: all of it moved to the continuation.
             row = (context or [self.eot_token_id]) + continuation
             # The last token is predicted, and not read.
-            rows.append(row[-self.max_length - 1 :])
-            starts.append(len(rows[-1]) - len(continuation))
+            ids = row[-self.max_length - 1 :]
+            texts.append(Text(ids, start=len(ids) - len(continuation)))
         answers: list[Answer] = []
         label = "Running loglikelihood requests"
-        measured = tqdm(self._measured(rows, starts), label, len(rows), disable=disable_tqdm)
+        measured = tqdm(self._measured(texts), label, len(texts), disable=disable_tqdm)
         for (pair, *_), answer in zip(requests, measured, strict=True):
             answers.append(answer)
             if pair is not None:
                 self.cache_hook.add_partial("loglikelihood", pair, answer)
         return answers
 
-    def _measured(self, rows: Sequence[list[int]], starts: Sequence[int]) -> Iterator[Answer]:
-        """Yield the answers for the tokens of rows from their starts on."""
+    def _measured(self, texts: Sequence[Text]) -> Iterator[Answer]:
+        """Yield the answers for texts."""
         loaded = replace(self.engine.loaded)  # with new prefixes
-        for first in range(0, len(rows), _TOGETHER):
-            group = slice(first, first + _TOGETHER)
-            measures = [log_probabilities, ranks]
-            columns = measure_windows(loaded, rows[group], starts[group], measures)
-            for logprobs, row_ranks in columns:
-                yield math.fsum(logprobs), max(row_ranks) == 1
+        measures = {"logprobs": log_probabilities, "ranks": ranks}
+        for first in range(0, len(texts), _TOGETHER):
+            for columns in measure_windows(loaded, texts[first : first + _TOGETHER], measures):
+                yield math.fsum(columns["logprobs"]), max(columns["ranks"]) == 1
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Continue prompts up to a stop string, which is left out.
@@ -189,7 +188,7 @@ class EngineLM(TemplateLM):
         # The defaults of transformers.
         options = Options(temperature=1, top_k=50, top_p=1, max_tokens=max_tokens, stop=stop)
         ids = self.tok_encode(context) or [self.eot_token_id]
-        return Request(ids[-room:], options.with_row({"seed": seed} | row), index)
+        return Request(Text(ids[-room:]), options.with_row({"seed": seed} | row), index)
 
 
 def main() -> None:

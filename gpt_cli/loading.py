@@ -9,14 +9,14 @@ from gpt_cli.engine import Engine
 from gpt_cli.folder.dtypes import SHORT
 from gpt_cli.folder.tensors import unchanged
 from gpt_cli.folder.tokenizer import read_tokenizer, with_special_tokens
-from gpt_cli.generation.loaded import LoadedModel
-from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.memory import weights_bytes
 from gpt_cli.ops import Rows, check_available, get_ops, ops_for
 from gpt_cli.options.arguments import checks_arguments
 from gpt_cli.system.machine import check_room
 from gpt_cli.system.signals import raise_swallowed
+from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.speculator import Speculator
 
 
 @checks_arguments()

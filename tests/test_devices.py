@@ -13,15 +13,16 @@ from gpt_cli.compression.archive import ArchiveReader
 from gpt_cli.compression.codec import Codec
 from gpt_cli.engine import Engine
 from gpt_cli.generation.generate import Completion
-from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
-from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2.digests import logits_digest, weights_digest
 from gpt_cli.ops import get_ops, ops_for
 from gpt_cli.ops.numpy_ops import NumPyOps
 from gpt_cli.options.request import Options
 from gpt_cli.serve.prompts import PendingText
 from gpt_cli.serve.scheduler import Scheduler
+from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.speculator import Speculator
+from gpt_cli.texts.text import Text
 from support import emulated_cuda
 from support.adapters import ADAPTERS
 from support.drafting import planned
@@ -158,7 +159,7 @@ def test_an_adapter_on_a_gpu_widens_16_bit_weights(emulated, case_folder, tmp_pa
 def test_drafts_change_no_text(both, tokenizer, dtype):
     prompts = [[1, 2, 3, 1, 2, 3, 1], [4, 5, 4, 5, 4]]
     options = Options(max_tokens=10, seed=2, temperature=0.7)
-    requests = [Request(prompt, options, row) for row, prompt in enumerate(prompts)]
+    requests = [Request(Text(prompt), options, row) for row, prompt in enumerate(prompts)]
     texts = []
     for model in both(dtype):
         for speculator in (None, Speculator(model)):
@@ -169,7 +170,9 @@ def test_drafts_change_no_text(both, tokenizer, dtype):
 
 def test_shared_prefixes_are_kept_on_a_gpu(both, tokenizer):
     beginning = list(range(1, 20)) * 2
-    requests = [Request([*beginning, id], Options(max_tokens=3, seed=1), id) for id in range(8)]
+    requests = [
+        Request(Text([*beginning, id]), Options(max_tokens=3, seed=1), id) for id in range(8)
+    ]
     cpu, cuda = (outcomes(completions_of(model, tokenizer, requests)) for model in both())
     assert cuda == cpu
 
@@ -211,7 +214,9 @@ def served(model, tokenizer, requests):
 
 def test_a_server_on_a_gpu_gives_the_texts_of_the_cpu(both, tokenizer):
     how = {"temperature": 0.9, "ignore_eos": True}
-    requests = [Request([1, 2, id], Options(max_tokens=3 + id, seed=id, **how)) for id in range(3)]
+    requests = [
+        Request(Text([1, 2, id]), Options(max_tokens=3 + id, seed=id, **how)) for id in range(3)
+    ]
     cpu, cuda = both()
     (expected, *_), *others = (
         (served(model, tokenizer, requests), outcomes(completions_of(model, tokenizer, requests)))

@@ -9,10 +9,10 @@ import gpt_cli
 import gpt_cli.jobs
 from gpt_cli.errors import GPTCLIError, InputError
 from gpt_cli.generation.generate import Completion
-from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.gpt2.model import forward
 from gpt_cli.options.request import OptionFields, Options
 from gpt_cli.scoring.score import ScoreOptions
+from gpt_cli.texts.loaded import LoadedModel
 from support.checkpoints import END, END_ID, VOCAB
 
 PROMPT = "the sand and "

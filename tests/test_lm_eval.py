@@ -11,7 +11,8 @@ import pytest
 
 from gpt_cli import Engine
 from gpt_cli.errors import InputError
-from gpt_cli.generation.loaded import LoadedModel
+from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.text import Text
 from support.eval_tasks import PROMPTS, STORY, write_tasks
 
 pytest.importorskip("lm_eval")
@@ -134,22 +135,21 @@ def test_a_row_is_the_same_in_any_company(lm):
     """With the library to the last bit."""
     rows = [lm.tok_encode(STORY * times) for times in (1, 7, 3, 20, 1, 2, 26)]
     starts = [3, 1, 30, 100, 17, 2, 490]
-    together = lm._measured(rows, starts)
-    for row, start, (logprob, greedy) in zip(rows, starts, together, strict=True):
-        ((alone, also),) = lm._measured([row], [start])
+    texts = [Text(row, start=start) for row, start in zip(rows, starts, strict=True)]
+    for text, (logprob, greedy) in zip(texts, lm._measured(texts), strict=True):
+        ((alone, also),) = lm._measured([text])
         rel = 0 if lm.engine.model.ops.batch_invariant else 1e-5
         assert (logprob, greedy) == (pytest.approx(alone, rel=rel, abs=0), also)
 
 
 def test_the_windows_of_a_long_text_are_full(lm, monkeypatch):
     seen = []
-    monkeypatch.setattr(
-        "gpt_cli.lm_eval.measure_windows",
-        lambda loaded, rows, starts, measures: (
-            seen.extend(zip(rows, starts, strict=True)),
-            [([-1.0], [2]) for _ in rows],
-        )[1],
-    )
+
+    def measured(loaded, texts, measures):
+        seen.extend((text.ids, text.start) for text in texts)
+        return [{"logprobs": [-1.0], "ranks": [2]} for _ in texts]
+
+    monkeypatch.setattr("gpt_cli.lm_eval.measure_windows", measured)
     ids = lm.tok_encode(STORY * 60)
     (total,) = lm.loglikelihood_rolling(
         requests("loglikelihood_rolling", (STORY * 60,)), disable_tqdm=True

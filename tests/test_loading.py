@@ -8,12 +8,12 @@ import pytest
 import gpt_cli
 from gpt_cli import loading
 from gpt_cli.errors import CheckpointError
-from gpt_cli.generation.speculator import make_draft_model
 from gpt_cli.gpt2 import checkpoint, quantize
 from gpt_cli.gpt2.digests import weights_digest
 from gpt_cli.gpt2.memory import weights_bytes
 from gpt_cli.gpt2.weights import named_weights
 from gpt_cli.options.declare import OptionError
+from gpt_cli.texts.speculator import make_draft_model
 from support.adapters import ADAPTERS
 from support.checkpoints import (
     CONFIG,

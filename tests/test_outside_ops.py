@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from gpt_cli.compression.archive import ArchiveReader
 from gpt_cli.compression.codec import Codec
 from gpt_cli.engine import Engine
-from gpt_cli.generation.loaded import LoadedModel
-from gpt_cli.generation.prefix_cache import PrefixCache
 from gpt_cli.generation.row import Request
 from gpt_cli.gpt2.edits import Edit, bind, editor
 from gpt_cli.gpt2.hooks import FINAL, Hook, Recorder, hook_shapes, rows_of
@@ -21,6 +19,9 @@ from gpt_cli.ops import get_ops
 from gpt_cli.options.request import Options
 from gpt_cli.scoring.activations import activations
 from gpt_cli.serve.prompts import PendingText, Pooling, Prompts
+from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.prefix_cache import PrefixCache
+from gpt_cli.texts.text import Text
 from support import emulated_cuda, strict_cuda
 from support.drafting import planned, speculating
 from support.edits import EDITS, PROMPTS, edits_of, write_files
@@ -88,7 +89,7 @@ def fields(result):
 def generated(model, tokenizer, prompts, speculator=None, **options):
     """Return completions of prompts, each with its own number of tokens."""
     requests = [
-        Request(prompt, Options(max_tokens=12 - 3 * row, seed=5, **options), row)
+        Request(Text(prompt), Options(max_tokens=12 - 3 * row, seed=5, **options), row)
         for row, prompt in enumerate(prompts)
     ]
     return outcomes(completions_of(model, tokenizer, requests, speculator))
@@ -353,5 +354,5 @@ def test_what_is_not_exact_is_refused(both, name, compute):
 
 def test_activations_of_the_model_are_on_the_host(both):
     for model in both:
-        (values,) = activations(model, [[1, 2, 3]], [FINAL])
+        (values,) = activations(model, [Text([1, 2, 3])], [FINAL])
         assert isinstance(values[FINAL], np.ndarray)

@@ -32,6 +32,7 @@ from gpt_cli.gpt2.hooks import hook_shapes  # noqa: E402
 from gpt_cli.ops.native_ops import NativeOps  # noqa: E402
 from gpt_cli.ops.numpy_ops import NumPyOps  # noqa: E402
 from gpt_cli.scoring.activations import activations  # noqa: E402
+from gpt_cli.texts.text import Text  # noqa: E402
 
 TINY = ROOT / "weights" / "tiny"
 TOKENS = 100
@@ -72,7 +73,7 @@ def main() -> None:
     expected, worst = lens_values(ids), defaultdict(list)
     for ops in (NumPyOps(), NativeOps()):
         model = checkpoint.load(TINY, ops)
-        (values,) = activations(model, [ids], [*hook_shapes(model.config)])
+        (values,) = activations(model, [Text(ids)], [*hook_shapes(model.config)])
         differences: dict[str, float] = defaultdict(float)
         for name, value in values.items():
             other = expected[name]

@@ -16,11 +16,11 @@ from gpt_cli.engine import Engine
 from gpt_cli.errors import ContextError, InputError, MismatchError, counted
 from gpt_cli.generation.generate import Completion
 from gpt_cli.generation.row import Step
-from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2.digests import TEXT
 from gpt_cli.gpt2.memory import count_parameters, weights_bytes
 from gpt_cli.options.request import Options
 from gpt_cli.system.machine import peak_memory
+from gpt_cli.texts.speculator import Speculator
 
 _WARM_UP = 20  # tokens before the first measurement: NumPy's products settle at the 16th
 _EDGE = 10  # tokens at either end of the text, whose medians show how the time grows

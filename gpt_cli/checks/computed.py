@@ -16,6 +16,7 @@ from gpt_cli.gpt2.digests import TEXT, logits_digest
 from gpt_cli.gpt2.hooks import FINAL, select_hooks
 from gpt_cli.ops import Array
 from gpt_cli.scoring.activations import activations
+from gpt_cli.texts.text import Text
 
 PROMPTS = ("Once upon a time", "The", TEXT[:300], "In the beginning there was")
 _NEW_TOKENS = 12
@@ -43,12 +44,10 @@ def hook_values(engine: Engine, *, together: bool = False) -> Array:
     """Return values at the hook points of the last layer, in standard deviations: see PROMPTS."""
     config = engine.model.config
     names = select_hooks(config, [f"blocks.{config.n_layer - 1}.*", FINAL])
-    ids = [engine.encode(prompt)[: config.n_positions] for prompt in PROMPTS]
-    rows = [
-        row
-        for part in ([ids] if together else [[row] for row in ids])
-        for row in activations(engine.model, part, names)
-    ]
+    texts = [Text(engine.encode(prompt)[: config.n_positions]) for prompt in PROMPTS]
+    rows: list[dict[str, Array]] = []
+    for part in [texts] if together else [[text] for text in texts]:
+        rows += activations(engine.model, part, names)
     arrays = [array[np.isfinite(array)] for row in rows for array in row.values()]
     return np.concatenate([array / (array.std() or 1) for array in arrays])
 

@@ -29,7 +29,6 @@ from gpt_cli.folder.config import is_matrix
 from gpt_cli.folder.dtypes import SHORT, WEIGHT_TYPES
 from gpt_cli.folder.tokenizer import read_tokenizer, with_special_tokens
 from gpt_cli.generation.generate import Completion
-from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.adapter import merge
 from gpt_cli.gpt2.digests import TEXT, logits_digest
@@ -40,6 +39,7 @@ from gpt_cli.ops import Array, Ops, bindings, get_ops
 from gpt_cli.ops.numpy_ops import NumPyOps
 from gpt_cli.system import gpu
 from gpt_cli.system.files import file_hash
+from gpt_cli.texts.loaded import LoadedModel
 
 # Relative noise in the vectors of a model, by the dtype in which it is computed. Models amplify
 # rounding by very different factors, but noise by the same factors: in 27 models, trained and

@@ -27,7 +27,6 @@ from gpt_cli.compression.range_coder import Decoder, Encoder
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.folder.dtypes import SHORT
 from gpt_cli.folder.tokenizer import Tokenizer, check_bytes
-from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.gpt2.digests import logits_digest, weights_digest
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.memory import cache_bytes, logits_bytes
@@ -36,6 +35,8 @@ from gpt_cli.gpt2.prefill import next_logits
 from gpt_cli.ops import Array, Ops
 from gpt_cli.options.declare import check
 from gpt_cli.scoring.score import measure_texts, windows
+from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.text import Text
 
 _LAST = 4  # a segment may end after any line in its last 1/4
 _PIECE = 1 << 16  # bytes that are tokenized at a time
@@ -146,13 +147,14 @@ class Codec:
             advance(len(ids))
             return intervals(ops, logits, ids)
 
-        rows = {n: [self._start, *ids] for n, ids in enumerate(texts) if _may_be_text(parts[n])}
+        numbers = [n for n, part in enumerate(parts) if _may_be_text(part)]
+        rows = [Text([self._start, *texts[n]], start=1) for n in numbers]
         loaded = LoadedModel(self._model, self._tokenizer)
-        columns = measure_texts(loaded, list(rows.values()), [measure], self._stride)
+        measured = measure_texts(loaded, rows, {"intervals": measure}, self._stride)
         codes = list(parts)
-        for n, (row,) in zip(rows, columns, strict=True):
+        for n, columns in zip(numbers, measured, strict=True):
             encoder = Encoder()
-            for interval in row[1:]:
+            for interval in columns["intervals"][1:]:
                 encoder.encode(*interval)
             codes[n] = encoder.finish()
         return codes

@@ -15,10 +15,11 @@ import math
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
-from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import BatchRow, Chooser, ChosenToken, Position, Request, Step
-from gpt_cli.generation.sampling import adjust, likely_columns, top_logprobs
+from gpt_cli.generation.sampling import adjust, likely_columns
 from gpt_cli.ops import Array, Ops
+from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.measures import top_logprobs
 
 
 class Beam(BatchRow):

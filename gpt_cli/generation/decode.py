@@ -13,9 +13,7 @@ import numpy as np
 from gpt_cli.errors import CheckpointError
 from gpt_cli.generation.beams import Beam, BeamSearch
 from gpt_cli.generation.drafts import agreed
-from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import BatchRow, Chooser, ChosenToken, Position, Step
-from gpt_cli.generation.sampling import top_logprobs
 from gpt_cli.generation.speculate import DraftPolicy
 from gpt_cli.gpt2.edits import editor
 from gpt_cli.gpt2.hooks import Hook
@@ -24,6 +22,8 @@ from gpt_cli.gpt2.model import hidden_states, unembed
 from gpt_cli.gpt2.prefill import next_logits, right_pad
 from gpt_cli.gpt2.source import is_edited
 from gpt_cli.ops import Array, Ops
+from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.measures import top_logprobs
 
 _SMALLEST = 128  # tokens: the least capacity of a cache that rows join
 # Passes in one call. A GPU takes about half a millisecond for each, so a stream stays smooth,
@@ -215,7 +215,7 @@ class Batch:
         x = hidden_states(model, xp.asarray(ids), self.cache, lengths, hook)
         states = [x[row, :length] for row, length in enumerate(lengths.tolist())]
         try:
-            return unembed(model, xp.concatenate(states), hook)
+            return unembed(model, xp.concatenate(states), edited=hook.edits)
         except CheckpointError:  # weights that only a wrong draft uses are no reason to end
             if not any(row.drafts for row in self.rows):
                 raise

@@ -7,13 +7,14 @@ from itertools import chain, islice
 
 from gpt_cli.generation.beams import new_row
 from gpt_cli.generation.decode import Batch
-from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import FinishReason, Request, Step
-from gpt_cli.generation.sampling import GROUP, TopLogprobs
+from gpt_cli.generation.sampling import GROUP
 from gpt_cli.generation.speculate import DRAFTS
 from gpt_cli.gpt2.memory import FLOAT, cache_bytes, logits_bytes
 from gpt_cli.gpt2.model import GPT2
 from gpt_cli.system.machine import check_room
+from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.measures import TopLogprobs
 
 LARGEST = 64  # rows of a batch; more need memory and gain little speed on a CPU
 _READ_AHEAD = 4  # batches, whose rows are sorted by length

@@ -8,13 +8,14 @@ from typing import Any, Literal, NamedTuple, Self, TypeAlias
 import numpy as np
 
 from gpt_cli.errors import ContextError, InputError, counted
-from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.matcher import End, Matcher, check
-from gpt_cli.generation.sampling import TopLogprobs, sample, uniforms
-from gpt_cli.gpt2.edits import Bound
+from gpt_cli.generation.sampling import sample, uniforms
 from gpt_cli.ops import Array
 from gpt_cli.options.declare import OptionError
 from gpt_cli.options.request import Options, SamplingParams
+from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.measures import TopLogprobs
+from gpt_cli.texts.text import Text
 
 _DRAWS = 128  # drawn together: the generator takes longer to set up than to run
 
@@ -25,10 +26,9 @@ FinishReason: TypeAlias = Literal["stop", "length", "eos", "context", "interrupt
 class Request:
     """One row of a batch: a prompt with its options."""
 
-    prompt: list[int]  # ids, at least one and fewer than n_positions
+    text: Text  # the prompt: at least one token, and fewer than n_positions
     options: Options  # a seed is drawn if they have none
     index: int = 0  # with the seed, the key of the row's draws
-    edits: Sequence[Bound] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", self.options.with_seed())
@@ -42,10 +42,10 @@ class Request:
         n_positions = loaded.config.n_positions
         ids = fit(ids, n_positions, options)
         most = min(len(ids) + options.max_tokens, n_positions)
-        edits = loaded.bound_edits(options.edits, len(ids), most)
-        if edits and options.overflow == "shift":
+        text = Text(ids, edits=loaded.bound_edits(options.edits, len(ids), most))
+        if text.edits and options.overflow == "shift":
             raise OptionError("overflow", "cannot be shift with edits, which name positions")
-        return cls(ids, options, index, edits)
+        return cls(text, options, index)
 
     @classmethod
     def of_row(
@@ -59,6 +59,11 @@ class Request:
             raise InputError('a row needs a string "prompt"')
         # A row that has a seed equals a run of this row alone.
         return cls.of_prompt(loaded, prompt, options, index if fields.get("seed") is None else 0)
+
+    @property
+    def prompt(self) -> list[int]:
+        """Return the ids of the prompt."""
+        return self.text.ids
 
     @property
     def rows(self) -> int:
@@ -147,7 +152,7 @@ class BatchRow:
         self.drafts: list[int] = []  # tokens that may follow: see `gpt_cli.generation.speculate`
         self.ngrams: dict[tuple[int, ...], int] = {}  # in `ids`, by `drafts`: where each ends
         self.indexed = 0  # number of ids whose n-grams are known
-        self.edits = request.edits
+        self.edits = request.text.edits
         self.ended = False  # then it leaves the batch
         self._config = loaded.config
         self._decoder = loaded.tokenizer.stream(request.prompt)

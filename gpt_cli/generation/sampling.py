@@ -15,14 +15,11 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from types import ModuleType
-from typing import TypeAlias
 
 import numpy as np
 
 from gpt_cli.ops import Array, Ops
 from gpt_cli.options.request import SamplingParams
-
-TopLogprobs: TypeAlias = list[tuple[int, float]]  # ids with their log-probabilities
 
 GROUP = 64  # columns of logits per group in `likely_columns`
 
@@ -156,63 +153,6 @@ def cumulated_weights(ops: Ops, logits: Array) -> Array:
 def running_sums(ops: Ops, weights: Array) -> Array:
     """Return running sums (B, V), float64, on the host: those of CuPy have another order."""
     return np.cumsum(ops.to_host(weights), axis=-1, dtype=np.float64)
-
-
-def log_probabilities(ops: Ops, logits: Array, ids: Array) -> Array:
-    """Return the log-probability of one token per row: ids (B,) -> (B,) float64."""
-    return logits[ops.xp.arange(len(ids)), ids] - ops.log_normalizer(logits)
-
-
-def ranks(ops: Ops, logits: Array, ids: Array) -> Array:
-    """Return the rank of one token per row, 1 for the likeliest: ids (B,) -> (B,).
-
-    It is one more than the number of tokens with higher logits.
-    """
-    targets = logits[ops.xp.arange(len(ids)), ids]
-    return (logits > targets[:, None]).sum(axis=-1) + 1
-
-
-def gaps(ops: Ops, logits: Array, ids: Array) -> Array:
-    """Return how far the log-probability of one token per row is below the largest: (B,)."""
-    return logits.max(axis=-1) - logits[ops.xp.arange(len(ids)), ids]
-
-
-def moments(ops: Ops, logits: Array) -> Array:
-    """Return mean and standard deviation of log p under p, in nats: (B, 2) float64.
-
-    The mean is the negative entropy.
-    """
-    pairs = []
-    # Row by row: a row of GPT-2's vocabulary fits in the processor's cache.
-    for row, normalizer in zip(logits, ops.log_normalizer(logits), strict=True):
-        logprobs = row.astype("float64") - normalizer
-        p, logprobs = ops.to_host(ops.exp(logprobs)), ops.to_host(logprobs)
-        mean = (p * logprobs).sum()
-        pairs.append([mean, np.sqrt((p * (logprobs - mean) ** 2).sum())])
-    return ops.xp.asarray(pairs)
-
-
-def likeliest(ops: Ops, logits: Array, count: int) -> tuple[Array, Array]:
-    """Return the likeliest ids (B, count), best first, and log-probabilities (B, count) float64."""
-    xp = ops.xp
-    count = min(count, logits.shape[-1])
-    bound = xp.partition(logits, -count, axis=-1)[:, -count]
-    rows = []
-    for row, least in zip(logits, bound, strict=True):
-        best = xp.flatnonzero(row >= least)  # of equal logits the lower id comes first
-        rows.append(best[xp.argsort(-row[best], kind="stable")[:count]])
-    ids = xp.stack(rows)
-    best_logits = xp.take_along_axis(logits, ids, axis=-1)
-    return ids, best_logits - ops.log_normalizer(logits)[:, None]
-
-
-def top_logprobs(ops: Ops, logits: Array, counts: Sequence[int]) -> list[TopLogprobs]:
-    """Return the likeliest tokens for rows of logits, `counts` of them."""
-    if not any(counts):
-        return [[] for _ in counts]
-    ids, logprobs = (ops.to_host(array).tolist() for array in likeliest(ops, logits, max(counts)))
-    rows = zip(ids, logprobs, counts, strict=True)
-    return [list(zip(*row, strict=True))[:count] for *row, count in rows]
 
 
 def adjust(

@@ -21,8 +21,8 @@ from functools import cached_property
 from gpt_cli.folder.dtypes import WEIGHT_TYPES
 from gpt_cli.generation.drafts import DraftModel, Record, ngram_drafts
 from gpt_cli.generation.row import BatchRow, Chooser
-from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2.kv_cache import KVCache
+from gpt_cli.texts.speculator import Speculator
 
 MOST = 11  # drafts of a row: with its last token, one tile of the products
 DRAFTS = 24  # of all rows of a batch

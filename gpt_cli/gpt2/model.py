@@ -208,13 +208,14 @@ def hidden_states(
 
 
 @np.errstate(all="ignore")  # the error replaces NumPy's warnings
-def unembed(model: GPT2, x: Array, hook: Hook = NO_HOOK) -> Array:
+def unembed(model: GPT2, x: Array, *, edited: bool = False) -> Array:
     """Compute the logits of the next token: hidden states x (..., C) -> (..., V), float32.
 
-    CheckpointError if they are not finite, so the weights are damaged, or `hook` has edits.
+    CheckpointError if they are not finite: the weights are damaged, or `edited` by a hook, values
+    overflow.
     """
     logits = model.ops.linear(x, model.lm_head)
-    check_finite(model, logits, edited=hook.edits)
+    check_finite(model, logits, edited=edited)
     return logits
 
 

@@ -65,4 +65,5 @@ def next_logits(
     for states in prefill(model, rows, cache, hook=hook):
         # Copies, because a view would keep the states of all tokens.
         last |= {row: x[-1].copy() for row, x in enumerate(states) if len(x)}
-    return unembed(model, model.ops.xp.stack([last[row] for row in range(len(rows))]), hook)
+    states = model.ops.xp.stack([last[row] for row in range(len(rows))])
+    return unembed(model, states, edited=hook.edits)

@@ -15,15 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli.errors import InputError, counted
-from gpt_cli.gpt2.edits import Bound, Edit, editor
-from gpt_cli.gpt2.hooks import Recorder, hook_shapes, rows_of, select_hooks
-from gpt_cli.gpt2.model import GPT2, hidden_states, unembed
-from gpt_cli.gpt2.prefill import next_logits
+from gpt_cli.gpt2.edits import Bound, Edit
+from gpt_cli.gpt2.hooks import hook_shapes, select_hooks
+from gpt_cli.gpt2.model import GPT2, unembed
 from gpt_cli.gpt2.weights import columns_of
+from gpt_cli.ops import Array, Ops
 from gpt_cli.options.declare import OptionError
-from gpt_cli.scoring.activations import edited_activations
-
-_TOKENS = 512  # side by side: copies of values are made, and larger ones took 5% longer
+from gpt_cli.scoring.activations import activations
+from gpt_cli.texts.states import states
+from gpt_cli.texts.text import Text
 
 What: TypeAlias = Literal["resid_pre", "attn_out", "mlp_out", "z"]
 Answers: TypeAlias = Sequence[int]  # the id of the answer, and of the wrong one if there is one
@@ -75,9 +75,7 @@ class Ablation:
     mlp: NDArray[np.float64]  # (L,)
 
 
-def attribute(
-    model: GPT2, ids: Sequence[int], answers: Answers, edits: Sequence[Bound] = ()
-) -> Attribution:
+def attribute(model: GPT2, text: Text, answers: Answers) -> Attribution:
     """Return what each part of a model adds to the measure of a text.
 
     The scale of the final layer norm is held, and each part is centred as the norm centres their
@@ -86,15 +84,15 @@ def attribute(
     config, ops, layers = model.config, model.ops, range(model.config.n_layer)
     final = f"blocks.{layers[-1]}.hook_resid_post"
     globs = ["hook_*embed", "*.attn.hook_z", "*.hook_attn_out", "*.hook_mlp_out", final]
-    recorder = Recorder(frozenset(select_hooks(config, globs)), editor([edits], ops))
-    state = hidden_states(model, ops.xp.asarray([ids]), hook=recorder)[:, -1]
-    logits = ops.to_host(unembed(model, state)[0, ops.xp.asarray(answers)]).astype(np.float64)
-    (row,) = rows_of(recorder.values, [len(ids)])
-    last = {name: ops.to_host(value[-1]).astype(np.float64) for name, value in row.items()}
+    (computed,) = states(model, [text], select_hooks(config, globs))
+    (row,) = computed.rows
+    logits = unembed(model, row.states[-1:])
+    last = {name: _on_host(ops, value[-1]) for name, value in row.values.items()}
 
     unembedding = columns_of(ops, model.lm_head.weight, config.n_embd, answers).astype(np.float64)
     toward = _difference(unembedding)  # (C,)
-    gain, offset = (ops.to_host(x).astype(np.float64) for x in (model.ln_f.weight, model.ln_f.bias))
+    gain = _on_host(ops, model.ln_f.weight)
+    offset = _on_host(ops, model.ln_f.bias)
     deviation = np.sqrt(last[final].var() + model.ln_f.epsilon)
     direction = (gain * toward - (gain * toward).mean()) / deviation
 
@@ -111,34 +109,29 @@ def attribute(
         embedding=float(last["hook_embed"] @ direction),
         position=float(last["hook_pos_embed"] @ direction),
         bias=float(offset @ toward),
-        total=float(_difference(logits)),
+        total=float(_difference(_on_host(ops, logits[0, ops.xp.asarray(answers)]))),
     )
 
 
 def patch(
-    model: GPT2,
-    clean: Sequence[int],
-    corrupt: Sequence[int],
-    answers: Answers,
-    edits: Sequence[Bound] = (),
-    what: What = "resid_pre",
+    model: GPT2, clean: Text, corrupt: Text, answers: Answers, what: What = "resid_pre"
 ) -> Patching:
     """Return the measure of a corrupt text in which activations of the clean one replace its own.
 
     One activation is replaced at a time: of each layer and position, or with "z" of each head at
     all positions. InputError if the texts have different numbers of tokens, or the same measure.
     """
-    config, T = model.config, len(clean)
+    config, T = model.config, len(clean.ids)
     if what not in get_args(What):
         raise OptionError("what", f"must be one of {', '.join(get_args(What))}")
-    if len(corrupt) != T:
-        lengths = f"{counted(T, 'token')} and {len(corrupt):,}"
+    if len(corrupt.ids) != T:
+        lengths = f"{counted(T, 'token')} and {len(corrupt.ids):,}"
         raise InputError(f"the texts have {lengths}: they must have equally many")
     names = select_hooks(config, ["*.attn.hook_z" if what == "z" else f"*.hook_{what}"])
-    unpatched = [next(_measures(model, ids, answers, [edits])) for ids in (clean, corrupt)]
-    if abs(unpatched[0] - unpatched[1]) < _PRECISION:
-        raise InputError(f"both texts give {unpatched[0]:.4f}: there is nothing to recover")
-    values = next(edited_activations(model, [(clean, edits)], names))
+    of_clean, of_corrupt = _measures(model, [clean, corrupt], answers)
+    if abs(of_clean - of_corrupt) < _PRECISION:
+        raise InputError(f"both texts give {of_clean:.4f}: there is nothing to recover")
+    (values,) = activations(model, [clean], names)
 
     def patches(name: str) -> Iterator[Bound]:
         shapes, stored = {name: hook_shapes(config)[name]}, {name: values[name]}
@@ -148,34 +141,46 @@ def patch(
             return (Bound(replace(whole, index=[h]), 0, T) for h in range(config.n_head))
         return (Bound(whole, position, position + 1) for position in range(T))
 
-    rows = [[*edits, bound] for name in names for bound in patches(name)]
-    patched = np.array([*_measures(model, corrupt, answers, rows)])
-    return Patching(unpatched[0], unpatched[1], patched.reshape(config.n_layer, -1))
+    patched = [_with_edit(corrupt, bound) for name in names for bound in patches(name)]
+    grid = np.array(_measures(model, patched, answers)).reshape(config.n_layer, -1)
+    return Patching(of_clean, of_corrupt, grid)
 
 
-def ablate(
-    model: GPT2, ids: Sequence[int], answers: Answers, edits: Sequence[Bound] = ()
-) -> Ablation:
+def ablate(model: GPT2, text: Text, answers: Answers) -> Ablation:
     """Return the measure of a text without each head (its z is 0), and without each MLP."""
-    config, T = model.config, len(ids)
-    parts = [*(f"attn.hook_z[{head}]" for head in range(config.n_head)), "hook_mlp_out"]
-    texts = [f"blocks.{layer}.{part}=0" for layer in range(config.n_layer) for part in parts]
-    rows = [[*edits, Bound(Edit.parse(text, config), 0, T)] for text in texts]
-    whole, *ablated = _measures(model, ids, answers, [edits, *rows])
-    grid = np.array(ablated).reshape(config.n_layer, len(parts))
+    config, T = model.config, len(text.ids)
+    parts = [f"attn.hook_z[{head}]" for head in range(config.n_head)]
+    parts.append("hook_mlp_out")
+    ablated = []
+    for layer in range(config.n_layer):
+        for part in parts:
+            edit = Edit.parse(f"blocks.{layer}.{part}=0", config)
+            ablated.append(_with_edit(text, Bound(edit, 0, T)))
+    whole, *measures = _measures(model, [text, *ablated], answers)
+    grid = np.array(measures).reshape(config.n_layer, len(parts))
     return Ablation(whole, grid[:, :-1], grid[:, -1])
 
 
-def _measures(
-    model: GPT2, ids: Sequence[int], answers: Answers, rows: Sequence[Sequence[Bound]]
-) -> Iterator[float]:
-    """Yield the measure of a text with the edits of each row, as many side by side as fit."""
-    ops, step = model.ops, max(1, _TOKENS // len(ids))
-    for start in range(0, len(rows), step):
-        part = rows[start : start + step]
-        logits = next_logits(model, [ids] * len(part), hook=editor(part, ops))
-        columns = ops.to_host(logits[:, ops.xp.asarray(answers)]).astype(np.float64)
-        yield from map(float, _difference(columns.T))
+def _with_edit(text: Text, bound: Bound) -> Text:
+    """Return a text with one more edit."""
+    return replace(text, edits=[*text.edits, bound])
+
+
+def _measures(model: GPT2, texts: Sequence[Text], answers: Answers) -> list[float]:
+    """Return the measure of each text."""
+    ops = model.ops
+    measures = [0.0] * len(texts)
+    for computed in states(model, texts):
+        last = ops.xp.stack([row.states[-1] for row in computed.rows])
+        edited = any(texts[row.text].edits for row in computed.rows)
+        logits = unembed(model, last, edited=edited)[:, ops.xp.asarray(answers)]
+        for row, measure in zip(computed.rows, _difference(_on_host(ops, logits).T), strict=True):
+            measures[row.text] = float(measure)
+    return measures
+
+
+def _on_host(ops: Ops, array: Array) -> NDArray[np.float64]:
+    return ops.to_host(array).astype(np.float64)
 
 
 def _difference(values: NDArray[np.float64]) -> NDArray[np.float64]:

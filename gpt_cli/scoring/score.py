@@ -2,31 +2,27 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice, repeat
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias, TypedDict
 
-import numpy as np
-
 from gpt_cli.errors import InputError
-from gpt_cli.generation.loaded import LoadedModel
-from gpt_cli.generation.prefix_cache import passes, states_after
-from gpt_cli.generation.sampling import log_probabilities
-from gpt_cli.gpt2.edits import Bound, editor
-from gpt_cli.gpt2.hooks import NO_HOOK, Hook, Recorder, select_hooks
-from gpt_cli.gpt2.model import GPT2, hidden_states, unembed
-from gpt_cli.gpt2.prefill import right_pad
+from gpt_cli.folder.base_tokenizer import Tokenizer
+from gpt_cli.gpt2.hooks import select_hooks
+from gpt_cli.gpt2.model import GPT2
 from gpt_cli.ops import Array
 from gpt_cli.options.declare import OptionError
-from gpt_cli.scoring.words import Measure, Word
+from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.measures import Measure, log_probabilities, measure_states
+from gpt_cli.texts.states import Pass, states
+from gpt_cli.texts.text import Text
+from gpt_cli.texts.words import Word, find_words, with_layers
 
-Measures: TypeAlias = Sequence[Measure]
-Columns: TypeAlias = list[list[Any]]  # one per measure
-Edits: TypeAlias = Sequence[Sequence[Bound]]  # of each text; empty if none has any
+Columns: TypeAlias = dict[str, list[Any]]  # by measure, a value for each token
 
 _LARGEST_EXPONENT = 709  # math.exp of more than this overflows
 # Fields of a score that have values of one measure after each layer, by that of the last.
-_LAYERS = {"token_logprobs": "layers", "initial_logprobs": "initial_layers"}
+LAYERS = {"token_logprobs": "layers", "initial_logprobs": "initial_layers"}
 
 
 class ScoreOptions(TypedDict, total=False):
@@ -129,82 +125,83 @@ def _mean_of_lowest(values: Iterable[float], percent: float) -> float | None:
 
 def score(
     loaded: LoadedModel,
-    texts: Sequence[list[int]],
+    texts: Sequence[Text],
     stride: int | None = None,
     *,
-    start: Sequence[int] = (),
-    sizes: Sequence[int] | None = None,
     measures: Mapping[str, Measure] | None = None,
     layers: bool = False,
-    edits: Edits = (),
 ) -> list[Score]:
-    """Score texts, as ids, of any length side by side.
+    """Score texts of any length side by side.
 
     A text longer than the context is scored in windows of the context's length, `stride` tokens
     apart (by default half of the context). A token is scored in the first window that has it, so
     all but the first n_positions tokens have at least n_positions - stride tokens before them.
 
-    `start` are ids before the texts, which are not part of their scores. `sizes` are the bytes of
-    the texts, which differ from those of decoded ids if a tokenizer loses or adds characters.
     `measures` compute more fields of the score. `layers` computes log-probabilities after each
-    layer, too. `edits` are those of each text; a text with edits must fit the context.
+    layer, too. A text with edits must fit the context.
     """
-    texts = [[*start, *ids] for ids in texts]
-    measures = {"token_logprobs": log_probabilities, **(measures or {})}
-    columns = measure_texts(loaded, texts, list(measures.values()), stride, edits)
-    names = [name for name in _LAYERS if name in measures] if layers else []
-    unscored = [None] * loaded.config.n_layer
-    inner_columns: list[Columns] = [[] for _ in texts]
-    if layers:
-        inner = [measures[name] for name in names]
-        inner_columns = measure_texts(loaded, texts, inner, stride, edits, layers=True)
-    scores = []
-    rows = zip(texts, columns, inner_columns, sizes or repeat(None), strict=False)
-    for ids, values, inner_values, size in rows:
-        ids = ids[len(start) :]
-        fields = dict(zip(measures, values, strict=True))
-        for name, column in zip(names, inner_values, strict=True):
-            pairs = zip(column, fields[name], strict=True)
-            fields[_LAYERS[name]] = [[*(x or unscored), last] for x, last in pairs]
-        fields = {name: column[len(start) :] for name, column in fields.items()}
-        lengths = [*map(len, loaded.tokenizer.pieces(ids))]
-        scored, whole = sum(lengths[0 if start else 1 :]), sum(lengths)
-        if size is not None and whole:  # the same share of the text as of the decoded ids
-            scored = round(scored * size / whole)
-        scores.append(Score(ids, bytes_scored=scored, **fields))
-    return scores
+    all_measures = {"token_logprobs": log_probabilities, **(measures or {})}
+    of_layers = [name for name in LAYERS if name in all_measures] if layers else []
+    measured = measure_texts(loaded, texts, all_measures, stride, of_layers)
+    return [
+        _score_of(loaded.tokenizer, text, columns)
+        for text, columns in zip(texts, measured, strict=True)
+    ]
+
+
+def _score_of(tokenizer: Tokenizer, text: Text, columns: Columns) -> Score:
+    """Return the score of a text, from columns of values for all its tokens."""
+    fields = {name: column[text.start :] for name, column in columns.items()}
+    lengths = [len(piece) for piece in tokenizer.pieces(text.content)]
+    whole = sum(lengths)
+    scored = sum(lengths[0 if text.start else 1 :])
+    if text.size is not None and whole:  # the same share of the text as of the decoded ids
+        scored = round(scored * text.size / whole)
+    return Score(text.content, bytes_scored=scored, **fields)
+
+
+def with_words(tokenizer: Tokenizer, scored: Score) -> Score:
+    """Return a score with the words of its text; it has `initial_logprobs`."""
+    find = partial(find_words, tokenizer, scored.ids)
+    words = find(scored.token_logprobs, scored.initial_logprobs or [])
+    if scored.layers and scored.initial_layers:
+        logprobs = zip(*scored.layers, strict=True)
+        initial_logprobs = zip(*scored.initial_layers, strict=True)
+        words = with_layers(words, list(map(find, logprobs, initial_logprobs)))
+    return replace(scored, words=words)
 
 
 def measure_texts(
     loaded: LoadedModel,
-    texts: Sequence[list[int]],
-    measures: Measures,
-    stride: int | None,
-    edits: Edits = (),
-    *,
-    layers: bool = False,
+    texts: Sequence[Text],
+    measures: Mapping[str, Measure],
+    stride: int | None = None,
+    of_layers: Sequence[str] = (),
 ) -> list[Columns]:
     """Return a column per measure for texts of any length; its first value is None.
 
-    With `layers`, the others are lists: see `measure_passes`.
+    See `measure_windows` for `of_layers`.
     """
     n_positions = loaded.config.n_positions
     stride = max(1, n_positions // 2) if stride is None else stride
     if not 1 <= stride < n_positions:
         raise OptionError("stride", f"must be from 1 to {n_positions - 1}, less than the context")
-    sizes = enumerate(map(len, texts))
-    cut = [(text, *window) for text, size in sizes for window in windows(size, n_positions, stride)]
-    parts = [texts[text][start:end] for text, start, _, end in cut]
-    firsts = [first - start for _, start, first, _ in cut]
-    if layers or any(edits):
-        edits = [edits[text] for text, *_ in cut if edits]
-        measured = measure_passes(loaded.model, parts, firsts, measures, edits, layers=layers)
-    else:
-        measured = measure_windows(loaded, parts, firsts, measures)
-    columns: list[Columns] = [[[None] * len(ids) for _ in measures] for ids in texts]
-    for (text, _, first, end), values in zip(cut, measured, strict=True):
-        for column, part in zip(columns[text], values, strict=True):
-            column[first:end] = part
+    parts = []  # of all texts
+    places = []  # the text, and the tokens in it that the part measures
+    for index, text in enumerate(texts):
+        for start, first, end in windows(len(text.ids), n_positions, stride):
+            parts.append(replace(text, ids=text.ids[start:end], start=first - start))
+            places.append((index, first, end))
+    unscored: dict[str, Any] = dict.fromkeys(measures)
+    for name in of_layers:
+        unscored[LAYERS[name]] = [None] * (loaded.config.n_layer + 1)
+    columns: list[Columns] = [
+        {name: [value] * len(text.ids) for name, value in unscored.items()} for text in texts
+    ]
+    measured = measure_windows(loaded, parts, measures, of_layers)
+    for (index, first, end), values in zip(places, measured, strict=True):
+        for name, column in values.items():
+            columns[index][name][first:end] = column
     return columns
 
 
@@ -220,89 +217,83 @@ def windows(length: int, n_positions: int, stride: int) -> Iterator[tuple[int, i
 
 def measure_windows(
     loaded: LoadedModel,
-    texts: Sequence[list[int]],
-    firsts: Sequence[int],
-    measures: Measures,
+    texts: Sequence[Text],
+    measures: Mapping[str, Measure],
+    of_layers: Sequence[str] = (),
 ) -> list[Columns]:
-    """Return a column per measure for texts that fit the context, from token `first` (>= 1) on.
+    """Return a column per measure for texts that fit the context, from token `start` (>= 1) on.
 
     All have such a token. The tokens that texts share at their beginning are computed once.
+
+    The measures `of_layers` are also computed as if the model ended after 0, 1, ... layers. These
+    columns have the names in LAYERS, and a list for each token, which ends with the model's own
+    value. This is the "logit lens" of nostalgebraist (2020).
     """
-    model, prefixes = loaded.model, loaded.prefixes
-    columns: dict[int, Columns] = {}
-    inputs = [text[:-1] for text in texts]
-    for n, indices in prefixes.groups(inputs):
-        prefix = prefixes.prefix(inputs[indices[0]][:n])
-        known: Columns = [[] for _ in measures]  # of the tokens in the prefix
-        if min(firsts[index] for index in indices) < n:
-            (known,) = measure_states(model, [prefix.states[:-1]], [prefix.ids[1:]], measures)
-        rests = [inputs[index][n:] for index in indices]
-        for numbers, states in states_after(model, prefix, rests):
-            group = [indices[number] for number in numbers]
-            predicting, targets = [], []  # the state at a token predicts the next one
-            for index, x in zip(group, states, strict=True):
-                begin = max(n, firsts[index])
-                x = model.ops.xp.concatenate([prefix.states[-1:], x])
-                predicting.append(x[begin - max(n, 1) :])
-                targets.append(texts[index][begin:])
-            new = measure_states(model, predicting, targets, measures)
-            for index, values in zip(group, new, strict=True):
-                before = [column[firsts[index] - 1 :] for column in known]
-                columns[index] = [a + b for a, b in zip(before, values, strict=True)]
-    return [columns[index] for index in range(len(texts))]
+    model = loaded.model
+    names = select_hooks(model.config, ["*.hook_resid_pre"]) if of_layers else []
+    inputs = [replace(text, ids=text.ids[:-1]) for text in texts]
+    columns: list[Columns] = [{} for _ in texts]
+    prefix = None
+    shared: Columns = {}  # of the tokens in the prefix
+    for computed in states(model, inputs, names, prefixes=loaded.prefixes):
+        n = len(computed.prefix.ids)
+        group = [texts[row.text] for row in computed.rows]
+        if computed.prefix is not prefix:
+            prefix, shared = computed.prefix, {}
+        if not shared and any(text.start < n for text in group):
+            (shared,) = _measured(model, [prefix.states[:-1]], [prefix.ids[1:]], measures)
+        # The state at a token predicts the next one. That of the prefix's end may be needed, too.
+        begins = [max(n, text.start) for text in group]
+        targets = [text.ids[begin:] for text, begin in zip(group, begins, strict=True)]
+        predicting = []
+        for row, begin in zip(computed.rows, begins, strict=True):
+            x = model.ops.xp.concatenate([prefix.states[-1:], row.states])
+            predicting.append(x[begin - max(n, 1) :])
+        edited = any(text.edits for text in group)
+        new = _measured(model, predicting, targets, measures, edited=edited)
+        if of_layers:
+            inner = {name: measures[name] for name in of_layers}
+            for values, of_text in zip(new, _layers(model, computed, group, inner), strict=True):
+                values.update(_with_last(of_text, values))
+        for row, text, values in zip(computed.rows, group, new, strict=True):
+            before = {name: column[text.start - 1 :] for name, column in shared.items()}
+            columns[row.text] = {name: before.get(name, []) + values[name] for name in values}
+    return columns
 
 
-def measure_passes(
-    model: GPT2,
-    texts: Sequence[list[int]],
-    firsts: Sequence[int],
-    measures: Measures,
-    edits: Edits,
-    *,
-    layers: bool = False,
-) -> list[Columns]:
-    """Return columns as `measure_windows` does, of texts with edits that share nothing.
-
-    With `layers`, they are those of the model if it ended after 0, 1, ... layers, but the last: a
-    list for each token. This is the "logit lens" of nostalgebraist (2020).
-    """
-    ops = model.ops
-    columns: dict[int, Columns] = {}
-    names = select_hooks(model.config, ["*.hook_resid_pre"]) if layers else []
-    for indices in passes([len(text) - 1 for text in texts], len(texts), ops.pass_tokens):
-        hook = editor([edits[index] for index in indices if edits], ops)
-        recorder = Recorder(names, hook)
-        ids, lengths = right_pad([texts[index][:-1] for index in indices])
-        x = hidden_states(model, ops.xp.asarray(ids), None, lengths, recorder)
-        depths = (ops.layer_norm(value, model.ln_f) for value in recorder.values.values())
-        targets = [texts[index][firsts[index] :] for index in indices]
-        rows = []  # by depth, the columns of the texts
-        for value in depths if layers else [x]:
-            ends = zip(value, indices, lengths, strict=True)
-            states = [x[firsts[index] - 1 : length] for x, index, length in ends]
-            rows.append(measure_states(model, states, targets, measures, hook))
-        for index, row in zip(indices, zip(*rows, strict=True), strict=True):
-            lists = ([*map(list, zip(*column, strict=True))] for column in zip(*row, strict=True))
-            columns[index] = [*lists] if layers else row[0]
-    return [columns[index] for index in range(len(texts))]
+def _layers(
+    model: GPT2, computed: Pass, texts: Sequence[Text], measures: Mapping[str, Measure]
+) -> list[list[Columns]]:
+    """Return the columns of texts after each layer but the last."""
+    targets = [text.ids[text.start :] for text in texts]
+    edited = any(text.edits for text in texts)
+    depths = []
+    for name in computed.rows[0].values:
+        states = []
+        for row, text in zip(computed.rows, texts, strict=True):
+            value = row.values[name][text.start - 1 :]
+            states.append(model.ops.layer_norm(value, model.ln_f))
+        depths.append(_measured(model, states, targets, measures, edited=edited))
+    return [list(of_text) for of_text in zip(*depths, strict=True)]
 
 
-def measure_states(
+def _with_last(layers: Sequence[Columns], last: Columns) -> Columns:
+    """Return the columns of layers: for each token, its values after each layer."""
+    columns = {}
+    for name in layers[0]:
+        values = [*(layer[name] for layer in layers), last[name]]
+        columns[LAYERS[name]] = [list(of_token) for of_token in zip(*values, strict=True)]
+    return columns
+
+
+def _measured(
     model: GPT2,
     states: Sequence[Array],
     targets: Sequence[Sequence[int]],
-    measures: Measures,
-    hook: Hook = NO_HOOK,
+    measures: Mapping[str, Measure],
+    *,
+    edited: bool = False,
 ) -> list[Columns]:
-    """Return a column per measure for rows: targets (n,), predicted by states (n, C)."""
-    ops = model.ops
-    x = ops.xp.concatenate(states)  # (N, C): all rows
-    ids = ops.xp.asarray(np.concatenate(targets))
-    columns: Columns = [[] for _ in measures]
-    for begin in range(0, len(x), ops.logits_rows):
-        part = slice(begin, begin + ops.logits_rows)
-        logits = unembed(model, x[part], hook)
-        for column, measure in zip(columns, measures, strict=True):
-            column += ops.to_host(measure(ops, logits, ids[part])).tolist()
-    values = [iter(column) for column in columns]
-    return [[list(islice(column, len(row))) for column in values] for row in targets]
+    """Return `measure_states` by the names of the measures."""
+    rows = measure_states(model, states, targets, list(measures.values()), edited=edited)
+    return [dict(zip(measures, row, strict=True)) for row in rows]

@@ -7,12 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli.errors import counted
-from gpt_cli.generation.sampling import likeliest
-from gpt_cli.gpt2.hooks import NO_HOOK, Hook, Recorder, select_hooks
+from gpt_cli.gpt2.hooks import select_hooks
 from gpt_cli.gpt2.memory import FLOAT, logits_bytes
-from gpt_cli.gpt2.model import GPT2, hidden_states, unembed
+from gpt_cli.gpt2.model import GPT2, unembed
 from gpt_cli.ops import Array, Ops
 from gpt_cli.system.machine import check_room
+from gpt_cli.texts.measures import likeliest
+from gpt_cli.texts.states import states
+from gpt_cli.texts.text import Text
 
 _SLICE = 64  # rows of logits that `lens` computes at a time: a row of GPT-2 takes 200 kB
 
@@ -54,20 +56,20 @@ class Trace:
         return unembed(self.model, ops.layer_norm(ops.xp.asarray(states), self.model.ln_f))
 
 
-def trace(model: GPT2, ids: list[int], hook: Hook = NO_HOOK) -> Trace:
-    """Run a pass over `ids`, 1 to n_positions tokens, and keep its intermediate results."""
-    ops, xp, config = model.ops, model.ops.xp, model.config
-    T, L = len(ids), config.n_layer
+def trace(model: GPT2, text: Text) -> Trace:
+    """Run a pass over a text of 1 to n_positions tokens, and keep its intermediate results."""
+    ops, config = model.ops, model.config
+    T, L = len(text.ids), config.n_layer
     floats = (L + 1) * T * config.n_embd + L * config.n_head * T * T
     _check_memory(ops, FLOAT * floats, "the trace", T)
     names = select_hooks(config, ["blocks.0.hook_resid_pre", "*.hook_resid_post", "*.hook_pattern"])
-    recorder = Recorder(frozenset(names), hook)
-    x = hidden_states(model, xp.asarray([ids]), hook=recorder)
-    unembed(model, x[:, -1], hook)  # checks that all is finite: this token depends on all others
-    values = recorder.values
-    attention = [value for name, value in values.items() if name.endswith("pattern")]
-    residual = [value for name, value in values.items() if not name.endswith("pattern")]
-    return Trace(model, ids, *(ops.to_host(xp.concatenate(x)) for x in (residual, attention)))
+    (computed,) = states(model, [text], names)
+    (row,) = computed.rows
+    # Checks that all is finite: the last token depends on all others.
+    unembed(model, row.states[-1:], edited=bool(text.edits))
+    residual = [ops.to_host(row.values[name]) for name in names if not name.endswith("pattern")]
+    attention = [ops.to_host(row.values[name]) for name in names if name.endswith("pattern")]
+    return Trace(model, text.ids, np.stack(residual), np.stack(attention))
 
 
 def _check_memory(ops: Ops, needed: int, what: str, T: int) -> None:

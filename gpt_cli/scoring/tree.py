@@ -4,10 +4,11 @@ import heapq
 from dataclasses import dataclass, field
 from itertools import count as numbers
 
-from gpt_cli.generation.sampling import likeliest
-from gpt_cli.gpt2.hooks import NO_HOOK, Hook
+from gpt_cli.gpt2.edits import editor
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import GPT2, hidden_states, unembed
+from gpt_cli.texts.measures import likeliest
+from gpt_cli.texts.text import Text
 
 
 @dataclass
@@ -20,13 +21,14 @@ class Node:
     children: list["Node"] = field(default_factory=list)  # possible next tokens, likeliest first
 
 
-def tree(model: GPT2, ids: list[int], count: int, hook: Hook = NO_HOOK) -> list[Node]:
-    """Return the `count` likeliest continuations of `ids`, 1 to n_positions tokens.
+def tree(model: GPT2, text: Text, count: int) -> list[Node]:
+    """Return the `count` likeliest continuations of a text of 1 to n_positions tokens.
 
     They have any length. None is likelier than a prefix of it, so they form a tree, and
     best-first search finds exactly them. Nothing follows the end token or a full context.
     """
-    ops, config = model.ops, model.config
+    ops, config, ids = model.ops, model.config, text.ids
+    hook = editor([text.edits], ops)
     cache = KVCache(config, ops, 1, min(len(ids) + count, config.n_positions))
     order = numbers()  # breaks ties: first in, first out
     waiting: list[tuple[float, int, Node, list[int], list[Node]]] = []  # a heap, likeliest first
@@ -35,7 +37,7 @@ def tree(model: GPT2, ids: list[int], count: int, hook: Hook = NO_HOOK) -> list[
         """Queue the likeliest next tokens of a path, which may become its children."""
         x = hidden_states(model, ops.xp.asarray([path or ids]), cache, hook=hook)
         cache.lengths = cache.lengths - len(path)  # back to the prompt
-        best = likeliest(ops, unembed(model, x[:, -1], hook), most)
+        best = likeliest(ops, unembed(model, x[:, -1], edited=hook.edits), most)
         for id, logprob in zip(*(ops.to_host(row[0]).tolist() for row in best), strict=True):
             node = Node(id, logprob, total + logprob)
             entry = (-node.total_logprob, next(order), node, [*path, id], children)

@@ -20,13 +20,14 @@ from gpt_cli.engine import Engine
 from gpt_cli.errors import GPTCLIError, InputError, counted
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.generation.row import Request, Step
-from gpt_cli.generation.sampling import TopLogprobs
 from gpt_cli.options.request import Options
 from gpt_cli.serve.metrics import Metrics
 from gpt_cli.serve.prompts import Event, PendingText, Pooling, PromptScore, Vector
 from gpt_cli.serve.protocol import MOST_ENTRIES, Completions, Embeddings, Json, Prompt
 from gpt_cli.serve.refusals import QueueFullError, RequestError
 from gpt_cli.serve.scheduler import Scheduler
+from gpt_cli.texts.measures import TopLogprobs
+from gpt_cli.texts.text import Text
 
 _MOST_UNREAD = 4 * MOST_ENTRIES  # 400 MB
 _HEADERS = {
@@ -73,7 +74,7 @@ class Answer(StreamingResponse):
     @property
     def usage(self) -> dict[str, int]:
         """Return the numbers of tokens."""
-        prompts = sum(len(prompt.ids) for prompt in self._request.prompts)
+        prompts = sum(len(text.ids) for text in self._request.texts)
         return {"prompt_tokens": prompts, "total_tokens": prompts}
 
     def complete(self) -> Response:
@@ -242,12 +243,14 @@ class EmbeddingAnswer(Answer):
     def __init__(self, service: Service, request: Embeddings):
         super().__init__(service, request)
         self._encoded: dict[int, str] = {}  # JSON of each vector; that of all would take long
-        self.texts = [self._text(index, prompt) for index, prompt in enumerate(request.prompts)]
+        self.texts = [self._pending(index, text) for index, text in enumerate(request.texts)]
 
-    def _text(self, index: int, prompt: Prompt) -> PendingText:
-        fields, deliver = self._request.fields, partial(self._deliver, partial(self._push, index))
-        first = len(prompt.ids) - 1 if fields.pool == "last" else int(prompt.begins)
-        row = Request(prompt.ids, Options(), index, prompt.edits)
+    def _pending(self, index: int, text: Text) -> PendingText:
+        """Return the text to compute."""
+        fields = self._request.fields
+        deliver = partial(self._deliver, partial(self._push, index))
+        first = len(text.ids) - 1 if fields.pool == "last" else text.start
+        row = Request(text, Options(), index)
         return PendingText(row, deliver, Pooling(fields.hook, first), decode=False)
 
     def _push(self, index: int, vector: Vector) -> bool:
@@ -284,8 +287,8 @@ class _Choice:
     def __init__(self, tokenizer: Tokenizer, request: Completions, prompt: Prompt, index: int):
         self._request, self._prompt, self._index = request, prompt, index
         self._fields = request.fields
-        self._text = prompt.text if self._fields.echo else ""  # the new part
-        before = [] if request.score is not None else prompt.ids
+        self._text = prompt.written if self._fields.echo else ""  # the new part
+        before = [] if request.score is not None else prompt.text.ids
         self._logprobs = _Logprobs(tokenizer, before)
         self.tokens, self._logprob = 0, 0.0  # of the generated text
         self._score: float | None = None
@@ -301,17 +304,18 @@ class _Choice:
 
     def pending(self, deliver: Callable[[Event], None]) -> PendingText:
         """Return the text to compute."""
-        row = Request(self._prompt.ids, self._request.options, self._index, self._prompt.edits)
+        row = Request(self._prompt.text, self._request.options, self._index)
         return PendingText(row, deliver, self._request.score, self._fields.max_tokens > 0)
 
     def push(self, event: PromptScore | Step) -> None:
         """Add the next event of the text."""
         if isinstance(event, PromptScore):
             logprobs, tops = [None, *event.logprobs], [[], *event.top_logprobs]
-            for index, entry in enumerate(zip(self._prompt.ids, logprobs, tops, strict=True)):
+            ids = self._prompt.text.ids
+            for index, entry in enumerate(zip(ids, logprobs, tops, strict=True)):
                 self._logprobs.add(*entry)
-                if index == 0 and self._prompt.begins:
-                    self._logprobs.restart(self._prompt.ids[: 0 if self._prompt.text else 1])
+                if index == 0 and self._prompt.text.start:
+                    self._logprobs.restart(ids[: 0 if self._prompt.written else 1])
             self.finish_reason = None if self._fields.max_tokens else "length"
             return
         self.tokens += 1

@@ -8,9 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli.errors import CheckpointError
-from gpt_cli.generation.prefix_cache import PrefixCache
 from gpt_cli.generation.row import Request, Step
-from gpt_cli.generation.sampling import TopLogprobs, log_probabilities, top_logprobs
 from gpt_cli.gpt2.edits import editor
 from gpt_cli.gpt2.hooks import FINAL, Recorder, hook_shapes, rows_of
 from gpt_cli.gpt2.kv_cache import KVCache
@@ -18,6 +16,8 @@ from gpt_cli.gpt2.model import GPT2, unembed
 from gpt_cli.gpt2.prefill import prefill
 from gpt_cli.gpt2.weights import check_finite
 from gpt_cli.scoring.activations import mean
+from gpt_cli.texts.measures import TopLogprobs, log_probabilities, top_logprobs
+from gpt_cli.texts.prefix_cache import PrefixCache
 
 PIECE = 72  # tokens of prompts in a pass, or tokens to score: 0.07 s of a CPU with 124M parameters
 
@@ -34,7 +34,7 @@ class PromptScore:
 
 @dataclass(frozen=True)
 class Pooling:
-    """The value at a hook point that a text is to deliver: the mean over tokens from `first` on."""
+    """The value at a hook point to return for a text: the mean over tokens from `first` on."""
 
     hook: str
     first: int
@@ -71,8 +71,8 @@ class PendingText:
 
     @property
     def shared(self) -> list[int]:
-        """Return the tokens that the prefix cache may have: its values are those of no edits."""
-        return self.known if self.at == FINAL and not self.request.edits else []
+        """Return the tokens that may be in the prefix cache, which only holds unedited states."""
+        return self.known if self.at == FINAL and not self.request.text.edits else []
 
     def fail(self, error: Exception) -> None:
         """End the text with an error."""
@@ -97,7 +97,7 @@ class Prompts:
                 self.states[row] = prefix.states[:length].copy()
         self.reused = int(self.cache.lengths.sum())
         rests = [ids[n:] for ids, n in zip(known, self.cache.lengths, strict=True)]
-        hook = editor([text.request.edits for text in texts], model.ops)
+        hook = editor([text.request.text.edits for text in texts], model.ops)
         self._hook = Recorder({text.at for text in texts} - {FINAL}, hook)
         self._passes = prefill(model, rests, self.cache, PIECE, self._hook)
         self._passes_left = -(-max(map(len, rests)) // max(1, PIECE // len(texts)))
@@ -127,12 +127,12 @@ class Prompts:
         ops, done = self._model.ops, len(score.logprobs)
         states = self.states[self.texts.index(text)]
         if isinstance(text.score, Pooling):
-            check_finite(self._model, states, edited=bool(text.request.edits))
+            check_finite(self._model, states, edited=bool(text.request.text.edits))
             text.deliver(mean(ops, states, text.score.first))
             return True
         states = states[done : done + PIECE]
         if len(states):
-            logits = unembed(self._model, states, self._hook)
+            logits = unembed(self._model, states, edited=self._hook.edits)
             targets = ops.xp.asarray(text.request.prompt[done + 1 : done + 1 + len(states)])
             score.logprobs += ops.to_host(log_probabilities(ops, logits, targets)).tolist()
             score.top_logprobs += top_logprobs(ops, logits, [text.score or 0] * len(states))

@@ -13,13 +13,14 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError, ResourceError, counted, did_you_mean
-from gpt_cli.gpt2.edits import Bound, Edit, EditError, bind
+from gpt_cli.gpt2.edits import Edit, EditError, bind
 from gpt_cli.gpt2.hooks import FINAL, has_keys, hook_shapes, select_hooks
 from gpt_cli.options.declare import AT_LEAST_0, Declared, OptionError, between, option
 from gpt_cli.options.request import OF_SEARCH, Options, SamplingParams, check_search
 from gpt_cli.serve import trial
 from gpt_cli.serve.refusals import RequestError
 from gpt_cli.serve.structured import FIELDS, constraint_of
+from gpt_cli.texts.text import Text
 
 Json: TypeAlias = dict[str, Any]
 F = TypeVar("F", "Fields", "EmbeddingFields")
@@ -91,12 +92,10 @@ _CURES = {
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt: its ids, at least one, and its text, which ids have only for an echo."""
+    """A prompt of at least one token."""
 
-    ids: list[int]
-    text: str
-    begins: bool  # whether the first id is a start token that the text does not have
-    edits: Sequence[Bound] = ()
+    text: Text
+    written: str  # as in the request; that of ids is only decoded for an echo
 
 
 @dataclass(frozen=True)
@@ -110,6 +109,11 @@ class Completions:
     entries: int  # the most tokens and log-probabilities that the answer may have
 
     @property
+    def texts(self) -> list[Text]:
+        """Return the prompts without what was written."""
+        return [prompt.text for prompt in self.prompts]
+
+    @property
     def score(self) -> int | None:
         """Return how many likeliest tokens each position of a prompt has; None for no scores."""
         return self.fields.logprobs if self.fields.echo else None
@@ -119,7 +123,7 @@ class Completions:
 class Embeddings:
     """A valid request for embeddings."""
 
-    prompts: Sequence[Prompt]  # without texts
+    texts: Sequence[Text]
     fields: EmbeddingFields
     entries: int  # what the numbers of the answer count as
 
@@ -327,13 +331,16 @@ def _prompt(
         _check_length(ids, config.n_positions - (1 if fields.max_tokens else 0))
     with _about("edits"):
         bound = bind(edits, len(ids), min(len(ids) + fields.max_tokens, config.n_positions))
+    # Whether the first id is a start token that the prompt does not have.
+    begins = not prompt or (isinstance(prompt, str) and bool(engine.loaded.start))
+    text = Text(ids, int(begins), bound)
     if isinstance(prompt, str):
-        return Prompt(ids, prompt, not prompt or bool(engine.loaded.start), bound)
+        return Prompt(text, prompt)
     with _about("prompt"):
-        return Prompt(ids, engine.decode(prompt) if fields.echo else "", not prompt, bound)
+        return Prompt(text, engine.decode(prompt) if fields.echo else "")
 
 
-def _embedded(engine: Engine, text: str | list[int], label: str) -> Prompt:
+def _embedded(engine: Engine, text: str | list[int], label: str) -> Text:
     config = engine.model.config
     with _about("input", label):
         begins = isinstance(text, str) and bool(engine.loaded.start)
@@ -341,8 +348,8 @@ def _embedded(engine: Engine, text: str | list[int], label: str) -> Prompt:
         if len(ids) == begins:
             raise InputError("the text is empty: it has no tokens")
         _check_length(ids, config.n_positions)
-        edits = engine.loaded.bound_edits((), len(ids), len(ids))  # of `serve --edit`
-    return Prompt(ids, "", begins, edits)
+        edits = engine.loaded.bound_edits(None, len(ids), len(ids))  # of `serve --edit`
+    return Text(ids, int(begins), edits)
 
 
 def _check_length(ids: Sequence[int], most: int) -> None:
@@ -362,7 +369,7 @@ def _about(field: str, label: str | None = None) -> Iterator[None]:
 
 def _entries(prompts: Sequence[Prompt], fields: Fields, n_positions: int) -> int:
     """Return the most tokens and log-probabilities of an answer; refuse too many."""
-    echoed = sum(len(prompt.ids) for prompt in prompts) if fields.echo else 0
+    echoed = sum(len(prompt.text.ids) for prompt in prompts) if fields.echo else 0
     new = len(prompts) * min(fields.max_tokens, n_positions)
     tokens = fields.candidates * (echoed + new)
     entries = tokens * (1 + (fields.logprobs or 0))

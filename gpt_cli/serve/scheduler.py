@@ -26,14 +26,14 @@ import numpy.random  # noqa: F401 (sampling would import it when no file can be 
 from gpt_cli.errors import GPTCLIError, ResourceError, counted
 from gpt_cli.generation.beams import new_row
 from gpt_cli.generation.decode import Batch
-from gpt_cli.generation.loaded import LoadedModel
-from gpt_cli.generation.prefix_cache import SHORTEST, Prefix, cache_budget, common_length
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.memory import cache_bytes
 from gpt_cli.gpt2.model import GPT2
 from gpt_cli.gpt2.weights import NotFiniteError
 from gpt_cli.serve.prompts import PIECE, PendingText, Prompts
 from gpt_cli.serve.refusals import QueueFullError, StoppedError
+from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.prefix_cache import SHORTEST, Prefix, cache_budget, common_length
 
 _LOOK_AHEAD = 16  # waiting texts that others may overtake
 _IDLE_SECONDS = 60.0  # until the memory of earlier texts is released

@@ -10,8 +10,8 @@ from gpt_cli.engine import Engine
 from gpt_cli.errors import ContextError, InputError, MismatchError
 from gpt_cli.generation.decode import Step
 from gpt_cli.generation.generate import Completion
-from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2.memory import count_parameters, weights_bytes
+from gpt_cli.texts.speculator import Speculator
 
 SMALL = Plan(prompt_tokens=5, max_tokens=6, batch=2, repetitions=2)
 SPECULATION = ("speculation", "cache on")

@@ -10,8 +10,8 @@ import pytest
 from gpt_cli.checks.compare import compare
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError
-from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.ops import Ops
+from gpt_cli.texts.loaded import LoadedModel
 from support.in_process import refusal, run_here
 
 TEXTS = ["The sand is hering. " * 9, "", "a", "The sand"]  # the first is longer than the context

@@ -13,11 +13,11 @@ from safetensors.numpy import save_file
 from gpt_cli.checks import computed, verify
 from gpt_cli.engine import Engine
 from gpt_cli.folder.tokenizer import read_tokenizer
-from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.hub import local
 from gpt_cli.ops import bindings
 from gpt_cli.ops.numpy_ops import NumPyOps
+from gpt_cli.texts.loaded import LoadedModel
 from support.checkpoints import CONFIG, stored_tensors, write_checkpoint
 from support.families import write_family
 from support.in_process import records_here, run_here

@@ -248,7 +248,7 @@ def test_an_interrupted_run_is_resumed(out, monkeypatch):
             yield row
 
     with monkeypatch.context() as patch:
-        patch.setattr("gpt_cli.scoring.introspection.text_activations", interrupted)
+        patch.setattr("gpt_cli.engine.text_activations", interrupted)
         assert "with --resume continues" in finished_interrupted("-o", out, *pooled)
     run("-o", out, *pooled, "--resume")
     assert "is complete" not in run("-o", out, *pooled, "--resume")

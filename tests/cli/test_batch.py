@@ -13,6 +13,7 @@ from gpt_cli.generation.generate import working_set
 from gpt_cli.generation.row import Request
 from gpt_cli.options.request import Options
 from gpt_cli.records import COMPLETION
+from gpt_cli.texts.text import Text
 from support.in_process import refusal, run_here, terminal_here
 from support.processes import COMMAND, LimitedProcess, posix
 
@@ -393,7 +394,7 @@ def test_engine_batch_refuses_a_batch_of_no_rows(engine, size):
 def test_too_little_memory_is_an_error_with_both_numbers(engine, monkeypatch):
     monkeypatch.setattr(engine.model.ops, "free_memory", lambda: 2_000_000)
     options = Options(max_tokens=70)
-    requests = [Request(engine.encode("a"), options)] * 64
+    requests = [Request(Text(engine.encode("a")), options)] * 64
     with pytest.raises(ResourceError) as caught:
         list(engine.batch(["a"] * 64, options, batch_size=64))
     assert f"{working_set(engine.model, requests) / 1e6:,.0f} MB" in str(caught.value)
@@ -403,7 +404,7 @@ def test_too_little_memory_is_an_error_with_both_numbers(engine, monkeypatch):
 def test_with_little_memory_rows_are_computed_one_at_a_time(engine, monkeypatch):
     options = Options(max_tokens=20, seed=1)
     expected = [result.text for result in engine.batch(["a"] * 5, options)]
-    one = working_set(engine.model, [Request(engine.encode("a"), options)])
+    one = working_set(engine.model, [Request(Text(engine.encode("a")), options)])
     monkeypatch.setattr(engine.model.ops, "free_memory", lambda: one)  # two would be refused
     assert [result.text for result in engine.batch(["a"] * 5, options)] == expected
     with pytest.raises(ResourceError):

@@ -13,7 +13,7 @@ import pytest
 import gpt_cli
 from gpt_cli.cli.output import quoted
 from gpt_cli.errors import InputError
-from gpt_cli.generation.loaded import LoadedModel
+from gpt_cli.texts.loaded import LoadedModel
 from support.in_process import refusal, run_here, terminal_here
 from support.processes import COMMAND, LimitedProcess, posix
 

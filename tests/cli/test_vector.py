@@ -8,6 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from gpt_cli.errors import InputError
+from gpt_cli.texts.text import Text
 from support.in_process import records_here, refusal, run_here
 
 HOOK = "blocks.2.hook_resid_pre"
@@ -29,7 +30,7 @@ def test_the_vector_is_the_difference_of_means_or_the_first_component(tiny, pool
     from gpt_cli.scoring.activations import activations
 
     ids = [tiny.encode(text) for text in RAIN + SUN]
-    values = [row[HOOK] for row in activations(tiny.model, ids, [HOOK])]
+    values = [row[HOOK] for row in activations(tiny.model, map(Text, ids), [HOOK])]
     rows = np.array([x[-1] if pool == "last" else x.mean(0) for x in values], np.float64)
     difference = rows[:5].mean(0) - rows[5:].mean(0)
     (vector,) = load_file("v.safetensors").values()

@@ -32,11 +32,12 @@ import gpt_cli
 from gpt_cli.checks.bench import TEXT
 from gpt_cli.generation.decode import top_logprobs
 from gpt_cli.generation.generate import Completion, Run
-from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
 from gpt_cli.options.request import Options
 from gpt_cli.scoring.score import score
 from gpt_cli.serve.answer import token_name
+from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.text import Text
 
 CLIENTS = 24
 FLAGS = ["--batch-size", "16", "--max-queue", "24"]  # so few that requests wait or are refused
@@ -190,7 +191,7 @@ class Reference:
         )
         if not fields["max_tokens"]:
             return Completion(len(ids), options.seed, finish_reason="length")
-        run = Run(self.loaded, [Request(ids, options, index)])
+        run = Run(self.loaded, [Request(Text(ids), options, index)])
         list(run)
         return run.completions[0]
 

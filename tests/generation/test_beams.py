@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from gpt_cli.generation.beams import new_row
 from gpt_cli.generation.decode import Batch
-from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
-from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.options.declare import OptionError
 from gpt_cli.options.request import Options
+from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.speculator import Speculator
+from gpt_cli.texts.text import Text
 from support.checkpoints import VOCAB
 from support.drafting import planned
 from support.models import (
@@ -40,7 +41,7 @@ def hypotheses(completion):
 
 
 def search(model, tokenizer, prompt, **options):
-    (best,) = completions_of(model, tokenizer, [Request(prompt, Options(**options))])
+    (best,) = completions_of(model, tokenizer, [Request(Text(prompt), Options(**options))])
     return hypotheses(best)
 
 
@@ -110,7 +111,7 @@ def test_a_search_as_wide_as_the_tree_finds_the_best_of_all_texts(
     width = max((size - ends) ** (length - 1) * size, 1)
     options = Options(max_tokens=length, beams=width, early_stopping="never", **options)
     expected = all_texts(model, [1, 0], options)[:width]
-    (best,) = completions_of(model, tokenizer, [Request([1, 0], options)])
+    (best,) = completions_of(model, tokenizer, [Request(Text([1, 0]), options)])
     texts = hypotheses(best)
     assert len(texts) == len(expected)
     scores = np.array([score for score, _ in expected])
@@ -168,7 +169,7 @@ def requests_of(loaded, rows, **changes):
         if options.overflow == "shift":
             options = replace(options, edits=())
         edits = loaded.bound_edits(options.edits, len(prompt), 24)
-        requests.append(Request(prompt, options, index, edits))
+        requests.append(Request(Text(prompt, edits=edits), options, index))
     return requests
 
 
@@ -203,7 +204,7 @@ def test_hypotheses_are_the_same_alone_and_beside_others(
     is_native = model.ops.name == "native"
     computed = computing(model.ops, *way) if is_native else nullcontext()
     with computed, planned((drafts, False)), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gpt_cli.generation.prefix_cache._LEAST", least)
+        patch.setattr("gpt_cli.texts.prefix_cache._LEAST", least)
         together = results(completions_of(model, tokenizer, requests, speculator))
     if is_native:  # all bits
         assert together == alone
@@ -221,7 +222,7 @@ def test_a_search_that_gets_narrower_changes_no_other(model, tokenizer, length):
     pytest.importorskip("llguidance")
     narrower = Options(beams=4, regex="aa|bb|c{9}|d{9}", max_tokens=6)
     other = Options(beams=3, max_tokens=5)
-    requests = [Request([1], narrower), Request([*range(length)], other)]
+    requests = [Request(Text([1]), narrower), Request(Text([*range(length)]), other)]
     together = completions_of(model, tokenizer, requests)
     for request, row in zip(requests, together, strict=True):
         assert len(hypotheses(row)) == request.options.beams
@@ -240,8 +241,8 @@ def test_a_text_that_shifts_leaves_the_searches_beside_it_their_memory(
         return KVCache(config, ops, batch, capacity)
 
     monkeypatch.setattr("gpt_cli.generation.decode.KVCache", counted)
-    shifting = Request([*range(16)], Options(max_tokens=20, temperature=0, overflow="shift"))
-    searching = Request([1, 2], Options(max_tokens=15, beams=6))
+    shifting = Request(Text([*range(16)]), Options(max_tokens=20, temperature=0, overflow="shift"))
+    searching = Request(Text([1, 2]), Options(max_tokens=15, beams=6))
     together = completions_of(model, tokenizer, [shifting, searching])
     assert rows == [7, 7]  # for the second time when the context is full
     alone = [completions_of(model, tokenizer, [row])[0] for row in (shifting, searching)]
@@ -253,7 +254,7 @@ def test_a_beam_that_has_ended_leaves_the_batch_and_the_best_text_comes_last(mod
     loaded = LoadedModel(model, tokenizer)
     narrower = Options(beams=4, regex="aa|bb|c{9}|d{9}", max_tokens=4)
     batch = Batch(loaded)
-    batch.fill([new_row(0, Request([1], narrower), loaded)])
+    batch.fill([new_row(0, Request(Text([1]), narrower), loaded)])
     for rows in (4, 2, 2):
         assert batch.step() == []
         assert len(batch.rows) == rows
@@ -265,8 +266,8 @@ def test_a_beam_that_has_ended_leaves_the_batch_and_the_best_text_comes_last(mod
 
 def test_a_search_that_has_ended_keeps_nothing(model, tokenizer):
     loaded = LoadedModel(model, tokenizer)
-    searching = Request([1, 2], Options(max_tokens=2, beams=5))
-    drawing = Request([3], Options(max_tokens=5, seed=1, ignore_eos=True))
+    searching = Request(Text([1, 2]), Options(max_tokens=2, beams=5))
+    drawing = Request(Text([3]), Options(max_tokens=5, seed=1, ignore_eos=True))
     (alone,) = completions_of(model, tokenizer, [drawing])
     batch = Batch(loaded)
     batch.fill([new_row(0, searching, loaded), new_row(1, drawing, loaded)])

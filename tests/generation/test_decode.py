@@ -4,16 +4,17 @@ import pytest
 
 from gpt_cli.generation.decode import Batch
 from gpt_cli.generation.generate import Run
-from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import BatchRow, Request
 from gpt_cli.options.request import Options
+from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.text import Text
 
 PROMPTS = [[1, 2, 3], [4], [*range(20), 9], [*range(20), 8]]
 
 
 def requests(**options):
     return [
-        Request(prompt, Options(max_tokens=4, ignore_eos=True, seed=row, **options), row)
+        Request(Text(prompt), Options(max_tokens=4, ignore_eos=True, seed=row, **options), row)
         for row, prompt in enumerate(PROMPTS)
     ]
 

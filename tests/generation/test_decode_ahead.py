@@ -13,13 +13,14 @@ import gpt_cli
 from gpt_cli.errors import CheckpointError
 from gpt_cli.generation import decode
 from gpt_cli.generation.generate import Run
-from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import BatchRow, Chooser, Request
 from gpt_cli.generation.speculate import DraftPolicy
-from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2.edits import Edit, bind
 from gpt_cli.ops import get_ops
 from gpt_cli.options.request import Options
+from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.speculator import Speculator
+from gpt_cli.texts.text import Text
 from support import emulated_cuda
 from support.checkpoints import VOCAB
 from support.decoding import decoding_ahead
@@ -47,7 +48,7 @@ def model(native):
 
 def requests(*prompts, **options):
     return [
-        Request(prompt, Options(**{"max_tokens": 20, "seed": row} | options), row)
+        Request(Text(prompt), Options(**{"max_tokens": 20, "seed": row} | options), row)
         for row, prompt in enumerate(prompts)
     ]
 

@@ -9,15 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt_cli.generation.drafts import _FADING, DraftModel, Record, agreed, ngram_drafts
-from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import BatchRow, Chooser, Request
-from gpt_cli.generation.speculator import Speculator, make_draft_model
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.memory import weights_bytes
 from gpt_cli.gpt2.model import hidden_states
 from gpt_cli.gpt2.prefill import right_pad
 from gpt_cli.gpt2.weights import named_weights
 from gpt_cli.options.request import Options
+from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.speculator import Speculator, make_draft_model
+from gpt_cli.texts.text import Text
 from support.checkpoints import VOCAB
 from support.drafting import FakeRow
 from support.models import (
@@ -184,7 +185,7 @@ def test_a_draft_model_drafts_what_it_would_generate_and_leaves_the_texts_as_the
 ):
     """A model that is its own draft model drafts its own text."""
     requests = [
-        Request(prompt, Options(**sampling, seed=3, max_tokens=9, repeat_penalty=1.3), index)
+        Request(Text(prompt), Options(**sampling, seed=3, max_tokens=9, repeat_penalty=1.3), index)
         for index, prompt in enumerate([[1, 2, 3], [4, 5]])
     ]
     loaded = LoadedModel(model, tokenizer)
@@ -217,7 +218,7 @@ def test_all_drafts_in_one_call_are_those_of_single_steps(
     model = model_of(native(dtype), dtype, **SMALL | config)
     options = Options(**sampling, ignore_eos=ignore_eos, seed=seed)
     loaded = LoadedModel(model, tokenizer)
-    requests = [Request(prompt, options, index) for index, prompt in enumerate(prompts)]
+    requests = [Request(Text(prompt), options, index) for index, prompt in enumerate(prompts)]
     rows = [BatchRow(number, request, loaded) for number, request in enumerate(requests)]
     cache = KVCache(model.config, model.ops, len(rows), 9 + count)
     ids, lengths = right_pad(prompts)
@@ -244,7 +245,11 @@ def one_text(model, tokenizer):
         loaded = LoadedModel(model, tokenizer)
         cache = KVCache(model.config, model.ops, 1, 20)
         hidden_states(model, np.array([[1]]), cache)
-        return Chooser(loaded), BatchRow(0, Request([1, 2], Options(**sampling)), loaded), cache
+        return (
+            Chooser(loaded),
+            BatchRow(0, Request(Text([1, 2]), Options(**sampling)), loaded),
+            cache,
+        )
 
     return make
 

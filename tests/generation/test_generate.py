@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.generation import decode
 from gpt_cli.generation.generate import Run, working_set
-from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request, StopStrings, fit
 from gpt_cli.generation.sampling import sample, uniforms
 from gpt_cli.gpt2.model import forward, hidden_states, unembed
@@ -19,6 +18,8 @@ from gpt_cli.gpt2.prefill import right_pad
 from gpt_cli.ops import Ops
 from gpt_cli.ops.memory import Workspace
 from gpt_cli.options.request import Options
+from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.text import Text
 from support.checkpoints import ALPHABET, CASES, END, END_ID, VOCAB
 from support.models import GREEDY, completions_of, exact_logprobs, favouring, run
 from support.sampling_values import sampling_options
@@ -86,7 +87,7 @@ def test_rows_of_one_prompt_differ_by_seed_and_index(endless, tokenizer):
     )
     assert len({tuple(row.ids) for row in first}) == 4
     assert texts_of(first) == texts_of(again) != texts_of(other)
-    request = Request([1, 2], Options(**SAMPLED, seed=7, max_tokens=8), 3)
+    request = Request(Text([1, 2]), Options(**SAMPLED, seed=7, max_tokens=8), 3)
     (alone,) = completions_of(endless, tokenizer, [request])
     assert texts_of([alone]) == texts_of(first[3:])
 
@@ -119,7 +120,7 @@ options_of_rows = st.fixed_dictionaries(
 )
 requests = st.lists(
     st.builds(
-        lambda prompt, params, rest, index: Request(prompt, Options(**params, **rest), index),
+        lambda prompt, params, rest, index: Request(Text(prompt), Options(**params, **rest), index),
         st.lists(st.integers(0, len(VOCAB) - 1), min_size=1, max_size=20),
         sampling_options,
         options_of_rows,
@@ -170,7 +171,7 @@ def test_logprobs_are_the_models_own_whatever_the_filters(endless, tokenizer):
 def test_what_does_not_fit_in_memory_is_refused_before_it_is_taken(
     endless, tokenizer, monkeypatch, use_cache
 ):
-    rows = [Request([1] * 9, Options(use_cache=use_cache))] * 50
+    rows = [Request(Text([1] * 9), Options(use_cache=use_cache))] * 50
     needed = working_set(endless, rows)
     monkeypatch.setattr(endless.ops, "free_memory", lambda: needed - 1)
     with pytest.raises(ResourceError, match="a batch of 50 needs about"):
@@ -198,7 +199,7 @@ def test_the_estimate_is_not_far_from_what_is_taken(
     if model.ops.name == "native":
         monkeypatch.setattr(model.ops, "_workspace", workspace)
     options = Options(max_tokens=2, ignore_eos=True, use_cache=use_cache, top_k=top_k)
-    requests = [Request([7] * (prompt - row), options) for row in range(rows)]
+    requests = [Request(Text([7] * (prompt - row)), options) for row in range(rows)]
     tracemalloc.start()
     try:
         completions_of(model, tokenizer, requests)
@@ -244,7 +245,9 @@ def test_a_text_ends_with_a_reason(make_model, tokenizer, end):
 
 def test_what_a_stop_string_held_back_comes_out_at_the_end(make_model, tokenizer):
     loaded = LoadedModel(favouring(make_model(), X), tokenizer)
-    steps = list(Run(loaded, [Request([1], Options(temperature=0, max_tokens=3, stop=["xxxx"]))]))
+    steps = list(
+        Run(loaded, [Request(Text([1]), Options(temperature=0, max_tokens=3, stop=["xxxx"]))])
+    )
     assert [step.text for step in steps] == ["", "", "xxx"]
     assert [step.finish_reason for step in steps] == [None, None, "length"]
 
@@ -280,7 +283,7 @@ def test_steps_come_while_the_rest_is_not_computed(endless, tokenizer, monkeypat
         function = getattr(decode, name)
         counted = partial(lambda function, *args: passes.append(1) or function(*args), function)
         monkeypatch.setattr(decode, name, counted)
-    steps = Run(LoadedModel(endless, tokenizer), [Request([1, 2, 3], Options(temperature=0))])
+    steps = Run(LoadedModel(endless, tokenizer), [Request(Text([1, 2, 3]), Options(temperature=0))])
     for new in (0, 1, 2):
         assert len(passes) == new
         next(steps)
@@ -309,7 +312,7 @@ def test_a_step_has_the_seconds_of_the_model(endless, tokenizer, monkeypatch):
         monkeypatch.setattr(f"gpt_cli.{module}.hidden_states", takes(2, hidden_states))
         monkeypatch.setattr(f"gpt_cli.{module}.unembed", takes(1, unembed))
     monkeypatch.setattr("gpt_cli.generation.row.sample", takes(0.25, sample))
-    requests = [Request([1, 2], Options(temperature=0, max_tokens=3))] * 2
+    requests = [Request(Text([1, 2]), Options(temperature=0, max_tokens=3))] * 2
     steps = list(Run(LoadedModel(endless, tokenizer), requests))
     assert [step.model_seconds for step in steps] == [3] * 6
     assert [step.seconds for step in steps] == [3.25, 3.25, 6.5, 6.5, 9.75, 9.75]

@@ -8,10 +8,10 @@ from collections import Counter
 
 import gpt_cli
 from gpt_cli.folder.config import GPT2Config
-from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.ops import get_ops
 from gpt_cli.options.request import Options
+from gpt_cli.texts.loaded import LoadedModel
 from support.checkpoints import CONFIG, make_weights
 from support.constraints import CONSTRAINTS
 

@@ -15,14 +15,9 @@ from gpt_cli.generation.sampling import (
     SamplingParams,
     ban_repeats,
     cumulated_weights,
-    gaps,
     generated_penalty,
-    likeliest,
     likely_columns,
-    log_probabilities,
     min_p,
-    moments,
-    ranks,
     repeat_penalty,
     sample,
     top_k,
@@ -30,6 +25,7 @@ from gpt_cli.generation.sampling import (
     typical_p,
     uniforms,
 )
+from gpt_cli.texts.measures import gaps, likeliest, log_probabilities, moments, ranks
 from support.checkpoints import noise
 
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
@@ -317,9 +313,9 @@ def test_moments_are_those_of_the_log_probabilities(ops, logits):
     logprobs = np.log(np.maximum(p, 1e-99))
     means = np.sum(p * logprobs, axis=-1)
     deviations = np.sqrt(np.sum(p * (logprobs - means[:, None]) ** 2, axis=-1))
-    found = moments(ops, logits)
+    found = moments(ops, logits, None)
     np.testing.assert_allclose(found, np.stack([means, deviations], 1), rtol=1e-5, atol=1e-6)
-    assert found.tolist() == [moments(ops, row[None])[0].tolist() for row in logits]
+    assert found.tolist() == [moments(ops, row[None], None)[0].tolist() for row in logits]
 
 
 def test_a_gap_is_the_distance_to_the_largest_logit(ops):

@@ -16,14 +16,16 @@ from hypothesis import strategies as st
 
 import gpt_cli
 from gpt_cli.folder.config import GPT2Config
-from gpt_cli.generation import speculate, speculator
+from gpt_cli.generation import speculate
 from gpt_cli.generation.generate import Run, working_set
-from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
 from gpt_cli.generation.speculate import DRAFTS, MOST, DraftPolicy
-from gpt_cli.generation.speculator import Speculator, make_draft_model
 from gpt_cli.gpt2.memory import weights_bytes
 from gpt_cli.options.request import Options
+from gpt_cli.texts import speculator
+from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.speculator import Speculator, make_draft_model
+from gpt_cli.texts.text import Text
 from support.checkpoints import VOCAB
 from support.commands import ENDLESS, LONG, PIPES, text_of
 from support.drafting import (
@@ -369,7 +371,7 @@ def test_thousands_of_texts_are_the_same_with_drafts(native, tokenizer, monkeypa
         for _ in range(drawn.randint(1, 3)):
             chosen = one_of(VALUES | OTHERS | {"max_tokens": range(1, 13)}) | shared
             prompt = [drawn.randrange(len(VOCAB)) for _ in range(drawn.randint(1, 10))]
-            rows.append(Request(prompt, Options(**chosen), len(requests) + len(rows)))
+            rows.append(Request(Text(prompt), Options(**chosen), len(requests) + len(rows)))
         with planned(*[(drawn.randint(0, MOST), drawn.random() < 0.7) for _ in range(5)]):
             actual += completions_of(model, tokenizer, rows, drawn.choice(speculators))
         requests += rows
@@ -380,7 +382,7 @@ def test_thousands_of_texts_are_the_same_with_drafts(native, tokenizer, monkeypa
 
 
 def test_a_draft_model_whose_results_are_not_finite_changes_nothing(endless, tokenizer):
-    request = Request([1, 2], Options(seed=1, max_tokens=9))
+    request = Request(Text([1, 2]), Options(seed=1, max_tokens=9))
     draft_model = make_draft_model(endless)
     draft_model = replace(draft_model, wpe=np.full_like(draft_model.wpe, np.nan))
     with planned((3, True)):
@@ -396,7 +398,7 @@ def test_weights_that_only_a_dropped_draft_uses_are_not_missed(endless, tokenize
     wpe[6:] = np.nan  # damaged, but the texts end before
     damaged = replace(model, wpe=wpe)
     options = Options(temperature=0, max_tokens=20, stop=["xxx"])
-    requests = [Request([1, 2], options)] * rows
+    requests = [Request(Text([1, 2]), options)] * rows
     with planned((7, True)):
         actual = completions_of(damaged, tokenizer, requests, speculating(damaged, model))
     assert outcomes(actual) == outcomes(completions_of(damaged, tokenizer, requests))
@@ -406,7 +408,7 @@ def test_weights_that_only_a_dropped_draft_uses_are_not_missed(endless, tokenize
 def test_nothing_is_drafted_without_memory_for_drafts_and_their_model(
     endless, tokenizer, monkeypatch, is_made
 ):
-    request = Request([1, 2], Options(seed=1, max_tokens=20))
+    request = Request(Text([1, 2]), Options(seed=1, max_tokens=20))
     needed = working_set(endless, [request], DRAFTS)
     needed += 0 if is_made else weights_bytes(endless.config, "int8")
     for spare in (0, -1):
@@ -418,7 +420,7 @@ def test_nothing_is_drafted_without_memory_for_drafts_and_their_model(
 
 
 def test_a_draft_model_gives_way_to_the_texts(endless, tokenizer, monkeypatch):
-    request = Request([1, 2], Options(seed=1, max_tokens=20))
+    request = Request(Text([1, 2]), Options(seed=1, max_tokens=20))
     made = speculating(endless, make_draft_model(endless))
     needed = working_set(endless, [request])
     room = iter([needed - 1, needed])  # without the draft model, the text fits
@@ -428,7 +430,7 @@ def test_a_draft_model_gives_way_to_the_texts(endless, tokenizer, monkeypatch):
 
 
 def test_short_of_memory_a_text_is_the_same(endless, tokenizer, monkeypatch):
-    drafting, request = Speculator(endless), Request([1, 2], Options(seed=1, max_tokens=20))
+    drafting, request = Speculator(endless), Request(Text([1, 2]), Options(seed=1, max_tokens=20))
     monkeypatch.setattr(speculator, "make_draft_model", lambda model: None)
     with planned((3, True)):
         actual = completions_of(endless, tokenizer, [request], drafting)
@@ -447,7 +449,7 @@ def test_drafts_of_the_bundled_model_are_mostly_right(tiny, level, monkeypatch, 
     monkeypatch.setattr(tiny.model.ops, "threads", threads)
     texts = ["Once upon a time", "The fox", "A list: one, two, one, two, one", "\n"]
     requests = [
-        Request(tiny.encode(text), Options(seed=1, max_tokens=40, temperature=temperature))
+        Request(Text(tiny.encode(text)), Options(seed=1, max_tokens=40, temperature=temperature))
         for text, temperature in zip(texts, [0, 0.8, 1, 1.5], strict=True)
     ]
     speculator = Speculator(tiny.model)
@@ -460,7 +462,7 @@ def test_drafts_of_the_bundled_model_are_mostly_right(tiny, level, monkeypatch, 
 
 
 def test_what_was_generated_before_an_interrupt_is_the_same(endless, tokenizer):
-    request = Request([1, 2], Options(seed=1, max_tokens=20))
+    request = Request(Text([1, 2]), Options(seed=1, max_tokens=20))
     (whole,) = completions_of(endless, tokenizer, [request])
     with planned((5, True)):
         for count in range(1, 20):
@@ -475,7 +477,7 @@ def test_what_was_generated_before_an_interrupt_is_the_same(endless, tokenizer):
 
 def drafts_of_steps(model, tokenizer, draft_model, **options):
     """Return the drafts and the accepted drafts of steps, and which begin a pass."""
-    request = Request([1, 2], Options(**{"temperature": 0, "max_tokens": 12} | options))
+    request = Request(Text([1, 2]), Options(**{"temperature": 0, "max_tokens": 12} | options))
     with planned((3, True)):
         steps = list(Run(LoadedModel(model, tokenizer, speculating(model, draft_model)), [request]))
     values = ((step.drafted, step.accepted, step.model_seconds > 0) for step in steps)
@@ -499,7 +501,7 @@ def test_drafts_are_counted(endless, tokenizer):
 
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_without_the_cache_nothing_is_drafted(endless, tokenizer, use_cache):
-    request = Request([1, 2], Options(max_tokens=9, use_cache=use_cache))
+    request = Request(Text([1, 2]), Options(max_tokens=9, use_cache=use_cache))
     with planned((3, True)):
         (done,) = completions_of(endless, tokenizer, [request], Speculator(endless))
     assert (done.drafted > 0) == use_cache
@@ -581,7 +583,7 @@ def test_records_are_the_same_with_and_without_drafts_which_they_count(command):
 
 SPECULATING = """
 import sys
-from gpt_cli.generation import speculator
+from gpt_cli.texts import speculator
 from gpt_cli.cli import app
 speculator._MIN_BYTES = 0
 sys.exit(app.run(sys.argv[1:]))

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 import gpt_cli
 from gpt_cli.folder.config import ACTIVATIONS
-from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
 from gpt_cli.generation.sampling import cumulated_weights, sample
 from gpt_cli.gpt2.hooks import Recorder, hook_shapes, rows_of
@@ -21,8 +20,8 @@ from gpt_cli.gpt2.model import forward, hidden_states
 from gpt_cli.gpt2.prefill import right_pad
 from gpt_cli.ops import Ops
 from gpt_cli.options.request import Options, SamplingParams
-from gpt_cli.scoring.rank import continuations
-from gpt_cli.scoring.score import score
+from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.text import Text
 from support.checkpoints import VOCAB, noise
 from support.models import (
     DTYPES,
@@ -35,7 +34,7 @@ from support.models import (
     threads_and_levels,
 )
 from support.sampling_values import sampling_options
-from support.scores import question
+from support.scores import logprobs_of, question, score_ids
 
 pytestmark = pytest.mark.usefixtures("library")
 
@@ -176,7 +175,7 @@ several_requests = st.lists(st.tuples(prompts, options, st.integers(0, 9)), min_
 
 def texts_of(model, tokenizer, requests, use_cache=True):
     rows = [
-        Request(prompt, Options(**options, use_cache=use_cache), index)
+        Request(Text(prompt), Options(**options, use_cache=use_cache), index)
         for prompt, options, index in requests
     ]
     return outcomes(completions_of(model, tokenizer, rows))
@@ -204,11 +203,11 @@ texts = st.lists(st.lists(st.integers(0, len(VOCAB) - 1), max_size=60), max_size
     a_slice=st.sampled_from([1, 7, 512]), way=threads_and_levels,
 )  # fmt: skip
 def test_a_score_is_the_same_in_any_batch(model, tokenizer, texts, stride, a_pass, a_slice, way):
-    alone = [score(LoadedModel(model, tokenizer), [text], stride)[0] for text in texts]
+    alone = [score_ids(LoadedModel(model, tokenizer), [text], stride)[0] for text in texts]
     with computing(model.ops, *way) as patch:
         patch.setattr(Ops, "pass_tokens", a_pass)
         patch.setattr(Ops, "logits_rows", a_slice)
-        assert score(LoadedModel(model, tokenizer), texts, stride) == alone
+        assert score_ids(LoadedModel(model, tokenizer), texts, stride) == alone
 
 
 @given(
@@ -220,10 +219,10 @@ def test_a_choice_is_as_likely_beside_any_others_and_as_in_the_whole_text(
     model, tokenizer, prompt, choices, a_pass, way
 ):
     loaded = LoadedModel(model, tokenizer)
-    whole = [score(loaded, [prompt + ids])[0].token_logprobs for ids in choices]
+    whole = [score_ids(loaded, [prompt + ids])[0].token_logprobs for ids in choices]
     with computing(model.ops, *way) as patch:
         patch.setattr(Ops, "pass_tokens", a_pass)
-        (logprobs,) = continuations(LoadedModel(model, None), [question(prompt, choices)])
+        (logprobs,) = logprobs_of(LoadedModel(model, None), [question(prompt, choices)])
     assert logprobs == [row[len(prompt) :] for row in whole]
 
 
@@ -246,7 +245,7 @@ def test_all_ways_to_use_the_bundled_model_agree(tiny):
         assert tiny.next_tokens(prompt, 3) == done.top_logprobs[0]
         # Score the generated text: temperature and filters must not matter.
         ids = tiny.encode(prompt) + done.ids
-        (scored,) = score(LoadedModel(tiny.model, tiny.tokenizer), [ids])
+        (scored,) = score_ids(LoadedModel(tiny.model, tiny.tokenizer), [ids])
         assert scored.token_logprobs[-len(done.ids) :] == done.logprobs
 
 

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from gpt_cli.generation.generate import Run
-from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
 from gpt_cli.gpt2.edits import Edit, bind, editor
 from gpt_cli.gpt2.model import unembed
 from gpt_cli.gpt2.prefill import row_states
 from gpt_cli.options.request import Options
+from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.text import Text
 from support.edits import EDITS, GENERATED, GENERATING, ODD, PROMPTS, edits_of, write_files
 
 TOLERANCE = 1e-4  # of the standard deviation of the logits
@@ -62,7 +63,8 @@ def test_generation_with_edits_is_that_of_transformers(
     model = replace(model, config=replace(model.config, eos_token_id=()))
     options = Options(temperature=0, max_tokens=50, use_cache=use_cache)
     rows = bound(case, GENERATED, model.config.n_positions)
-    run = Run(LoadedModel(model, tokenizer), [Request(ids, options, 0, row) for ids, row in rows])
+    requests = [Request(Text(ids, edits=edits), options) for ids, edits in rows]
+    run = Run(LoadedModel(model, tokenizer), requests)
     list(run)
     for number, done in enumerate(run.completions):
         assert done.ids == reference[f"{case}/greedy"][number].tolist()

@@ -3,12 +3,13 @@
 import pytest
 
 from gpt_cli.generation.generate import working_set
-from gpt_cli.generation.prefix_cache import PrefixCache
 from gpt_cli.generation.row import Request
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.memory import cache_bytes, logits_bytes, prefix_bytes
 from gpt_cli.gpt2.model import forward
 from gpt_cli.options.request import Options
+from gpt_cli.texts.prefix_cache import PrefixCache
+from gpt_cli.texts.text import Text
 from support.models import DTYPES, model_of
 
 SIZES = {"n_head": 2, "head_size": 64, "n_layer": 2, "n_positions": 128}
@@ -33,7 +34,7 @@ def test_logits_take_these_bytes(make_model):
 
 
 def test_a_cache_with_int8_weights_counts_half(native):
-    long = Request([1], Options(max_tokens=127))
+    long = Request(Text([1]), Options(max_tokens=127))
     sizes = SIZES | {"n_layer": 12, "n_positions": 1024, "vocab_size": 290}
     models = {dtype: model_of(native(dtype), dtype, **sizes) for dtype in ("float32", "int8")}
     counts = {
@@ -45,4 +46,4 @@ def test_a_cache_with_int8_weights_counts_half(native):
 
 def replaced(request):
     """Return the same request without a cache for many tokens."""
-    return Request(request.prompt, Options(max_tokens=1))
+    return Request(Text(request.prompt), Options(max_tokens=1))

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from gpt_cli.compression.archive import ArchiveReader
 from gpt_cli.compression.codec import Codec
 from gpt_cli.engine import Engine
-from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import forward, hidden_states
 from gpt_cli.options.request import Options, SamplingParams
+from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.text import Text
 from support.emulated_kernels import Card
 from support.models import completions_of, outcomes
 from support.native_arrays import seeds
@@ -210,7 +211,7 @@ def test_a_seed_gives_the_text_of_the_cpu(models, tokenizer, how, use_cache):
     how = {"seed": 3, "ignore_eos": True, "use_cache": use_cache} | how
     rows = [([1, 2, 3], 9), ([4, 5], 3), ([6, 7, 8, 9, 10], 5)]  # prompts, new tokens
     requests = [
-        Request(prompt, Options(max_tokens=new, **how), index)
+        Request(Text(prompt), Options(max_tokens=new, **how), index)
         for index, (prompt, new) in enumerate(rows)
     ]
     texts = [outcomes(completions_of(model, tokenizer, requests)) for model in models["small"]]

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 import gpt_cli
 from gpt_cli.errors import InputError
 from gpt_cli.generation.generate import Run
-from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.matcher import Matcher, _guide
 from gpt_cli.generation.row import Request
-from gpt_cli.generation.speculator import Speculator, make_draft_model
 from gpt_cli.options.constraint import Constraint
 from gpt_cli.options.declare import OptionError
 from gpt_cli.options.request import Options
+from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.speculator import Speculator, make_draft_model
+from gpt_cli.texts.text import Text
 from support.checkpoints import ALPHABET, END_ID, VOCAB
 from support.drafting import (
     SMALL,
@@ -372,7 +373,7 @@ def test_a_text_is_the_same_in_any_batch_without_the_cache_and_with_any_drafts(
 def test_drafts_of_the_twin_follow_the_constraint(native, tokenizer, option, params):
     model = model_of(native("float32"), **SMALL | {"n_positions": 70})
     options = Options(**params, **option, ignore_eos=True, seed=1, max_tokens=60)
-    requests = [Request([1, 2], options, row) for row in range(8)]
+    requests = [Request(Text([1, 2]), options, row) for row in range(8)]
     with planned((3, True), (2, True)):
         drafting = speculating(model, make_draft_model(model))
         rows = completions_of(model, tokenizer, requests, drafting)
@@ -383,7 +384,7 @@ def test_drafts_of_the_twin_follow_the_constraint(native, tokenizer, option, par
 def test_drafts_are_cut_before_what_the_constraint_does_not_allow(native, tokenizer):
     """After "abc" in the prompt is "de1ab", of which the constraint allows "de"."""
     model = model_of(native("float32"), **SMALL | {"n_positions": 70})
-    request = Request(ids_of("abcde1abcde1ab"), Options(regex="c[a-z]{9}", temperature=0))
+    request = Request(Text(ids_of("abcde1abcde1ab")), Options(regex="c[a-z]{9}", temperature=0))
     with planned((5, False)):
         steps = list(Run(LoadedModel(model, tokenizer, Speculator(model)), [request]))
     assert [step.drafted for step in steps][:2] == [0, 2]
@@ -391,7 +392,7 @@ def test_drafts_are_cut_before_what_the_constraint_does_not_allow(native, tokeni
 
 def test_tokens_that_the_constraint_forces_are_drafted(native, tokenizer):
     model = model_of(native("float32"), **SMALL | {"n_positions": 70})
-    request = Request([1], Options(regex="[ab]zyxwvu[ab]", seed=1))
+    request = Request(Text([1]), Options(regex="[ab]zyxwvu[ab]", seed=1))
     steps = list(Run(LoadedModel(model, tokenizer, Speculator(model)), [request]))
     assert [step.drafted for step in steps] == [0, 6, 0, 0, 0, 0, 0, 0]
     assert [step.accepted for step in steps] == [False, *[True] * 6, False]

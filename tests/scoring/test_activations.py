@@ -8,10 +8,13 @@ import pytest
 from gpt_cli.errors import CheckpointError, InputError
 from gpt_cli.gpt2.hooks import hook_shapes, select_hooks
 from gpt_cli.scoring import activations as module
-from gpt_cli.scoring.activations import activations, value_bytes
-from gpt_cli.scoring.words import Word
+from gpt_cli.scoring.activations import activations
+from gpt_cli.texts.states import value_bytes
+from gpt_cli.texts.text import Text
+from gpt_cli.texts.words import Word
 
-TEXTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9], [1, 2], *([7] * n for n in range(1, 30))]
+ROWS = [[1, 2, 3], [4], [5, 6, 7, 8, 9], [1, 2], *([7] * n for n in range(1, 30))]
+TEXTS = [Text(ids) for ids in ROWS]
 
 
 @pytest.mark.parametrize("budget", [64e6, 1])
@@ -21,12 +24,11 @@ def test_texts_come_in_order_with_the_values_of_a_text_alone(make_model, monkeyp
     names = select_hooks(model.config, ["*"])
     values = list(activations(model, TEXTS, names))
     assert len(values) == len(TEXTS)
-    for ids, row in zip(TEXTS, values, strict=True):
-        (alone,) = activations(model, [ids], names)
+    for text, row in zip(TEXTS, values, strict=True):
+        (alone,) = activations(model, [text], names)
         assert [*row] == names == [*hook_shapes(model.config)]
-        assert sum(array.nbytes for array in row.values()) == value_bytes(
-            model.config, names, len(ids)
-        )
+        size = sum(array.nbytes for array in row.values())
+        assert size == value_bytes(model, names, len(text.ids))
         for name in names:
             assert np.allclose(row[name], alone[name], atol=1e-5)
             same = model.ops.batch_invariant
@@ -37,8 +39,9 @@ def test_spans_are_averaged(make_model):
     model = make_model()
     names = ["blocks.0.hook_resid_post", "blocks.1.attn.hook_z"]
 
-    def spans(ids):
-        return [(0, len(ids)), (len(ids) - 1, len(ids))]
+    def spans(text):
+        end = len(text.ids)
+        return [(0, end), (end - 1, end)]
 
     whole, pooled = (list(activations(model, TEXTS, names, *rest)) for rest in ((), (spans,)))
     for array, means in zip(whole, pooled, strict=True):
@@ -49,7 +52,7 @@ def test_spans_are_averaged(make_model):
 
 def test_nothing_is_computed_before_it_is_needed(make_model):
     def texts():
-        yield from ([1] * 30 for _ in range(10_000))
+        yield from (Text([1] * 30) for _ in range(10_000))
         raise AssertionError
 
     values = activations(make_model(), texts(), ["hook_embed"])

@@ -5,6 +5,7 @@ import pytest
 
 from gpt_cli.errors import InputError
 from gpt_cli.scoring.activations import activations
+from gpt_cli.texts.text import Text
 from support.scores import same
 
 FRIENDS = "There was a boy named Leo. His best friend was a girl named Emma."
@@ -50,7 +51,7 @@ def test_a_patch_is_an_edit_with_activations_of_the_clean_text(tiny, what, tmp_p
     assert patching.corrupt == measure(tiny, CORRUPT)
     hook = "attn.hook_z" if what == "z" else f"hook_{what}"
     names = [f"blocks.{layer}.{hook}" for layer in range(4)]
-    (values,) = activations(tiny.model, [tiny.encode(CLEAN)], names)
+    (values,) = activations(tiny.model, [Text(tiny.encode(CLEAN))], names)
     T = len(tiny.encode(CLEAN))
     for layer, name in enumerate(names):
         np.save(tmp_path / "clean.npy", values[name])

@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt_cli.errors import InputError
-from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.ops import Ops
-from gpt_cli.scoring.rank import Question, continuations, rank
-from gpt_cli.scoring.score import score
-from support.scores import N_POSITIONS, one_by_one, question, same, texts
+from gpt_cli.scoring.rank import Question, rank
+from gpt_cli.texts.loaded import LoadedModel
+from support.scores import N_POSITIONS, logprobs_of, one_by_one, question, same, score_ids, texts
 
 # --- continuations -------------------------------------------------------------------------------
 
@@ -28,9 +27,9 @@ def test_continuations_have_the_likelihoods_that_they_have_in_the_whole(
     model = load_case("saved")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Ops, "pass_tokens", a_pass)
-        (actual,) = continuations(LoadedModel(model, None), [question(prompt, choices)])
+        (actual,) = logprobs_of(LoadedModel(model, None), [question(prompt, choices)])
     for row, choice in zip(actual, choices, strict=True):
-        (whole,) = score(LoadedModel(model, tokenizer), [prompt + choice])
+        (whole,) = score_ids(LoadedModel(model, tokenizer), [prompt + choice])
         assert row == same(model, whole.token_logprobs[len(prompt) :])
 
 
@@ -44,7 +43,7 @@ def test_the_prompt_is_computed_once(load_case, monkeypatch):
 
     monkeypatch.setattr(type(model.ops), "embed", staticmethod(embed))
     query = question(list(range(50)), [[1], [2, 3], [4, 5, 6]])
-    continuations(LoadedModel(model, None), [query])
+    logprobs_of(LoadedModel(model, None), [query])
     assert passes == [(1, 50), (3, 2)]
 
 
@@ -69,7 +68,7 @@ def test_choices_are_drawn_by_the_softmax_of_their_likelihoods(load_case, tokeni
     lengths = {"total": np.ones(4), "token": [len(row) for row in ids], "byte": sizes}[by]
     odds = np.exp(np.divide(totals, lengths))
     order = np.argsort(-odds)
-    (ranked,) = rank(LoadedModel(model, tokenizer), [Question(PROMPT, CHOICES, ids)], by)
+    (ranked,) = rank(LoadedModel(model, tokenizer), [question(PROMPT, ids, CHOICES)], by)
     for choice, position in zip(ranked, order.tolist(), strict=True):
         actual = choice.text, choice.ids, choice.bytes
         assert actual == (CHOICES[position], ids[position], sizes[position])
@@ -93,11 +92,11 @@ def test_choices_that_cannot_be_ranked_are_refused(engine, texts, by, complaint)
 
 def test_prompt_and_choice_may_be_as_long_as_the_context(load_case, tokenizer):
     loaded = LoadedModel(load_case("untied"), tokenizer)
-    ((only,),) = rank(loaded, [Question([1], ["long"], [[64] * 79])], "total")
+    ((only,),) = rank(loaded, [question([1], [[64] * 79], ["long"])], "total")
     assert only.logprob < -400  # the square of its probability is 0 in float64
     assert only.probability == 1
     longest = Question.of_texts(loaded, "b", ["a", "a" * 80])  # the last token is not read
-    assert [len(ids) for ids in longest.choices] == [1, 80]
+    assert [len(ids) for ids in longest.prompt.continuations] == [1, 80]
     with pytest.raises(InputError, match="82 tokens, more than the model's context of 80"):
         Question.of_texts(loaded, "b", ["a", "a" * 81])
 
@@ -119,5 +118,6 @@ def test_a_question_begins_with_the_ids_of_the_prompt_and_of_all_choices(rows, b
     loaded = SimpleNamespace(config=config, **options)
     query = Question.of_texts(loaded, "a", ["b" * n for n in range(1, len(rows))])
     start = [] if beginning else [9]
-    assert query.prompt == start + beginning
-    assert [query.prompt + row for row in query.choices] == [start + row for row in rows[1:]]
+    prompt = query.prompt
+    assert prompt.ids == start + beginning
+    assert [prompt.ids + row for row in prompt.continuations] == [start + row for row in rows[1:]]

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from gpt_cli.engine import Engine
 from gpt_cli.errors import CheckpointError, InputError
-from gpt_cli.generation.loaded import LoadedModel
-from gpt_cli.generation.sampling import ranks
 from gpt_cli.gpt2.model import unembed
 from gpt_cli.ops import Ops
-from gpt_cli.scoring.score import Score, score
+from gpt_cli.scoring.score import Score
+from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.measures import ranks
 from support.checkpoints import VOCAB
-from support.scores import N_POSITIONS, one_by_one, same, texts
+from support.scores import N_POSITIONS, one_by_one, same, score_ids, texts
 
 # --- against transformers ------------------------------------------------------------------------
 
@@ -35,7 +35,7 @@ def test_perplexity_by_sliding_windows_is_that_of_transformers(
 ):
     reference = golden("windows.json")
     assert len(reference["ids"]) > 4 * N_POSITIONS
-    (result,) = score(LoadedModel(load_case("saved"), tokenizer), [reference["ids"]], stride)
+    (result,) = score_ids(LoadedModel(load_case("saved"), tokenizer), [reference["ids"]], stride)
     assert result.perplexity == pytest.approx(reference["perplexities"][str(stride)], rel=1e-5)
 
 
@@ -44,7 +44,7 @@ def test_perplexity_by_sliding_windows_is_that_of_transformers(
 
 def test_each_token_is_scored_given_those_before_it(load_case, tokenizer):
     model, ids = load_case("untied"), [5, 200, 7, 7, 260]
-    (result,) = score(LoadedModel(model, tokenizer), [ids])
+    (result,) = score_ids(LoadedModel(model, tokenizer), [ids])
     for position in range(1, len(ids)):
         exact = one_by_one(model, ids, position, N_POSITIONS)
         assert result.token_logprobs[position] == pytest.approx(exact, rel=1e-4)
@@ -56,7 +56,8 @@ def test_beyond_the_context_a_token_is_scored_in_the_first_window_that_holds_it(
 ):
     model = load_case("saved")
     ids = np.random.default_rng(count).integers(len(VOCAB), size=count).tolist()
-    (result,) = score(LoadedModel(model, tokenizer), [ids])  # windows from 0 to 80, 40 to 120, ...
+    # Windows are from 0 to 80, 40 to 120, ...
+    (result,) = score_ids(LoadedModel(model, tokenizer), [ids])
     assert len(result.token_logprobs) == count
     assert None not in result.token_logprobs[1:]
     for position in {1, 79, count - 1} | ({80} if count > 80 else set()):
@@ -67,7 +68,7 @@ def test_beyond_the_context_a_token_is_scored_in_the_first_window_that_holds_it(
 
 def test_the_smallest_context_has_a_stride(make_model, tokenizer):
     model = make_model(n_positions=2)
-    (result,) = score(LoadedModel(model, tokenizer), [[5, 6, 7]])
+    (result,) = score_ids(LoadedModel(model, tokenizer), [[5, 6, 7]])
     exact = [one_by_one(model, [5, 6, 7], position, 1) for position in (1, 2)]
     assert result.token_logprobs[1:] == pytest.approx(exact, rel=1e-4)
 
@@ -75,17 +76,17 @@ def test_the_smallest_context_has_a_stride(make_model, tokenizer):
 @pytest.mark.parametrize("stride", [-1, 0, 80, 1000])
 def test_a_stride_out_of_range_is_refused(load_case, tokenizer, stride):
     with pytest.raises(InputError, match="stride must be from 1 to 79"):
-        score(LoadedModel(load_case("saved"), tokenizer), [], stride)
+        score_ids(LoadedModel(load_case("saved"), tokenizer), [], stride)
 
 
 @given(batch=st.lists(texts, max_size=6))
 @settings(max_examples=30)
 def test_a_text_has_the_score_that_it_has_alone(load_case, tokenizer, batch):
     model = load_case("saved")
-    together = score(LoadedModel(model, tokenizer), batch)
+    together = score_ids(LoadedModel(model, tokenizer), batch)
     assert [result.ids for result in together] == batch
     for result, ids in zip(together, batch, strict=True):
-        (alone,) = score(LoadedModel(model, tokenizer), [ids])
+        (alone,) = score_ids(LoadedModel(model, tokenizer), [ids])
         assert result.token_logprobs[:1] == alone.token_logprobs[:1] == [None] * bool(ids)
         assert result.token_logprobs[1:] == same(model, alone.token_logprobs[1:])
         assert result.bytes_scored == alone.bytes_scored
@@ -97,16 +98,20 @@ def test_how_the_work_is_cut_changes_nothing(
 ):
     model, ids = load_case("saved"), golden("windows.json")["ids"]
     texts = [ids, ids[:50], ids[:3], ids[7:9]]
-    expected = [result.token_logprobs[1:] for result in score(LoadedModel(model, tokenizer), texts)]
+    expected = [
+        result.token_logprobs[1:] for result in score_ids(LoadedModel(model, tokenizer), texts)
+    ]
     monkeypatch.setattr(Ops, "pass_tokens", a_pass)
     monkeypatch.setattr(Ops, "logits_rows", a_slice)
 
-    def unembed_slice(model, x, hook):
+    def unembed_slice(model, x, edited):
         assert len(x) <= a_slice
-        return unembed(model, x, hook)
+        return unembed(model, x, edited=edited)
 
-    monkeypatch.setattr("gpt_cli.scoring.score.unembed", unembed_slice)
-    actual = [result.token_logprobs[1:] for result in score(LoadedModel(model, tokenizer), texts)]
+    monkeypatch.setattr("gpt_cli.texts.measures.unembed", unembed_slice)
+    actual = [
+        result.token_logprobs[1:] for result in score_ids(LoadedModel(model, tokenizer), texts)
+    ]
     for row, exact in zip(actual, expected, strict=True):
         assert row == same(model, exact)
 
@@ -116,7 +121,7 @@ def test_damaged_weights_are_no_score(make_model, tokenizer):
     damaged = np.full(model.config.n_embd, np.nan, np.float32)
     model = replace(model, ln_f=replace(model.ln_f, weight=damaged))
     with pytest.raises(CheckpointError, match="damaged"):
-        score(LoadedModel(model, tokenizer), [[1, 2, 3]])
+        score_ids(LoadedModel(model, tokenizer), [[1, 2, 3]])
 
 
 # --- the start token, ranks and entropies --------------------------------------------------------
@@ -126,11 +131,12 @@ def test_damaged_weights_are_no_score(make_model, tokenizer):
 @settings(max_examples=20)
 def test_a_prefix_is_before_each_text_and_not_part_of_it(load_case, tokenizer, ids, prefix):
     model = load_case("saved")
-    actual = score(LoadedModel(model, tokenizer), ids, start=prefix, measures={"ranks": ranks})
+    loaded, measures = LoadedModel(model, tokenizer), {"ranks": ranks}
+    actual = score_ids(loaded, ids, start=prefix, measures=measures)
     for result, row in zip(actual, ids, strict=True):
-        whole = score(LoadedModel(model, tokenizer), [[*prefix, *row]], measures={"ranks": ranks})[
-            0
-        ]
+        whole = score_ids(
+            LoadedModel(model, tokenizer), [[*prefix, *row]], measures={"ranks": ranks}
+        )[0]
         assert result.ids == row
         first = 0 if prefix else 1
         expected = whole.token_logprobs[len(prefix) + first :]
@@ -143,7 +149,7 @@ def test_a_prefix_is_before_each_text_and_not_part_of_it(load_case, tokenizer, i
 
 def test_with_the_start_token_the_first_token_is_scored(engine):
     start = engine.model.config.bos_token_id
-    (expected,) = score(engine.loaded, [[start, *engine.encode("He said")]])
+    (expected,) = score_ids(engine.loaded, [[start, *engine.encode("He said")]])
     result = engine.score("He said", bos=True)
     assert result.ids == engine.encode("He said")
     assert result.token_logprobs == expected.token_logprobs[1:]
@@ -267,7 +273,7 @@ def test_the_sums_are_over_the_scored_tokens():
 
 @pytest.mark.parametrize("ids", [[], [7]])
 def test_of_no_token_there_is_no_mean(load_case, tokenizer, ids):
-    (result,) = score(LoadedModel(load_case("saved"), tokenizer), [ids])
+    (result,) = score_ids(LoadedModel(load_case("saved"), tokenizer), [ids])
     assert (result.tokens_scored, result.total_logprob) == (0, 0)
     assert result.perplexity is result.bits_per_byte is None
 

@@ -5,15 +5,19 @@ import pytest
 
 import gpt_cli
 from gpt_cli.errors import CheckpointError, ResourceError
-from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.scoring.trace import trace
+from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.text import Text
 
 IDS = [72, 5, 258, 286, 199]
 
 
 @pytest.mark.parametrize("name", ["residual", "attention", "logits"])
 def test_a_trace_is_that_of_transformers(load_case, golden, name):
-    values, expected = getattr(trace(load_case("saved"), IDS), name), golden("inner.npz")[name]
+    values, expected = (
+        getattr(trace(load_case("saved"), Text(IDS)), name),
+        golden("inner.npz")[name],
+    )
     assert values.shape == expected.shape
     assert np.abs(values - expected).max() < 1e-4 * expected.std()
 

@@ -7,6 +7,7 @@ import pytest
 
 from gpt_cli.errors import InputError
 from gpt_cli.scoring.tree import tree
+from gpt_cli.texts.text import Text
 from support.models import exact_logprobs
 
 IDS = [1, 0, 2, 1]
@@ -30,7 +31,7 @@ def total_logprob(model, ids, path):
 def test_the_tree_has_the_likeliest_continuations_of_all_lengths(make_model, count, sharpness):
     model = make_model(vocab_size=5, eos_token_id=None)
     model.ln_f.weight[:] *= sharpness  # sharper distributions have longer likeliest continuations
-    likeliest = list(paths(tree(model, IDS, count)))
+    likeliest = list(paths(tree(model, Text(IDS), count)))
     assert len(likeliest) == count
     assert count < 17 or max(len(path) for path, _ in likeliest) > 2
     for path, logprob in likeliest:
@@ -60,14 +61,14 @@ def test_children_follow_their_parents_and_the_likeliest_comes_first(engine):
 
 def test_nothing_follows_the_end_token(make_model):
     model = make_model(vocab_size=5, eos_token_id=2)
-    continuations = [path for path, _ in paths(tree(model, IDS, 60))]
+    continuations = [path for path, _ in paths(tree(model, Text(IDS), 60))]
     assert any(path[-1] == 2 for path in continuations)
     assert not any(2 in path[:-1] for path in continuations)
 
 
 def test_a_tree_ends_with_the_context(make_model):
     model = make_model(vocab_size=3, n_positions=5, eos_token_id=None)
-    continuations = [path for path, _ in paths(tree(model, IDS, 100))]
+    continuations = [path for path, _ in paths(tree(model, Text(IDS), 100))]
     assert sorted(continuations) == sorted(
         path for length in (1, 2) for path in itertools.product(range(3), repeat=length)
     )

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from gpt_cli.scoring.activations import activations
+from gpt_cli.texts.text import Text
 from support.eval_tasks import write_tasks
 from support.processes import posix
 from support.server_process import serving, write_slow_model
@@ -176,9 +177,9 @@ def test_openai_gets_embeddings(format, client, tiny):
         found = client.embeddings.create(**given, extra_body=body)
         rows = activations(
             tiny.model,
-            map(tiny.encode, texts),
+            [Text(tiny.encode(text)) for text in texts],
             [name],
-            lambda ids, first=first: [(first % len(ids), len(ids))],
+            lambda text, first=first: [(first % len(text.ids), len(text.ids))],
         )
         for entry, row in zip(found.data, rows, strict=True):
             vector = entry.embedding

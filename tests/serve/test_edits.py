@@ -169,7 +169,7 @@ def test_edits_are_off_by_default(tiny, monkeypatch):
     with pytest.raises(RequestError, match="started without --allow-edits DIR") as refused:
         read(tiny, {"prompt": "a", "edits": ["hook_embed=0"]}, ["tiny"])
     assert (refused.value.status, refused.value.field) == (400, "edits")
-    assert read(tiny, {"prompt": "a", "edits": []}, ["tiny"]).prompts[0].edits == []
+    assert read(tiny, {"prompt": "a", "edits": []}, ["tiny"]).texts[0].edits == []
 
 
 def test_the_folder_must_exist(tmp_path):

@@ -10,6 +10,7 @@ from gpt_cli.gpt2.hooks import hook_shapes, select_hooks
 from gpt_cli.scoring.activations import activations
 from gpt_cli.serve import protocol
 from gpt_cli.serve.refusals import RequestError
+from gpt_cli.texts.text import Text
 from support.answers import computed, texts_of, told
 from support.processes import posix
 from support.server_process import serving
@@ -40,10 +41,11 @@ def vectors(server, **fields):
 
 
 def expected_vectors(engine, texts, hook=FINAL, pool="mean"):
-    def spans(ids):
-        return [(0 if pool == "mean" else len(ids) - 1, len(ids))]
+    def spans(text):
+        end = len(text.ids)
+        return [(0 if pool == "mean" else end - 1, end)]
 
-    rows = activations(engine.model, map(engine.encode, texts), [hook], spans)
+    rows = activations(engine.model, [Text(engine.encode(text)) for text in texts], [hook], spans)
     return [row[hook][0].ravel() for row in rows]
 
 
@@ -181,9 +183,9 @@ def test_the_numbers_of_an_answer_are_bounded(tiny, monkeypatch):
 
 def test_a_start_token_of_the_tokenizer_is_no_part_of_a_mean(tiny, monkeypatch):
     monkeypatch.setattr(type(tiny.loaded), "start", [2047])
-    (prompt,) = protocol.read_embeddings(tiny, {"input": "Once"}, ["tiny"]).prompts
-    assert (prompt.ids[0], prompt.begins) == (2047, True)
-    (prompt,) = protocol.read_embeddings(tiny, {"input": [5]}, ["tiny"]).prompts
-    assert (prompt.ids, prompt.begins) == ([5], False)
+    (text,) = protocol.read_embeddings(tiny, {"input": "Once"}, ["tiny"]).texts
+    assert (text.ids[0], text.start) == (2047, 1)
+    (text,) = protocol.read_embeddings(tiny, {"input": [5]}, ["tiny"]).texts
+    assert (text.ids, text.start) == ([5], 0)
     with pytest.raises(RequestError, match="the text is empty"):
         protocol.read_embeddings(tiny, {"input": ""}, ["tiny"])

@@ -15,11 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt_cli.errors import CheckpointError, ResourceError
-from gpt_cli.generation import decode, prefix_cache
+from gpt_cli.generation import decode
 from gpt_cli.generation.generate import Completion, Run
-from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
-from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2 import prefill
 from gpt_cli.gpt2.hooks import FINAL
 from gpt_cli.gpt2.kv_cache import KVCache
@@ -29,6 +27,10 @@ from gpt_cli.scoring.score import score
 from gpt_cli.serve import prompts, scheduler
 from gpt_cli.serve.prompts import PendingText, Pooling, PromptScore
 from gpt_cli.serve.scheduler import QueueFullError, Scheduler, StoppedError
+from gpt_cli.texts import prefix_cache
+from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.speculator import Speculator
+from gpt_cli.texts.text import Text
 from support.checkpoints import VOCAB
 from support.decoding import decoding_ahead
 from support.models import DTYPES, computing, model_of
@@ -62,7 +64,7 @@ def wanted(draw):
     begun = draw(st.lists(st.lists(an_id, max_size=100), min_size=1, max_size=2))
     ends = st.lists(an_id, min_size=1, max_size=20)
     request = st.builds(
-        lambda start, end, chosen, index: Request(start + end, chosen, index),
+        lambda start, end, chosen, index: Request(Text(start + end), chosen, index),
         *(st.sampled_from(begun), ends, options | searches, st.integers(0, 3)),
     )
     return draw(st.lists(st.tuples(request, st.sampled_from([None, 0, 3])), max_size=12))
@@ -150,7 +152,7 @@ def assert_same(actual, expected):
 def busy(running, **limits):
     """Return a scheduler with a text that decodes on and on, and its task."""
     started, caller = running(**limits), Caller()
-    task = caller.task(Request([1], Options(max_tokens=149, ignore_eos=True, temperature=0)))
+    task = caller.task(Request(Text([1]), Options(max_tokens=149, ignore_eos=True, temperature=0)))
     started.submit([task])
     caller.events.get(timeout=60)
     return started, task
@@ -191,7 +193,7 @@ def test_each_text_is_the_one_that_it_is_alone(
 
 def test_texts_join_and_leave_between_calls_that_decode_ahead(loaded, running):
     requests = [
-        Request([n], Options(seed=n, max_tokens=5 + 7 * n % 40, ignore_eos=n % 8 > 5))
+        Request(Text([n]), Options(seed=n, max_tokens=5 + 7 * n % 40, ignore_eos=n % 8 > 5))
         for n in range(20)
     ]
     expected = [alone(loaded, request) for request in requests]
@@ -210,7 +212,7 @@ def test_texts_join_and_leave_between_calls_that_decode_ahead(loaded, running):
 def test_a_text_is_the_same_at_1_8_and_32_callers(tiny, running):
     texts = ["Once upon a time", "The moon", "Every day, the fox", "A girl named Emma" * 20]
     requests = [
-        Request(tiny.encode(texts[n % 4]), Options(seed=n, max_tokens=20 + n), n % 3)
+        Request(Text(tiny.encode(texts[n % 4])), Options(seed=n, max_tokens=20 + n), n % 3)
         for n in range(32)
     ]
     expected = [alone(tiny.loaded, request) for request in requests]
@@ -239,7 +241,9 @@ def test_a_text_is_the_same_at_1_8_and_32_callers(tiny, running):
 def test_drafts_of_a_scheduler_change_nothing(loaded, running):
     shared, caller = running(drafting(loaded)), Caller()
     # A loop, which n-grams draft.
-    requests = [Request([1, 2, 3, 4] * 5, Options(temperature=0, max_tokens=100)) for _ in range(3)]
+    requests = [
+        Request(Text([1, 2, 3, 4] * 5), Options(temperature=0, max_tokens=100)) for _ in range(3)
+    ]
     tasks = [caller.task(request) for request in requests]
     caller.compute(shared, tasks)
     for task, request in zip(tasks, requests, strict=True):
@@ -250,14 +254,16 @@ def test_drafts_of_a_scheduler_change_nothing(loaded, running):
 def test_a_prompt_is_scored_without_new_tokens(tiny, running):
     shared, caller = running(tiny.loaded), Caller()
     ids = tiny.encode("Once upon a time there was a girl. " * 30)
-    tasks = [caller.task(Request(text, Options()), 2, decode=False) for text in (ids, ids[:1])]
+    tasks = [
+        caller.task(Request(Text(text), Options()), 2, decode=False) for text in (ids, ids[:1])
+    ]
     caller.compute(shared, tasks)
     long, short = caller.scores[0], caller.scores[1]
     assert (
         long.logprobs == tiny.score("Once upon a time there was a girl. " * 30).token_logprobs[1:]
     )
     assert (short.logprobs, short.top_logprobs) == ([], [])
-    caller.compute(shared, [caller.task(Request([1], Options(max_tokens=1)))])
+    caller.compute(shared, [caller.task(Request(Text([1]), Options(max_tokens=1)))])
     assert [len(completion.ids) for completion in caller.completions.values()] == [0, 0, 1]
     assert shared.running == 0
 
@@ -270,7 +276,9 @@ def test_a_search_that_loses_beams_changes_no_other(loaded, running):
     for size in range(panel - 2, panel + 2):  # the token of a moved row is the first of a panel
         shared, caller = running(max_batch=8), Caller()
         searches = [Options(max_tokens=9, beams=4, regex=pattern) for pattern in patterns]
-        tasks = [caller.task(Request([n] * size, chosen)) for n, chosen in enumerate(searches)]
+        tasks = [
+            caller.task(Request(Text([n] * size), chosen)) for n, chosen in enumerate(searches)
+        ]
         caller.compute(shared, tasks, at_once=True)
         for task in tasks:
             assert_same(caller.completions[task.number], alone(loaded, task.request))
@@ -296,11 +304,11 @@ def passes(monkeypatch):
 def test_a_prompt_of_several_texts_is_computed_once(running, passes):
     shared, caller = running(), Caller()
     sampling = Options(max_tokens=5, seed=1, ignore_eos=True)
-    tasks = [caller.task(Request([3] * 101, sampling, index)) for index in range(6)]
+    tasks = [caller.task(Request(Text([3] * 101), sampling, index)) for index in range(6)]
     caller.compute(shared, tasks)
     assert passes == [(1, 72), (1, 28)]
     assert shared.reused == 500
-    more = caller.task(Request([3] * 101 + [5] * 10, sampling), score=0)
+    more = caller.task(Request(Text([3] * 101 + [5] * 10), sampling), score=0)
     caller.compute(shared, [more])
     assert passes[2:] == [(1, 10)]  # only what follows is computed, and all is scored
     assert len(caller.scores[more.number].logprobs) == 110
@@ -309,10 +317,10 @@ def test_a_prompt_of_several_texts_is_computed_once(running, passes):
 def test_each_of_several_prompts_in_a_pass_is_known_afterwards(loaded, running, passes):
     shared, caller = running(), Caller()
     begun = [[3, 4] * 10, [5, 6] * 12]
-    first = [caller.task(Request(ids, Options(max_tokens=1))) for ids in begun]
+    first = [caller.task(Request(Text(ids), Options(max_tokens=1))) for ids in begun]
     caller.compute(shared, first, at_once=True)
     assert passes == [(2, 23)]
-    more = [caller.task(Request(ids + [7] * 5, Options(seed=1)), score=0) for ids in begun]
+    more = [caller.task(Request(Text(ids + [7] * 5), Options(seed=1)), score=0) for ids in begun]
     for task in more:
         caller.compute(shared, [task])
         assert_same(caller.completions[task.number], alone(loaded, task.request))
@@ -325,7 +333,7 @@ def test_short_prompts_share_a_pass_and_a_long_one_has_pieces(running, passes):
     shared, _ = busy(running)
     caller = Caller()
     prompts_of = [[9 + n] * (11 + n) for n in range(4)] + [[5] * 149]
-    tasks = [caller.task(Request(ids, Options(max_tokens=1))) for ids in prompts_of]
+    tasks = [caller.task(Request(Text(ids), Options(max_tokens=1))) for ids in prompts_of]
     caller.compute(shared, tasks, at_once=True)
     assert passes[0] == (4, 13)
     assert passes[1:] == [(1, 72), (1, 72), (1, 4)]
@@ -335,17 +343,17 @@ def test_short_prompts_share_a_pass_and_a_long_one_has_pieces(running, passes):
 def test_vectors_are_computed_in_the_passes_of_prompts(loaded, running, passes, hook):
     shared, caller = running(), Caller()
     texts = [[9] * 20, [8] * 15, [7] * 149]
-    vectors = [caller.task(Request(ids, Options()), Pooling(hook, 0), False) for ids in texts]
-    text = caller.task(Request([9] * 20, Options(max_tokens=3, seed=1)), score=0)
+    vectors = [caller.task(Request(Text(ids), Options()), Pooling(hook, 0), False) for ids in texts]
+    text = caller.task(Request(Text([9] * 20), Options(max_tokens=3, seed=1)), score=0)
     caller.compute(shared, [*vectors, text], at_once=True)
     assert all(rows * width <= prompts.PIECE for rows, width in passes)
     assert passes[0] == (2 if hook == FINAL else 3, 20)  # side by side, and with the text
-    rows = activations(loaded.model, texts, [hook], lambda ids: [(0, len(ids))])
+    rows = activations(loaded.model, map(Text, texts), [hook], lambda text: [(0, len(text.ids))])
     for task, row in zip(vectors, rows, strict=True):
         assert np.array_equal(caller.vectors[task.number], row[hook][0])
     assert_same(caller.completions[text.number], alone(loaded, text.request))
     # The prefix cache has the texts of states, and no other values.
-    again = caller.task(Request([7] * 149, Options()), Pooling(FINAL, 148), False)
+    again = caller.task(Request(Text([7] * 149), Options()), Pooling(FINAL, 148), False)
     reused = shared.reused
     caller.compute(shared, [again])
     assert shared.reused - reused == (149 if hook == FINAL else 0)
@@ -359,10 +367,10 @@ def test_others_go_on_while_a_long_prompt_is_computed(running, monkeypatch):
     def task(name, request):
         return PendingText(request, lambda event: order.put(name))
 
-    shared.submit([task("short", Request([1], Options(max_tokens=100, ignore_eos=True)))])
+    shared.submit([task("short", Request(Text([1]), Options(max_tokens=100, ignore_eos=True)))])
     order.get(timeout=60)
-    shared.submit([task("long", Request([2] * 81, Options(max_tokens=1)))])
-    shared.submit([task("new", Request([4, 5], Options(max_tokens=1)))])
+    shared.submit([task("long", Request(Text([2] * 81), Options(max_tokens=1)))])
+    shared.submit([task("new", Request(Text([4, 5]), Options(max_tokens=1)))])
     names = [order.get(timeout=60) for _ in range(101)]
     assert names.index("new") < names.index("long")
     assert names[: names.index("long")].count("short") >= 8  # one between two pieces
@@ -373,7 +381,7 @@ def test_texts_of_several_requests_take_turns(running):
     ended = queue.Queue()
 
     def task(name):
-        return PendingText(Request([1], Options(max_tokens=1)), lambda event: ended.put(name))
+        return PendingText(Request(Text([1]), Options(max_tokens=1)), lambda event: ended.put(name))
 
     shared.submit([task("first") for _ in range(30)])
     shared.submit([task("second") for _ in range(3)])
@@ -387,7 +395,7 @@ def test_a_request_that_comes_later_does_not_overtake_what_waits(running):
     names, done = [], threading.Event()
 
     def task(name):
-        return PendingText(Request([1], Options(max_tokens=1)), lambda event: end(name))
+        return PendingText(Request(Text([1]), Options(max_tokens=1)), lambda event: end(name))
 
     def end(name):
         names.append(name)
@@ -408,8 +416,8 @@ def test_a_request_that_comes_later_does_not_overtake_what_waits(running):
 def test_a_text_that_is_not_wanted_any_more_leaves_at_the_next_turn(loaded, running):
     shared, first = busy(running, max_batch=1)
     caller = Caller()
-    waiting = caller.task(Request([2] * 50, Options(max_tokens=3, seed=1)))
-    dropped = caller.task(Request([3], Options(max_tokens=3)))
+    waiting = caller.task(Request(Text([2] * 50), Options(max_tokens=3, seed=1)))
+    dropped = caller.task(Request(Text([3]), Options(max_tokens=3)))
     shared.submit([dropped])
     shared.submit([waiting])
     dropped.cancelled = True
@@ -426,9 +434,9 @@ def test_a_search_that_is_not_wanted_any_more_leaves_with_all_its_rows(
 ):
     shared, caller, sizes, inner = running(max_batch=5), Caller(), [], decode.hidden_states
     endless = Options(max_tokens=149, beams=4, ignore_eos=True)
-    search = caller.task(Request([2], endless))
-    text = caller.task(Request([3], Options(max_tokens=149, ignore_eos=True, seed=1)))
-    waiting = caller.task(Request([4], replace(endless, max_tokens=3)))
+    search = caller.task(Request(Text([2]), endless))
+    text = caller.task(Request(Text([3]), Options(max_tokens=149, ignore_eos=True, seed=1)))
+    waiting = caller.task(Request(Text([4]), replace(endless, max_tokens=3)))
 
     def leave(model, ids, *args):
         sizes.append(len(ids))
@@ -456,7 +464,7 @@ def test_a_search_that_needs_many_rows_is_not_overtaken(running, monkeypatch):
                 ended.put(name)
 
         options = Options(max_tokens=tokens, ignore_eos=True, **options)
-        return PendingText(Request([1], options), deliver)
+        return PendingText(Request(Text([1]), options), deliver)
 
     def come(*args):
         if 3 < next(passes) < 9:
@@ -474,7 +482,7 @@ def test_a_prompt_that_is_not_wanted_any_more_is_not_computed_to_its_end(
 ):
     monkeypatch.setattr(prompts, "PIECE", 1)
     shared, caller = running(), Caller()
-    task = caller.task(Request([2] * 149, Options(max_tokens=1)))
+    task = caller.task(Request(Text([2] * 149), Options(max_tokens=1)))
     inner = prefill.hidden_states
 
     def leave(*args):
@@ -493,7 +501,7 @@ def test_a_prompt_that_is_not_wanted_any_more_is_not_computed_to_its_end(
 def test_no_more_texts_wait_than_allowed(running, monkeypatch):
     shared, first = busy(running, max_batch=1, max_queue=2)
     caller = Caller()
-    tasks = [caller.task(Request([n], Options(max_tokens=1))) for n in range(4)]
+    tasks = [caller.task(Request(Text([n]), Options(max_tokens=1))) for n in range(4)]
     shared.submit(tasks[:1])
     shared.submit(tasks[1:3])  # a request is accepted as a whole
     for most, name in ((1, "1 request"), (2, "2 requests")):  # not the number that wait
@@ -508,7 +516,7 @@ def test_no_more_texts_wait_than_allowed(running, monkeypatch):
 
 def test_free_places_do_not_count_as_a_queue(running):
     shared, caller = running(max_batch=3, max_queue=2), Caller()
-    tasks = [caller.task(Request([1], Options(max_tokens=1))) for _ in range(6)]
+    tasks = [caller.task(Request(Text([1]), Options(max_tokens=1))) for _ in range(6)]
     with shared._changed:  # so that none has begun
         for task in tasks[:5]:
             shared.submit([task])
@@ -535,11 +543,11 @@ def test_fewer_texts_at_a_time_if_memory_is_short(loaded, running, monkeypatch):
 def test_while_it_drains_all_texts_end_and_none_join(running):
     shared, running_text = busy(running, max_batch=1)
     caller = Caller()
-    waiting = caller.task(Request([1], Options(max_tokens=5)))
+    waiting = caller.task(Request(Text([1]), Options(max_tokens=5)))
     shared.submit([waiting])
     shared.drain()
     with pytest.raises(StoppedError):
-        shared.submit([caller.task(Request([1], Options()))])
+        shared.submit([caller.task(Request(Text([1]), Options()))])
     assert shared.busy
     caller.wait([waiting])
     assert not caller.errors
@@ -550,7 +558,7 @@ def test_while_it_drains_all_texts_end_and_none_join(running):
 def test_a_stop_ends_all_texts(running):
     shared, _ = busy(running, max_batch=1)
     caller = Caller()
-    waiting = caller.task(Request([1], Options()))
+    waiting = caller.task(Request(Text([1]), Options()))
     shared.submit([waiting])
     shared.stop()
     shared.join()
@@ -582,13 +590,13 @@ def test_an_error_ends_its_texts_and_others_are_computed(
 
     with monkeypatch.context() as patch:
         patch.setattr(f"gpt_cli.{function}", fail)
-        bad = [caller.task(Request([n] * 30, Options(max_tokens=3))) for n in range(2)]
-        bad += [caller.task(Request([2] * 30, Options(max_tokens=3, beams=2)))]
+        bad = [caller.task(Request(Text([n] * 30), Options(max_tokens=3))) for n in range(2)]
+        bad += [caller.task(Request(Text([2] * 30), Options(max_tokens=3, beams=2)))]
         caller.compute(shared, bad)
     assert {type(error) for error in caller.errors.values()} == {seen}
     if seen is ResourceError:
         assert "not enough memory" in str(caller.errors[0])
-    good = caller.task(Request([5] * 30, Options(max_tokens=3, seed=2)))
+    good = caller.task(Request(Text([5] * 30), Options(max_tokens=3, seed=2)))
     caller.compute(shared, [good])
     assert_same(caller.completions[good.number], alone(loaded, good.request))
     assert (shared.running, shared.waiting) == (0, 0)
@@ -598,8 +606,10 @@ def test_damaged_weights_end_only_the_texts_that_use_them(loaded, running):
     loaded.model.wpe[60] = np.nan  # only texts use it that reach this position
     shared, caller = running(drafting(loaded)), Caller()
     options = Options(max_tokens=50, temperature=0, ignore_eos=True)
-    long, *short = [caller.task(Request([n] * length, options)) for n, length in ((3, 40), (5, 2))]
-    short += [caller.task(Request([1, 2, 3] * 3, options))]
+    long, *short = [
+        caller.task(Request(Text([n] * length), options)) for n, length in ((3, 40), (5, 2))
+    ]
+    short += [caller.task(Request(Text([1, 2, 3] * 3), options))]
     caller.compute(shared, [long, *short], at_once=True)
     assert isinstance(caller.errors.pop(long.number), CheckpointError)
     assert not caller.errors
@@ -610,11 +620,13 @@ def test_damaged_weights_end_only_the_texts_that_use_them(loaded, running):
 
 
 def test_damaged_weights_of_one_beam_end_its_search(loaded, running, monkeypatch):
-    search = Request([5, 6], Options(max_tokens=9, beams=3, ignore_eos=True))
+    search = Request(Text([5, 6]), Options(max_tokens=9, beams=3, ignore_eos=True))
     (bad,) = (
         alone(loaded, replace(search, options=replace(search.options, max_tokens=1))).others[1].ids
     )
-    text = Request([5], Options(max_tokens=99, logit_bias={bad: -100}, seed=1, ignore_eos=True))
+    text = Request(
+        Text([5]), Options(max_tokens=99, logit_bias={bad: -100}, seed=1, ignore_eos=True)
+    )
     expected, inner = alone(loaded, text), decode.hidden_states
 
     def damaged(model, ids, *args):
@@ -636,7 +648,7 @@ def test_damaged_weights_end_only_the_vectors_that_use_them(loaded, running):
     shared, caller = running(), Caller()
     pooling = Pooling("blocks.0.hook_resid_post", 0)
     bad, good = (
-        caller.task(Request([n] * length, Options()), pooling, False)
+        caller.task(Request(Text([n] * length), Options()), pooling, False)
         for n, length in ((3, 30), (4, 18))
     )
     caller.compute(shared, [bad, good], at_once=True)
@@ -649,7 +661,8 @@ def test_damaged_weights_end_only_the_scores_that_use_them(loaded, running):
     shared, caller = running(), Caller()
     one_token = Options(max_tokens=1, seed=1)
     bad, good = (
-        caller.task(Request([n] * length, one_token), score=1) for n, length in ((3, 30), (4, 18))
+        caller.task(Request(Text([n] * length), one_token), score=1)
+        for n, length in ((3, 30), (4, 18))
     )
     caller.compute(shared, [bad, good], at_once=True)
     assert isinstance(caller.errors.pop(bad.number), CheckpointError)
@@ -673,9 +686,9 @@ def test_an_error_while_texts_are_admitted_loses_none(loaded, running, monkeypat
 
     monkeypatch.setattr(scheduler.Batch, "add", add)
     tasks = {
-        "new": caller.task(Request([2] * 40, Options(max_tokens=3, seed=1))),
-        "passed": caller.task(Request([2] * 40, Options(max_tokens=3, seed=2))),
-        "known": caller.task(Request([2], Options(max_tokens=3, seed=9))),
+        "new": caller.task(Request(Text([2] * 40), Options(max_tokens=3, seed=1))),
+        "passed": caller.task(Request(Text([2] * 40), Options(max_tokens=3, seed=2))),
+        "known": caller.task(Request(Text([2]), Options(max_tokens=3, seed=9))),
     }
     caller.compute(shared, list(tasks.values()), at_once=True)
     assert {name for name, task in tasks.items() if task.number in caller.errors} == ended
@@ -687,7 +700,8 @@ def test_an_error_while_texts_are_admitted_loses_none(loaded, running, monkeypat
 def test_a_text_that_an_error_has_ended_leaves_the_batch(running, monkeypatch):
     shared, caller = running(), Caller()
     tasks = [
-        caller.task(Request([n] * 30, Options(max_tokens=99, ignore_eos=True))) for n in (1, 2)
+        caller.task(Request(Text([n] * 30), Options(max_tokens=99, ignore_eos=True)))
+        for n in (1, 2)
     ]
     kept = []
 
@@ -702,7 +716,7 @@ def test_a_text_that_an_error_has_ended_leaves_the_batch(running, monkeypatch):
     assert len(kept) == 2
     assert [type(caller.errors[task.number]) for task in tasks] == [ResourceError] * 2
     other = Caller()
-    last = other.task(Request([3], Options(max_tokens=9)))
+    last = other.task(Request(Text([3]), Options(max_tokens=9)))
     shared.submit([last])
     other.wait([last])
     assert caller.events.qsize() <= 1  # a step, in the turn of the error
@@ -711,7 +725,7 @@ def test_a_text_that_an_error_has_ended_leaves_the_batch(running, monkeypatch):
 
 def test_if_memory_is_short_all_that_is_not_in_use_is_given_back(running, monkeypatch):
     shared, caller = running(), Caller()
-    tasks = [caller.task(Request([n] * 30, Options(max_tokens=3))) for n in range(2)]
+    tasks = [caller.task(Request(Text([n] * 30), Options(max_tokens=3))) for n in range(2)]
     shared.submit(tasks[:1])
     caller.wait(tasks[:1])
     held = [weakref.ref(shared._batch._memory), weakref.ref(shared._prefixes._kept[0].cache)]
@@ -727,7 +741,7 @@ def test_if_memory_is_short_all_that_is_not_in_use_is_given_back(running, monkey
 
 
 def test_other_threads_and_levels_give_the_same_texts(loaded, level):
-    request = Request([1, 2, 3] * 30, Options(max_tokens=20, seed=3))
+    request = Request(Text([1, 2, 3] * 30), Options(max_tokens=20, seed=3))
     expected = alone(loaded, request)
     with computing(loaded.model.ops, 3, level):
         shared, caller = Scheduler(loaded), Caller()

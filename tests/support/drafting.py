@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from gpt_cli.generation.row import Request
 from gpt_cli.generation.speculate import MOST, DraftPolicy
-from gpt_cli.generation.speculator import Speculator
 from gpt_cli.options.request import Options
+from gpt_cli.texts.speculator import Speculator
+from gpt_cli.texts.text import Text
 from support.checkpoints import VOCAB
 
 
@@ -67,6 +68,6 @@ plans = st.lists(st.tuples(st.integers(0, MOST), st.booleans()), min_size=1, max
 
 def requests_of(rows):
     return [
-        Request(prompt, Options(**sampling, **others), index)
+        Request(Text(prompt), Options(**sampling, **others), index)
         for index, (prompt, sampling, others) in enumerate(rows)
     ]

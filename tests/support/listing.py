@@ -24,7 +24,7 @@ _OPTIONS = {"Activations", "Generation", "Options", "Ranking", "Scoring", "Setti
 # Members that only the program itself needs.
 _INTERNAL = {"Completion.add", "Score.initial_layers", "Score.initial_logprobs", "Trace.model"}
 _INTERNAL |= {f"Engine.{name}" for name in ("activation_rows", "check_constraint", "loaded")}
-_INTERNAL |= {f"Engine.{name}" for name in ("model", "recorded", "start", "tokenizer")}
+_INTERNAL |= {f"Engine.{name}" for name in ("model", "tokenizer")}
 _INTERNAL |= {"Task.layout", "Task.records"}
 _INTERNAL |= {"Run.add", "Run.passes"}
 _SPECIAL = {"__call__", "__enter__", "__exit__"}

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.generation.generate import Completion, Run
-from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.kv_cache import KVCache
@@ -17,6 +16,8 @@ from gpt_cli.gpt2.model import forward
 from gpt_cli.ops import Linear, bindings
 from gpt_cli.options.request import Options
 from gpt_cli.system.machine import native_library
+from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.text import Text
 from support.checkpoints import ALPHABET, CONFIG, VOCAB, filed, make_weights
 
 GREEDY = {"temperature": 0}
@@ -49,7 +50,7 @@ def outcomes(completions):
 
 def run(model, tokenizer, prompts, params=GREEDY, seed=7, **options) -> list[Completion]:
     options = Options(**{"max_tokens": 20, "seed": seed} | params | options)
-    requests = [Request(prompt, options, row) for row, prompt in enumerate(prompts)]
+    requests = [Request(Text(prompt), options, row) for row, prompt in enumerate(prompts)]
     return completions_of(model, tokenizer, requests)
 
 

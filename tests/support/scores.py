@@ -3,7 +3,9 @@
 import pytest
 from hypothesis import strategies as st
 
-from gpt_cli.scoring.rank import Question
+from gpt_cli.scoring.rank import Question, continuation_logprobs
+from gpt_cli.scoring.score import score
+from gpt_cli.texts.text import Text
 from support.checkpoints import CONFIG, VOCAB
 from support.models import exact_logprobs
 
@@ -28,5 +30,18 @@ def same(model, expected):
     return pytest.approx(expected, rel=1e-4, abs=1e-5) if isinstance(expected, float) else expected
 
 
-def question(prompt, choices):
-    return Question(prompt, [str(index) for index in range(len(choices))], choices)
+def question(prompt, choices, names=None):
+    """Return a question about ids; its choices are named 0, 1, ... by default."""
+    names = names or [str(index) for index in range(len(choices))]
+    return Question(Text(prompt, continuations=choices), names)
+
+
+def score_ids(loaded, rows, stride=None, start=(), **options):
+    """Return the scores of rows of ids, with the ids `start` before each."""
+    texts = [Text([*start, *ids], len(start)) for ids in rows]
+    return score(loaded, texts, stride, **options)
+
+
+def logprobs_of(loaded, questions):
+    """Return the log-likelihoods of the choices of questions."""
+    return continuation_logprobs(loaded, [question.prompt for question in questions])

@@ -221,7 +221,7 @@ def patch(
     columns = [*map(str, range(grids[0].shape[1]))]
     if what != "z":  # tokens have long names, so they are rows
         grids, parts = [grid.T for grid in grids], "token (row) and layer (column)"
-        tokens = _tokens(engine, engine.loaded.fitting_ids(clean, special=special))
+        tokens = _tokens(engine, engine.loaded.prompt(clean, special=special).ids)
         rows = [f"{position} {token_label(token)}" for position, token in enumerate(tokens)]
         columns, common = common["rows"], common | {"axes": ["token", "layer"], "rows": rows}
     return GridView(

@@ -8,20 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt_cli.generation import prefix_cache
 from gpt_cli.generation.generate import Run, _batches, working_set
-from gpt_cli.generation.loaded import LoadedModel
-from gpt_cli.generation.prefix_cache import PrefixCache, common_length, passes
 from gpt_cli.generation.row import Request
-from gpt_cli.generation.sampling import log_probabilities, moments, ranks
 from gpt_cli.gpt2 import prefill
 from gpt_cli.gpt2.memory import prefix_bytes, weights_bytes
 from gpt_cli.ops import Ops
 from gpt_cli.options.request import Options
-from gpt_cli.scoring.rank import Question, continuations
-from gpt_cli.scoring.score import measure_windows, score
+from gpt_cli.scoring.score import measure_windows
+from gpt_cli.texts import prefix_cache
+from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.measures import log_probabilities, moments, ranks
+from gpt_cli.texts.prefix_cache import PrefixCache, common_length
+from gpt_cli.texts.states import passes
+from gpt_cli.texts.text import Text
 from support.checkpoints import VOCAB
 from support.models import DTYPES, completions_of, computing, model_of, outcomes, threads_and_levels
+from support.scores import logprobs_of, question, score_ids
 
 SMALL = {"n_head": 2, "n_layer": 2, "n_positions": 60, "eos_token_id": None}
 
@@ -168,8 +170,9 @@ def test_passes_have_similar_lengths_and_limits(lengths, most, a_pass):
 
 
 def log_likelihoods(loaded, texts, firsts):
-    columns = measure_windows(loaded, texts, firsts, [log_probabilities])
-    return [logprobs for (logprobs,) in columns]
+    texts = [Text(ids, start=first) for ids, first in zip(texts, firsts, strict=True)]
+    columns = measure_windows(loaded, texts, {"logprobs": log_probabilities})
+    return [column["logprobs"] for column in columns]
 
 
 # --- the same results ----------------------------------------------------------------------------
@@ -181,19 +184,19 @@ def test_scores_of_texts_that_begin_alike_are_those_of_each_alone(
     native, tokenizer, dtype, texts, earlier, limit, way
 ):
     model = model_of(native(dtype), dtype, **SMALL)
-    options = {"measures": {"ranks": ranks, "moments": lambda ops, logits, _: moments(ops, logits)}}
+    options = {"measures": {"ranks": ranks, "moments": moments}}
     options["layers"] = True
-    alone = [score(LoadedModel(model, tokenizer), [text], **options)[0] for text in texts]
+    alone = [score_ids(LoadedModel(model, tokenizer), [text], **options)[0] for text in texts]
     with computing(model.ops, *way), limits(**limit):
         loaded = LoadedModel(model, tokenizer)
-        score(loaded, earlier)
-        assert score(loaded, texts, **options) == alone
+        score_ids(loaded, earlier)
+        assert score_ids(loaded, texts, **options) == alone
 
 
 @given(texts=alike(least=2), limit=all_limits, data=st.data())
 def test_likelihoods_may_begin_at_any_token(model, tokenizer, texts, limit, data):
     firsts = [data.draw(st.integers(1, len(text) - 1)) for text in texts]
-    alone = [score(LoadedModel(model, tokenizer), [text])[0].token_logprobs for text in texts]
+    alone = [score_ids(LoadedModel(model, tokenizer), [text])[0].token_logprobs for text in texts]
     with limits(**limit):
         logprobs = log_likelihoods(LoadedModel(model, None), texts, firsts)
     assert logprobs == [whole[first:] for whole, first in zip(alone, firsts, strict=True)]
@@ -213,16 +216,17 @@ def test_choices_after_prompts_that_begin_alike_are_as_likely_as_in_the_whole_te
     model = model_of(native(dtype), dtype, **SMALL)
 
     def alone(prompt, ids):
-        (scored,) = score(LoadedModel(model, tokenizer), [prompt + ids])
+        (scored,) = score_ids(LoadedModel(model, tokenizer), [prompt + ids])
         return scored.token_logprobs[len(prompt) :]
 
     turns = zip(prompts, itertools.cycle(choices), strict=False)
-    questions = [Question(prompt[:55], ["?"], answers) for prompt, answers in turns]
-    expected = [[alone(question.prompt, ids) for ids in question.choices] for question in questions]
+    questions = [question(prompt[:55], answers) for prompt, answers in turns]
+    prompts = [one.prompt for one in questions]
+    expected = [[alone(text.ids, ids) for ids in text.continuations] for text in prompts]
     with computing(model.ops, *way), limits(**limit):
         loaded = LoadedModel(model, tokenizer)
-        score(loaded, earlier)
-        assert continuations(loaded, questions) == expected
+        score_ids(loaded, earlier)
+        assert logprobs_of(loaded, questions) == expected
 
 
 @given(
@@ -233,7 +237,7 @@ def test_texts_of_prompts_that_begin_alike_are_those_of_each_alone(
     model, tokenizer, prompts, limit, way, overflow, seed
 ):
     options = Options(max_tokens=9, overflow=overflow, seed=seed)
-    requests = [Request(prompt, options, row) for row, prompt in enumerate(prompts)]
+    requests = [Request(Text(prompt), options, row) for row, prompt in enumerate(prompts)]
     alone = [text for row in requests for text in texts_of(model, tokenizer, [row])]
     with computing(model.ops, *way), limits(**limit):
         assert texts_of(model, tokenizer, requests) == alone
@@ -249,9 +253,9 @@ TEMPLATE = [n % 200 for n in range(40)]
 
 
 def test_a_template_is_computed_once(model, counted):
-    questions = [Question([*TEMPLATE, 7, n], ["a", "b"], [[1, 2], [3]]) for n in range(250, 259)]
+    questions = [question([*TEMPLATE, 7, n], [[1, 2], [3]]) for n in range(250, 259)]
     loaded = LoadedModel(model, None)
-    continuations(loaded, questions)
+    logprobs_of(loaded, questions)
     assert counted == [(1, 41), (9, 1), (9, 1)]
     counted.clear()
     log_likelihoods(loaded, [[*TEMPLATE, 7, 8, n] for n in range(9)], [42] * 9)
@@ -279,7 +283,7 @@ def test_a_budget_or_a_share_of_the_weights_bounds_the_texts_side_by_side(
 
 @pytest.mark.parametrize("spare", [-1, 0])
 def test_a_prefix_is_only_computed_if_memory_is_left(model, tokenizer, monkeypatch, counted, spare):
-    requests = [Request([*TEMPLATE, n], Options(seed=1, max_tokens=2)) for n in range(9)]
+    requests = [Request(Text([*TEMPLATE, n]), Options(seed=1, max_tokens=2)) for n in range(9)]
     expected = texts_of(model, tokenizer, requests)
     counted.clear()
     needed = working_set(model, requests) + prefix_bytes(model.config, model.ops, len(TEMPLATE))
@@ -289,7 +293,7 @@ def test_a_prefix_is_only_computed_if_memory_is_left(model, tokenizer, monkeypat
 
 
 def test_a_batch_leaves_memory_for_its_prefix(model, tokenizer, monkeypatch):
-    requests = dict(enumerate(Request([*TEMPLATE, n], Options(seed=1)) for n in range(8)))
+    requests = dict(enumerate(Request(Text([*TEMPLATE, n]), Options(seed=1)) for n in range(8)))
     prefix = prefix_bytes(model.config, model.ops, len(TEMPLATE))
     needed = working_set(model, list(requests.values()))
     loaded = LoadedModel(model, tokenizer)
@@ -309,7 +313,7 @@ def test_the_prefixes_to_compute_are_counted_without_those_that_are_kept(model):
 
 
 def test_a_prefix_gives_way_to_texts(model, tokenizer, monkeypatch):
-    request = Request([1, 2], Options(seed=1, max_tokens=9))
+    request = Request(Text([1, 2]), Options(seed=1, max_tokens=9))
     loaded = LoadedModel(model, tokenizer)
     kept = weakref.ref(loaded.prefixes.prefix(TEMPLATE))
     room = iter([working_set(model, [request]) - n for n in (1, 0)])

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from gpt_cli.errors import ContextError, InputError
-from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
 from gpt_cli.options.request import Options
+from gpt_cli.texts.loaded import LoadedModel
 from support.checkpoints import END, END_ID
 
 
@@ -29,9 +29,9 @@ def test_ids_that_the_model_does_not_have_are_refused(loaded):
 
 
 def test_a_prompt_must_fit_the_context(loaded):
-    assert len(loaded.fitting_ids("a" * 12, special=False)) == 12
+    assert len(loaded.prompt("a" * 12).ids) == 12
     with pytest.raises(ContextError, match="the prompt has 13 tokens"):
-        loaded.fitting_ids("a" * 13, special=False)
+        loaded.prompt("a" * 13)
 
 
 def test_the_draws_of_a_row_are_keyed_by_its_seed_or_its_index(loaded):

@@ -17,20 +17,17 @@ and Clara Meister, arXiv 2406.14561.
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.folder.tokenizer import Tokenizer
-from gpt_cli.generation.sampling import log_probabilities
 from gpt_cli.ops import Array, Ops
-
-Measure: TypeAlias = Callable[[Ops, Array, Array], Array]  # logits (n, V), ids (n,) -> (n,)
+from gpt_cli.texts.measures import Measure, log_probabilities
 
 _ROWS = 4  # of logits at a time, which stay in the processor's cache
 

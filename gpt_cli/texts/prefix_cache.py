@@ -5,14 +5,14 @@ texts share, such as a template, is computed once, and all texts start from a co
 keep their bits if they do not depend on what else is in a pass (`Ops.batch_invariant`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
 from gpt_cli.gpt2.kv_cache import KVCache
-from gpt_cli.gpt2.memory import cache_bytes, prefix_bytes, weights_bytes
+from gpt_cli.gpt2.memory import prefix_bytes, weights_bytes
 from gpt_cli.gpt2.model import GPT2
-from gpt_cli.gpt2.prefill import prefill, row_states
+from gpt_cli.gpt2.prefill import prefill
 from gpt_cli.ops import Array
 
 SHORTEST = 16  # tokens of a prefix
@@ -29,6 +29,12 @@ class Prefix:
     ids: list[int]
     cache: KVCache
     states: Array
+
+    @classmethod
+    def none(cls, model: GPT2) -> "Prefix":
+        """Return a prefix without tokens."""
+        states = model.ops.xp.empty((0, model.config.n_embd), "f4")
+        return cls([], KVCache(model.config, model.ops, 1, 0), states)
 
     @property
     def bytes(self) -> int:
@@ -122,49 +128,9 @@ class PrefixCache:
         self._kept = []
 
 
-def begun_rows(model: GPT2, prefix: Prefix, texts: int, longest: int) -> KVCache:
-    """Return a cache of rows that begin with a prefix, for up to `longest` tokens after it.
-
-    Texts use a view of it in turn. It has up to `texts` rows, as many as memory allows.
-    """
-    begun = len(prefix.ids)
-    capacity = begun + longest
-    row_bytes = cache_bytes(model.config, capacity, model.ops.cache_type.itemsize)
-    fitting = (cache_budget(model) - prefix.bytes) / max(1, row_bytes)
-    rows = max(1, min(texts, model.ops.pass_tokens, int(fitting)))
-    cache = KVCache(model.config, model.ops, rows, capacity)
-    for row in range(rows):
-        cache.copy_row(row, prefix.cache, 0, begun)
-    return cache
-
-
 def cache_budget(model: GPT2) -> float:
     """Return the bytes that prefixes, keys and values may take beside the weights."""
     return max(_BYTES, _SHARE * weights_bytes(model.config, model.ops.dtype))
-
-
-def states_after(
-    model: GPT2, prefix: Prefix, rests: Sequence[list[int]]
-) -> Iterator[tuple[list[int], list[Array]]]:
-    """Compute what follows a prefix in several texts, a pass at a time.
-
-    Yield indices of texts, and the states (t, C) of their t tokens after the prefix.
-    """
-    lengths = [len(rest) for rest in rests]
-    begun = begun_rows(model, prefix, len(rests), max(lengths)) if prefix.ids else None
-    most_rows = len(begun.lengths) if begun else len(rests)
-    for indices in passes(lengths, most_rows, model.ops.pass_tokens):
-        texts = [rests[index] for index in indices]
-        yield indices, row_states(model, texts, begun.view(len(texts)) if begun else None)
-
-
-def passes(lengths: Sequence[int], most_rows: int, most_tokens: int) -> Iterator[list[int]]:
-    """Yield the indices of the texts of a pass, which are of similar length."""
-    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
-    while order:
-        rows = min(most_rows, max(1, most_tokens // max(1, lengths[order[0]])))
-        yield order[:rows]
-        order = order[rows:]
 
 
 def common_length(one: Sequence[int], other: Sequence[int]) -> int:

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.ops import Ops
-from gpt_cli.scoring.score import score
-from gpt_cli.scoring.words import Word, among, find_words, initial_tokens
+from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.words import Word, among, find_words, initial_tokens
 from support.checkpoints import CONFIG, END_ID
 from support.models import exact_logprobs
+from support.scores import score_ids
 
 texts = st.text("ab,'\u00e9\u4e2d\xa0\u3000\x1c\x85 \t\n\r\x0b\x0c", max_size=30)
 BITS = 1 / math.log(2)  # of a nat
@@ -40,7 +40,7 @@ def words_of(model, tokenizer, rows, start=(END_ID,)):
     measures = {"initial_logprobs": among(initial_tokens(tokenizer, model.config))}
     return [
         find_words(tokenizer, result.ids, result.token_logprobs, result.initial_logprobs)
-        for result in score(LoadedModel(model, tokenizer), rows, start=start, measures=measures)
+        for result in score_ids(LoadedModel(model, tokenizer), rows, start=start, measures=measures)
     ]
 
 
@@ -196,7 +196,7 @@ def test_words_do_not_depend_on_other_texts_or_on_how_the_work_is_cut(engine, ba
     for scored, text in zip(together, batch, strict=True):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Ops, "logits_rows", 3)
-            patch.setattr("gpt_cli.scoring.words._ROWS", 2)
+            patch.setattr("gpt_cli.texts.words._ROWS", 2)
             (alone,) = engine.score_many([text], words=True)
         for word, expected in zip(scored.words, alone.words, strict=True):
             if not engine.model.ops.batch_invariant and expected.surprisal:

@@ -1,22 +1,24 @@
-"""LoadedModel: a model and its tokenizer, for everything that computes texts."""
+"""LoadedModel: a model with its tokenizer, for everything that computes texts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
-from gpt_cli.errors import ContextError, counted
+from gpt_cli.errors import ContextError, InputError, counted
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.folder.tokenizer import Tokenizer
-from gpt_cli.generation.prefix_cache import PrefixCache
-from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2.edits import Bound, Edit, bind
 from gpt_cli.gpt2.model import GPT2
 from gpt_cli.options.request import Options
+from gpt_cli.texts.prefix_cache import PrefixCache
+from gpt_cli.texts.speculator import Speculator
+from gpt_cli.texts.text import Text
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model with its tokenizer, and what makes texts faster; texts become ids that it has."""
+    """A model with its tokenizer, its draft model and its prefix cache; it encodes texts."""
 
     model: GPT2
     tokenizer: Tokenizer
@@ -54,31 +56,53 @@ class LoadedModel:
         ids = [*self.start, *self.text_ids(prompt, special=special)]
         return ids or [self.config.start_token("the prompt is empty")]
 
-    def fitting_ids(self, prompt: str, *, special: bool) -> list[int]:
-        """Return the ids of a prompt; raise ContextError if they do not fit the context."""
+    def text(
+        self, row: str | Mapping[str, Any], *, bos: bool = False, special: bool = False
+    ) -> Text:
+        """Return a text to measure, or that of a mapping with a "text" and its "edits".
+
+        With `bos`, the start token is before it. It may be longer than the context if it has no
+        edits. InputError if that cannot be done.
+        """
+        fields = row if isinstance(row, Mapping) else {"text": row}
+        text = fields.get("text")
+        if not isinstance(text, str):
+            raise InputError('a row needs a string "text"')
+        start = [self.config.start_token("bos (--bos) is set")] if bos else self.start
+        ids = [*start, *self.text_ids(text, special=special)]
+        edits = self.bound_edits(fields.get("edits"), len(ids), len(ids))
+        return Text(ids, len(start), edits, len(text.encode()))
+
+    def text_of_ids(self, ids: Sequence[int]) -> Text:
+        """Return a text, as ids, with the edits of all texts."""
+        ids = self.config.check_ids(ids)
+        return Text(ids, edits=self.bound_edits(None, len(ids), len(ids)))
+
+    def prompt(self, prompt: str, *, special: bool = False) -> Text:
+        """Return a prompt with its edits; raise ContextError if it does not fit the context."""
         ids = self.prompt_ids(prompt, special=special)
         self.check_fits(len(ids), "prompt")
-        return ids
+        return self.text_of_ids(ids)
 
     def check_fits(self, tokens: int, what: str) -> None:
         """Raise ContextError if tokens do not fit the context."""
-        if tokens > (n_positions := self.config.n_positions):
+        n_positions = self.config.n_positions
+        if tokens > n_positions:
             raise ContextError(
                 f"the {what} has {counted(tokens, 'token')}, and the model's context is "
                 f"{n_positions:,}; shorten it"
             )
 
-    def row_edits(self, texts: str | Sequence[str] | None) -> list[Edit]:
-        """Return the edits in a field of a row; raise InputError if one is not valid."""
-        valid = Options.parse_json({"edits": texts})["edits"] if texts else ()
-        return [Edit.parse(text, self.config) for text in valid]
-
     def bound_edits(self, texts: str | Sequence[str] | None, length: int, most: int) -> list[Bound]:
         """Return the edits of a text, those of all texts and its own: see `edits.bind`.
 
-        Raise ContextError if the text has edits and does not fit the context.
+        Raise InputError if one is not valid, or if the text has edits and does not fit the context.
         """
-        if edits := [*self.edits, *self.row_edits(texts)]:
+        edits = list(self.edits)
+        if texts:
+            valid = Options.parse_json({"edits": texts})["edits"]
+            edits += [Edit.parse(text, self.config) for text in valid]
+        if edits:
             self.check_fits(length, "text with edits")
         return bind(edits, length, most)
 

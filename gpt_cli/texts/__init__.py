@@ -1,0 +1,1 @@
+"""Texts as tokens: how they are prepared, computed and measured."""

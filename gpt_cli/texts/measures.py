@@ -1,0 +1,120 @@
+"""Measures of logits: log-probabilities and ranks of tokens, and the likeliest tokens.
+
+A measure takes logits (n, V) and the ids of the tokens (n,) that follow. Its results do not depend
+on the other rows.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from gpt_cli.gpt2.model import GPT2, unembed
+from gpt_cli.ops import Array, Ops
+from gpt_cli.texts.states import states
+from gpt_cli.texts.text import Text
+
+Measure: TypeAlias = Callable[[Ops, Array, Array], Array]  # logits (n, V), ids (n,) -> (n, ...)
+TopLogprobs: TypeAlias = list[tuple[int, float]]  # ids with their log-probabilities
+
+
+def measure_states(
+    model: GPT2,
+    states: Sequence[Array],
+    targets: Sequence[Sequence[int]],
+    measures: Sequence[Measure],
+    *,
+    edited: bool = False,
+) -> list[list[list[Any]]]:
+    """Return, for each row, a list of results per measure.
+
+    A row has targets (n,), which states (n, C) predict. `edited`: see `unembed`.
+    """
+    ops = model.ops
+    x = ops.xp.concatenate(states)  # (N, C): all rows
+    ids = ops.xp.asarray(np.concatenate(targets))
+    results: list[list[Any]] = [[] for _ in measures]  # of all rows
+    for begin in range(0, len(x), ops.logits_rows):
+        part = slice(begin, begin + ops.logits_rows)
+        logits = unembed(model, x[part], edited=edited)
+        for result, measure in zip(results, measures, strict=True):
+            result += ops.to_host(measure(ops, logits, ids[part])).tolist()
+    remaining = [iter(result) for result in results]
+    return [[list(islice(result, len(row))) for result in remaining] for row in targets]
+
+
+def log_probabilities(ops: Ops, logits: Array, ids: Array) -> Array:
+    """Return the log-probability of one token per row: ids (B,) -> (B,) float64."""
+    return logits[ops.xp.arange(len(ids)), ids] - ops.log_normalizer(logits)
+
+
+def ranks(ops: Ops, logits: Array, ids: Array) -> Array:
+    """Return the rank of one token per row, 1 for the likeliest: ids (B,) -> (B,).
+
+    It is one more than the number of tokens with higher logits.
+    """
+    targets = logits[ops.xp.arange(len(ids)), ids]
+    return (logits > targets[:, None]).sum(axis=-1) + 1
+
+
+def gaps(ops: Ops, logits: Array, ids: Array) -> Array:
+    """Return how far the log-probability of one token per row is below the largest: (B,)."""
+    return logits.max(axis=-1) - logits[ops.xp.arange(len(ids)), ids]
+
+
+def moments(ops: Ops, logits: Array, ids: Array) -> Array:
+    """Return mean and standard deviation of log p under p, in nats: (B, 2) float64.
+
+    The mean is the negative entropy.
+    """
+    pairs = []
+    # Row by row: a row of GPT-2's vocabulary fits in the processor's cache.
+    for row, normalizer in zip(logits, ops.log_normalizer(logits), strict=True):
+        logprobs = row.astype("float64") - normalizer
+        p, logprobs = ops.to_host(ops.exp(logprobs)), ops.to_host(logprobs)
+        mean = (p * logprobs).sum()
+        pairs.append([mean, np.sqrt((p * (logprobs - mean) ** 2).sum())])
+    return ops.xp.asarray(pairs)
+
+
+def all_logits(model: GPT2, texts: Sequence[Text]) -> Array:
+    """Return the logits (B, T, V) of the next token at all positions of texts of T tokens."""
+    x: dict[int, Array] = {}
+    for computed in states(model, texts):
+        for row in computed.rows:
+            x[row.text] = row.states
+    stacked = model.ops.xp.stack([x[index] for index in range(len(texts))])
+    return unembed(model, stacked, edited=any(text.edits for text in texts))
+
+
+def next_tokens(model: GPT2, text: Text, count: int) -> list[tuple[int, float]]:
+    """Return the ids of the likeliest tokens after a text, best first, with log-probabilities."""
+    (computed,) = states(model, [text])
+    (row,) = computed.rows
+    logits = unembed(model, row.states[-1:], edited=bool(text.edits))
+    (best,) = top_logprobs(model.ops, logits, [count])
+    return best
+
+
+def likeliest(ops: Ops, logits: Array, count: int) -> tuple[Array, Array]:
+    """Return the likeliest ids (B, count), best first, and log-probabilities (B, count) float64."""
+    xp = ops.xp
+    count = min(count, logits.shape[-1])
+    bound = xp.partition(logits, -count, axis=-1)[:, -count]
+    rows = []
+    for row, least in zip(logits, bound, strict=True):
+        best = xp.flatnonzero(row >= least)  # of equal logits the lower id comes first
+        rows.append(best[xp.argsort(-row[best], kind="stable")[:count]])
+    ids = xp.stack(rows)
+    best_logits = xp.take_along_axis(logits, ids, axis=-1)
+    return ids, best_logits - ops.log_normalizer(logits)[:, None]
+
+
+def top_logprobs(ops: Ops, logits: Array, counts: Sequence[int]) -> list[TopLogprobs]:
+    """Return the likeliest tokens for rows of logits, `counts` of them."""
+    if not any(counts):
+        return [[] for _ in counts]
+    ids, logprobs = (ops.to_host(array).tolist() for array in likeliest(ops, logits, max(counts)))
+    rows = zip(ids, logprobs, counts, strict=True)
+    return [list(zip(*row, strict=True))[:count] for *row, count in rows]

@@ -1,0 +1,192 @@
+"""The states of texts, and their values at hook points: every pass over whole texts is here.
+
+The tokens that texts share at their beginning are computed once, unless a text has edits or values
+at hook points are requested. The results are the same.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+from gpt_cli.gpt2.edits import editor
+from gpt_cli.gpt2.hooks import Recorder, hook_shapes, rows_of
+from gpt_cli.gpt2.kv_cache import KVCache
+from gpt_cli.gpt2.memory import FLOAT, cache_bytes
+from gpt_cli.gpt2.model import GPT2
+from gpt_cli.gpt2.prefill import row_states
+from gpt_cli.ops import Array
+from gpt_cli.texts.prefix_cache import Prefix, PrefixCache, cache_budget
+from gpt_cli.texts.text import Text
+
+
+@dataclass(frozen=True)
+class States:
+    """What a pass has computed for a text, or for one of its continuations."""
+
+    text: int  # its index
+    states: Array  # (t, C): at the tokens after the prefix; or those that predict a continuation
+    values: dict[str, Array] = field(default_factory=dict)  # by hook point, as in `hook_shapes`
+    continuation: int | None = None  # its index
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Texts that were computed side by side, after a prefix of all of them, which may be empty."""
+
+    prefix: Prefix
+    rows: list[States]
+
+
+def states(
+    model: GPT2,
+    texts: Sequence[Text],
+    names: Sequence[str] = (),
+    *,
+    prefixes: PrefixCache | None = None,
+    most_bytes: int | None = None,
+) -> Iterator[Pass]:
+    """Compute texts, a pass at a time; each text is in one pass, and its continuations follow.
+
+    Args:
+        model: the weights.
+        texts: any number, each of 1 to n_positions ids; without ids if they are the prefix.
+        names: of hook points whose values are needed.
+        prefixes: the beginnings of earlier texts, and of these.
+        most_bytes: of the values at hook points in a pass; by default any number.
+    """
+    for n, indices in _groups(texts, None if names else prefixes):
+        longest = max(len(texts[index].ids) for index in indices) - n
+        side_by_side = min(len(indices), model.ops.pass_tokens // max(1, longest))
+        # Continuations take turns in the row of their text; if they are many, each has a row.
+        are_many = side_by_side < max(len(texts[index].continuations) for index in indices)
+        if are_many and prefixes and not texts[indices[0]].edits:
+            for index in indices:
+                prefix = prefixes.prefix(texts[index].ids)
+                yield from _continuations_after(model, prefix, index, texts[index].continuations)
+        else:
+            first = texts[indices[0]].ids[:n]
+            prefix = prefixes.prefix(first) if prefixes and first else Prefix.none(model)
+            yield from _texts_after(model, prefix, texts, indices, names, most_bytes)
+
+
+def _groups(texts: Sequence[Text], prefixes: PrefixCache | None) -> Iterator[tuple[int, list[int]]]:
+    """Yield the indices of texts that are computed together, and how many tokens they share.
+
+    All texts of a group have edits, or none has.
+    """
+    edited = [index for index, text in enumerate(texts) if text.edits or not prefixes]
+    if edited:
+        yield 0, edited
+    if prefixes:
+        plain = [index for index, text in enumerate(texts) if not text.edits]
+        for n, numbers in prefixes.groups([texts[index].ids for index in plain]):
+            yield n, [plain[number] for number in numbers]
+
+
+def _texts_after(
+    model: GPT2,
+    prefix: Prefix,
+    texts: Sequence[Text],
+    indices: Sequence[int],
+    names: Sequence[str],
+    most_bytes: int | None,
+) -> Iterator[Pass]:
+    """Yield passes over texts from the end of a prefix on, and over their continuations in turn."""
+    n = len(prefix.ids)
+    lengths = [len(texts[index].ids) - n for index in indices]
+    # Of a continuation, all but the last token are computed.
+    longest = [max([1, *map(len, texts[index].continuations)]) - 1 for index in indices]
+    most_rows = len(indices)
+    memory = None
+    if n or any(texts[index].continuations for index in indices):
+        capacity = max(map(sum, zip(lengths, longest, strict=True)))
+        memory = _rows_after(model, prefix, most_rows, capacity)
+        most_rows = len(memory.lengths)
+    if most_bytes:
+        fitting = most_bytes // value_bytes(model, names, max(lengths))
+        most_rows = min(most_rows, max(1, fitting))
+    for numbers in passes(list(map(max, lengths, longest)), most_rows, model.ops.pass_tokens):
+        group = [indices[number] for number in numbers]
+        cache = memory.view(len(group)) if memory else None
+        hook = Recorder(names, editor([texts[index].edits for index in group], model.ops))
+        x = row_states(model, [texts[index].ids[n:] for index in group], cache, hook)
+        values = rows_of(hook.values, [len(row) for row in x]) if names else [{} for _ in group]
+        yield Pass(prefix, list(map(States, group, x, values)))
+        if cache:
+            ends = [model.ops.xp.concatenate([prefix.states[-1:], row])[-1:] for row in x]
+            yield from _turns(model, prefix, cache, hook, texts, group, ends)
+
+
+def _turns(
+    model: GPT2,
+    prefix: Prefix,
+    cache: KVCache,
+    hook: Recorder,
+    texts: Sequence[Text],
+    group: Sequence[int],
+    ends: Sequence[Array],
+) -> Iterator[Pass]:
+    """Yield a pass over the first continuation of each text in a cache, then the second, ..."""
+    begun = cache.lengths
+    turns = zip_longest(*(texts[index].continuations for index in group), fillvalue=[])
+    for number, turn in enumerate(turns):
+        cache.lengths = begun
+        after = row_states(model, [ids[:-1] for ids in turn], cache, hook)
+        rows = []
+        for index, ids, end, x in zip(group, turn, ends, after, strict=True):
+            if ids:
+                predicting = model.ops.xp.concatenate([end, x])
+                rows.append(States(index, predicting, continuation=number))
+        yield Pass(prefix, rows)
+
+
+def _continuations_after(
+    model: GPT2, prefix: Prefix, index: int, continuations: Sequence[list[int]]
+) -> Iterator[Pass]:
+    """Yield passes over the continuations of one text, which is the prefix, side by side."""
+    rests = [ids[:-1] for ids in continuations]
+    lengths = list(map(len, rests))
+    memory = _rows_after(model, prefix, len(rests), max(lengths))
+    for numbers in passes(lengths, len(memory.lengths), model.ops.pass_tokens):
+        group = [rests[number] for number in numbers]
+        rows = []
+        computed = row_states(model, group, memory.view(len(group)))
+        for number, x in zip(numbers, computed, strict=True):
+            predicting = model.ops.xp.concatenate([prefix.states[-1:], x])
+            rows.append(States(index, predicting, continuation=number))
+        yield Pass(prefix, rows)
+
+
+def _rows_after(model: GPT2, prefix: Prefix, texts: int, longest: int) -> KVCache:
+    """Return a cache of rows that begin with a prefix, for up to `longest` tokens after it.
+
+    Texts use a view of it in turn. It has up to `texts` rows, as many as memory allows.
+    """
+    begun = len(prefix.ids)
+    capacity = begun + longest
+    row_bytes = cache_bytes(model.config, capacity, model.ops.cache_type.itemsize)
+    fitting = (cache_budget(model) - prefix.bytes) / max(1, row_bytes)
+    rows = max(1, min(texts, model.ops.pass_tokens, int(fitting)))
+    cache = KVCache(model.config, model.ops, rows, capacity)
+    for row in range(rows):
+        cache.copy_row(row, prefix.cache, 0, begun)
+    return cache
+
+
+def passes(lengths: Sequence[int], most_rows: int, most_tokens: int) -> Iterator[list[int]]:
+    """Yield the indices of the texts of a pass, which are of similar length."""
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    while order:
+        rows = min(most_rows, max(1, most_tokens // max(1, lengths[order[0]])))
+        yield order[:rows]
+        order = order[rows:]
+
+
+def value_bytes(model: GPT2, names: Sequence[str], tokens: int) -> int:
+    """Return the bytes of the values at hook points of a text of so many tokens."""
+    shapes = hook_shapes(model.config)
+    numbers = 0
+    for name in names:
+        numbers += math.prod(tokens if axis == "T" else int(axis) for axis in shapes[name])
+    return FLOAT * numbers
