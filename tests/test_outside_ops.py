@@ -13,7 +13,7 @@ from gpt_cli.engine import Engine
 from gpt_cli.generation.row import Request
 from gpt_cli.gpt2.edits import Edit, bind, editor
 from gpt_cli.gpt2.hooks import FINAL, Hook, Recorder, hook_shapes, rows_of
-from gpt_cli.gpt2.model import attend
+from gpt_cli.gpt2.run_state import RunState
 from gpt_cli.gpt2.prefill import right_pad, row_states
 from gpt_cli.ops import get_ops
 from gpt_cli.options.request import Options
@@ -244,7 +244,7 @@ def test_a_tiny_change_of_a_pattern_counts(both):
     """In comparisons, a GPU would take it for 0."""
 
     class Change(Hook):
-        names = ("attn.hook_pattern",)
+        names = ("blocks.0.attn.hook_pattern",)
 
         def take(self, name, value):
             edited = value.copy()
@@ -258,7 +258,8 @@ def test_a_tiny_change_of_a_pattern_counts(both):
         keys, values = (layers[0] for layers in ops.new_cache(1, 1, 1, 2, 8))
         q, k, v = map(ops.xp.asarray, (q, k, v))
         ops.store(k, v, keys, values, np.array([0]), np.array([2]))
-        return ops.to_host(attend(ops, q, keys, values, 1.0, np.array([[2]]), Change()))
+        run = RunState(ops, np.array([[2]]), None, Change())
+        return ops.to_host(run.attend(q, keys, values, 1.0, 0))
 
     assert mixed(both[0]).min() > 0.2
     assert_same(both, mixed)

@@ -8,7 +8,6 @@ Unsupervised Multitask Learners", 2019: a block normalizes its input (pre-norm).
 """
 
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TypeAlias
 
 import numpy as np
@@ -17,9 +16,9 @@ from numpy.typing import NDArray
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.gpt2.hooks import NO_HOOK, Hook
 from gpt_cli.gpt2.kv_cache import KVCache
-from gpt_cli.gpt2.source import is_edited
+from gpt_cli.gpt2.run_state import RunState, in_one_call
 from gpt_cli.gpt2.weights import check_finite
-from gpt_cli.ops import Array, LayerNorm, Linear, Matrix, Ops, Steps
+from gpt_cli.ops import Array, LayerNorm, Linear, Matrix, Ops
 
 Counts: TypeAlias = NDArray[np.int64]  # numbers of tokens, on the host
 
@@ -86,87 +85,59 @@ def merge_heads(x: Array) -> Array:
 
 def embed(model: GPT2, ids: Array, positions: Array, hook: Hook) -> Array:
     """Add the embeddings of tokens and positions: ids, positions (B, T) -> (B, T, C)."""
-    ops, wte, wpe = model.ops, model.wte, model.wpe
+    ops = model.ops
     if not hook.listens("hook_embed", "hook_pos_embed"):
-        return ops.embed(wte, wpe, ids, positions)
-    nowhere = ops.xp.full_like(wpe[:1], -0.0)  # changes no bit
-    tokens = ops.embed(wte, nowhere, ids, np.zeros_like(positions))
+        return ops.embed(model.wte, model.wpe, ids, positions)
+    nowhere = ops.xp.full_like(model.wpe[:1], -0.0)  # a position that changes no bit
+    tokens = ops.embed(model.wte, nowhere, ids, np.zeros_like(positions))
     tokens = hook("hook_embed", tokens)
-    return ops.add(tokens, hook("hook_pos_embed", wpe[ops.xp.asarray(positions)]))
+    places = hook("hook_pos_embed", model.wpe[ops.xp.asarray(positions)])
+    return ops.add(tokens, places)
 
 
-def attend(
-    ops: Ops, q: Array, keys: Array, values: Array, scale: float, visible: Array, hook: Hook
-) -> Array:
-    """Return the means of the values, weighted by the attention: q (B, H, T, D) -> (B, H, T, D)."""
-    if not hook.listens("attn.hook_attn_scores", "attn.hook_pattern"):
-        return ops.attend(q, keys, values, scale, visible)
-    shape = *q.shape[:3], int(visible.max())  # (B, H, T, S)
-    scores, pattern = ops.xp.empty(shape, "f4"), ops.xp.empty(shape, "f4")
-    z = ops.attend_in_steps(q, keys, values, scale, visible, Steps(scores, pattern))
-    edited = hook("attn.hook_attn_scores", scores)
-    if edited is not scores:
-        steps = Steps(edited, pattern, "scores")
-        z = ops.attend_in_steps(q, keys, values, scale, visible, steps)
-    edited = hook("attn.hook_pattern", pattern)
-    if edited is not pattern:
-        steps = Steps(scores, edited, "pattern")
-        other = ops.attend_in_steps(q, keys, values, scale, visible, steps)
-        # As bits, since a GPU takes tiny numbers for 0 in comparisons.
-        changed = (edited.view("i4") != pattern.view("i4")).any(axis=-1, keepdims=True)
-        z = ops.xp.where(changed, other, z)
-    return z
-
-
-def attention(
-    ops: Ops, x: Array, attn: Attention, visible: Array, cache: KVCache, layer: int, hook: Hook
-) -> Array:
+def attention(x: Array, attn: Attention, layer: int, run: RunState) -> Array:
     """Mix every token with the tokens before it and itself: x (B, T, C) -> (B, T, C)."""
+    ops, hook = run.ops, run.hook.at(layer)
     qkv = ops.linear(x, attn.c_attn)  # (B, T, 3C)
     q, k, v = split_heads(qkv, attn.n_head)  # (B, H, T, D)
-    q, k, v = hook("attn.hook_q", q), hook("attn.hook_k", k), hook("attn.hook_v", v)
-    keys, values = cache.append(layer, k, v)  # of all S tokens
-    z = hook("attn.hook_z", attend(ops, q, keys, values, attn.scale, visible, hook))
+    q = hook("attn.hook_q", q)
+    k = hook("attn.hook_k", k)
+    v = hook("attn.hook_v", v)
+    keys, values = run.cache.append(layer, k, v)  # of all S tokens
+    z = run.attend(q, keys, values, attn.scale, layer)  # (B, H, T, D)
+    z = hook("attn.hook_z", z)
     return hook("hook_attn_out", ops.linear(merge_heads(z), attn.c_proj))
 
 
-def expand(ops: Ops, x: Array, m: MLP, hook: Hook) -> Array:
-    """Widen every token, and apply the activation: x (B, T, C) -> (B, T, 4C)."""
-    if not hook.listens("mlp.hook_pre"):
-        return ops.linear(x, m.c_fc, activation=m.activation)
-    return ops.activate(hook("mlp.hook_pre", ops.linear(x, m.c_fc)), m.activation)
-
-
-def mlp(ops: Ops, x: Array, m: MLP, hook: Hook) -> Array:
+def mlp(x: Array, m: MLP, layer: int, run: RunState) -> Array:
     """Transform every token by itself: x (B, T, C) -> (B, T, C)."""
-    post = hook("mlp.hook_post", expand(ops, x, m, hook))  # (B, T, 4C)
+    ops, hook = run.ops, run.hook.at(layer)
+    if hook.listens("mlp.hook_pre"):
+        pre = hook("mlp.hook_pre", ops.linear(x, m.c_fc))  # (B, T, 4C)
+        post = ops.activate(pre, m.activation)
+    else:  # the same in one operation
+        post = ops.linear(x, m.c_fc, activation=m.activation)
+    post = hook("mlp.hook_post", post)
     return hook("hook_mlp_out", ops.linear(post, m.c_proj))
 
 
-def block(
-    ops: Ops, x: Array, b: Block, visible: Array, cache: KVCache, layer: int, hook: Hook
-) -> Array:
+def block(x: Array, b: Block, layer: int, run: RunState) -> Array:
     """Run one layer: attention and MLP read the normalized x and add to x (B, T, C)."""
+    ops, hook = run.ops, run.hook.at(layer)
     x = hook("hook_resid_pre", x)
     normalized = hook("ln1.hook_normalized", ops.layer_norm(x, b.ln_1))
-    x = ops.add(x, attention(ops, normalized, b.attn, visible, cache, layer, hook))
+    x = ops.add(x, attention(normalized, b.attn, layer, run))
     x = hook("hook_resid_mid", x)
     normalized = hook("ln2.hook_normalized", ops.layer_norm(x, b.ln_2))
-    return hook("hook_resid_post", ops.add(x, mlp(ops, normalized, b.mlp, hook)))
+    x = ops.add(x, mlp(normalized, b.mlp, layer, run))
+    return hook("hook_resid_post", x)
 
 
-def blocks(model: GPT2, x: Array, visible: Array, cache: KVCache, hook: Hook) -> Array:
-    """Run all layers, one after the other: x (B, T, C) -> (B, T, C)."""
-    ops = model.ops
-    in_one_call = None if ops.layers is None or is_edited() else ops.layers
-    for listens, run in groupby(range(len(model.h)), lambda layer: hook.at(layer).listens()):
-        layers = [*run]
-        if in_one_call and not listens:  # the same, faster
-            first, end = layers[0], layers[-1] + 1
-            x = in_one_call(x, model.h[first:end], visible, cache.of_layers(first, end))
-        else:
-            for layer in layers:
-                x = block(ops, x, model.h[layer], visible, cache, layer, hook.at(layer))
+@in_one_call
+def blocks(x: Array, h: tuple[Block, ...], first: int, run: RunState) -> Array:
+    """Run layers, one after the other, from number `first` on: x (B, T, C) -> (B, T, C)."""
+    for layer, b in enumerate(h, first):
+        x = block(x, b, layer, run)
     return x
 
 
@@ -202,7 +173,7 @@ def hidden_states(
 
     hook = hook.begin(positions, new)
     x = embed(model, ids, positions, hook)  # (B, T, C)
-    x = blocks(model, x, visible, cache, hook)
+    x = blocks(x, model.h, 0, RunState(ops, visible, cache, hook))
     cache.advance()
     return hook("ln_final.hook_normalized", ops.layer_norm(x, model.ln_f))
 

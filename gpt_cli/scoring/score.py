@@ -14,7 +14,7 @@ from gpt_cli.ops import Array
 from gpt_cli.options.declare import OptionError
 from gpt_cli.texts.loaded import LoadedModel
 from gpt_cli.texts.measures import Measure, log_probabilities, measure_states
-from gpt_cli.texts.states import Pass, states
+from gpt_cli.texts.states import Computed, states
 from gpt_cli.texts.text import Text
 from gpt_cli.texts.words import Word, find_words, with_layers
 
@@ -262,7 +262,7 @@ def measure_windows(
 
 
 def _layers(
-    model: GPT2, computed: Pass, texts: Sequence[Text], measures: Mapping[str, Measure]
+    model: GPT2, computed: Computed, texts: Sequence[Text], measures: Mapping[str, Measure]
 ) -> list[list[Columns]]:
     """Return the columns of texts after each layer but the last."""
     targets = [text.ids[text.start :] for text in texts]

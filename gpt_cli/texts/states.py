@@ -31,8 +31,8 @@ class States:
 
 
 @dataclass(frozen=True)
-class Pass:
-    """Texts that were computed side by side, after a prefix of all of them, which may be empty."""
+class Computed:
+    """What a pass has computed: texts side by side, after a prefix of all, which may be empty."""
 
     prefix: Prefix
     rows: list[States]
@@ -45,7 +45,7 @@ def states(
     *,
     prefixes: PrefixCache | None = None,
     most_bytes: int | None = None,
-) -> Iterator[Pass]:
+) -> Iterator[Computed]:
     """Compute texts, a pass at a time; each text is in one pass, and its continuations follow.
 
     Args:
@@ -91,7 +91,7 @@ def _texts_after(
     indices: Sequence[int],
     names: Sequence[str],
     most_bytes: int | None,
-) -> Iterator[Pass]:
+) -> Iterator[Computed]:
     """Yield passes over texts from the end of a prefix on, and over their continuations in turn."""
     n = len(prefix.ids)
     lengths = [len(texts[index].ids) - n for index in indices]
@@ -112,7 +112,7 @@ def _texts_after(
         hook = Recorder(names, editor([texts[index].edits for index in group], model.ops))
         x = row_states(model, [texts[index].ids[n:] for index in group], cache, hook)
         values = rows_of(hook.values, [len(row) for row in x]) if names else [{} for _ in group]
-        yield Pass(prefix, list(map(States, group, x, values)))
+        yield Computed(prefix, list(map(States, group, x, values)))
         if cache:
             ends = [model.ops.xp.concatenate([prefix.states[-1:], row])[-1:] for row in x]
             yield from _turns(model, prefix, cache, hook, texts, group, ends)
@@ -126,7 +126,7 @@ def _turns(
     texts: Sequence[Text],
     group: Sequence[int],
     ends: Sequence[Array],
-) -> Iterator[Pass]:
+) -> Iterator[Computed]:
     """Yield a pass over the first continuation of each text in a cache, then the second, ..."""
     begun = cache.lengths
     turns = zip_longest(*(texts[index].continuations for index in group), fillvalue=[])
@@ -138,12 +138,12 @@ def _turns(
             if ids:
                 predicting = model.ops.xp.concatenate([end, x])
                 rows.append(States(index, predicting, continuation=number))
-        yield Pass(prefix, rows)
+        yield Computed(prefix, rows)
 
 
 def _continuations_after(
     model: GPT2, prefix: Prefix, index: int, continuations: Sequence[list[int]]
-) -> Iterator[Pass]:
+) -> Iterator[Computed]:
     """Yield passes over the continuations of one text, which is the prefix, side by side."""
     rests = [ids[:-1] for ids in continuations]
     lengths = list(map(len, rests))
@@ -155,7 +155,7 @@ def _continuations_after(
         for number, x in zip(numbers, computed, strict=True):
             predicting = model.ops.xp.concatenate([prefix.states[-1:], x])
             rows.append(States(index, predicting, continuation=number))
-        yield Pass(prefix, rows)
+        yield Computed(prefix, rows)
 
 
 def _rows_after(model: GPT2, prefix: Prefix, texts: int, longest: int) -> KVCache:

@@ -1,0 +1,85 @@
+"""The state of one pass: what all layers share besides the weights."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from itertools import groupby
+from typing import Any, TypeAlias
+
+from gpt_cli.gpt2.hooks import Hook
+from gpt_cli.gpt2.kv_cache import KVCache
+from gpt_cli.gpt2.source import is_edited
+from gpt_cli.ops import Array, Ops, Steps
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The state of a pass over B texts of T new tokens.
+
+    Attributes:
+        ops: the operations of the device.
+        visible: (B, T) the causal mask: the number of tokens, from the first on, that each sees.
+        cache: the keys and values of all S tokens so far.
+        hook: gets the values at hook points.
+    """
+
+    ops: Ops
+    visible: Array
+    cache: KVCache
+    hook: Hook
+
+    def attend(self, q: Array, keys: Array, values: Array, scale: float, layer: int) -> Array:
+        """Return the means of the values, weighted by the attention: (B, H, T, D) -> (B, H, T, D).
+
+        If the hook listens to scores or the pattern, they are computed as steps of their own, with
+        the same bits. Where it changes them, the attention goes on with what it returns.
+        """
+        ops, hook = self.ops, self.hook.at(layer)
+        if not hook.listens("attn.hook_attn_scores", "attn.hook_pattern"):
+            return ops.attend(q, keys, values, scale, self.visible)
+
+        def z_of(steps: Steps) -> Array:
+            return ops.attend_in_steps(q, keys, values, scale, self.visible, steps)
+
+        shape = *q.shape[:3], int(self.visible.max())  # (B, H, T, S)
+        scores = ops.xp.empty(shape, "f4")
+        pattern = ops.xp.empty(shape, "f4")
+        z = z_of(Steps(scores, pattern))
+        edited = hook("attn.hook_attn_scores", scores)
+        if edited is not scores:
+            z = z_of(Steps(edited, pattern, "scores"))
+        edited = hook("attn.hook_pattern", pattern)
+        if edited is not pattern:
+            other = z_of(Steps(scores, edited, "pattern"))
+            # As bits, since a GPU takes tiny numbers for 0 in comparisons.
+            changed = (edited.view("i4") != pattern.view("i4")).any(axis=-1, keepdims=True)
+            z = ops.xp.where(changed, other, z)
+        return z
+
+
+Blocks: TypeAlias = Callable[[Array, tuple[Any, ...], int, RunState], Array]
+
+
+def in_one_call(blocks: Blocks) -> Blocks:
+    """Let `ops.layers` compute consecutive layers to which nobody listens: the same bits, faster.
+
+    An edited model.py runs layer by layer: what a user changes there is what runs.
+    """
+
+    @wraps(blocks)
+    def run_layers(x: Array, h: tuple[Any, ...], first: int, run: RunState) -> Array:
+        layers = run.ops.layers
+        if layers is None or is_edited():
+            return blocks(x, h, first, run)
+        begin = 0
+        for listens, group in groupby(range(len(h)), lambda i: run.hook.at(first + i).listens()):
+            end = begin + len(list(group))
+            if listens:
+                x = blocks(x, h[begin:end], first + begin, run)
+            else:
+                cache = run.cache.of_layers(first + begin, first + end)
+                x = layers(x, h[begin:end], run.visible, cache)
+            begin = end
+        return x
+
+    return run_layers
