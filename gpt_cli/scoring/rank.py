@@ -129,9 +129,10 @@ def continuation_logprobs(loaded: LoadedModel, prompts: Sequence[Text]) -> list[
     while part := list(islice(rows, model.ops.logits_rows)):
         targets = [prompts[row.text].continuations[row.continuation or 0] for row in part]
         predicting = [row.states for row in part]
-        measured = measure_states(model, predicting, targets, [log_probabilities], edited=edited)
-        for row, (values,) in zip(part, measured, strict=True):
-            logprobs[row.text, row.continuation] = values
+        measures = {"logprobs": log_probabilities}
+        measured = measure_states(model, predicting, targets, measures, edited=edited)
+        for row, columns in zip(part, measured, strict=True):
+            logprobs[row.text, row.continuation] = columns["logprobs"]
     return [
         [logprobs[index, number] for number in range(len(prompt.continuations))]
         for index, prompt in enumerate(prompts)

@@ -4,21 +4,19 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, TypedDict
 
 from gpt_cli.errors import InputError
 from gpt_cli.folder.base_tokenizer import Tokenizer
 from gpt_cli.gpt2.hooks import select_hooks
 from gpt_cli.gpt2.model import GPT2
-from gpt_cli.ops import Array
 from gpt_cli.options.declare import OptionError
 from gpt_cli.texts.loaded import LoadedModel
-from gpt_cli.texts.measures import Measure, log_probabilities, measure_states
+from gpt_cli.texts.measures import Columns, Measure, log_probabilities, measure_states
+from gpt_cli.texts.prefix_cache import Prefix
 from gpt_cli.texts.states import Computed, states
 from gpt_cli.texts.text import Text
 from gpt_cli.texts.words import Word, find_words, with_layers
-
-Columns: TypeAlias = dict[str, list[Any]]  # by measure, a value for each token
 
 _LARGEST_EXPONENT = 709  # math.exp of more than this overflows
 # Fields of a score that have values of one measure after each layer, by that of the last.
@@ -98,9 +96,12 @@ class Score:
         """
         if self.moments is None:
             raise InputError("Min-K%++ needs a score with its entropies: set entropies=True")
-        pairs = zip(self.token_logprobs, self.moments, strict=True)
-        scored = ((x, *moments) for x, moments in pairs if x is not None and moments is not None)
-        return _mean_of_lowest((_standardized(*values) for values in scored), percent)
+        standardized = []
+        for logprob, moments in zip(self.token_logprobs, self.moments, strict=True):
+            if logprob is not None and moments is not None:
+                mean, std = moments
+                standardized.append(_standardized(logprob, mean, std))
+        return _mean_of_lowest(standardized, percent)
 
 
 def perplexity(total_logprob: float, tokens: int) -> float | None:
@@ -233,67 +234,68 @@ def measure_windows(
     names = select_hooks(model.config, ["*.hook_resid_pre"]) if of_layers else []
     inputs = [replace(text, ids=text.ids[:-1]) for text in texts]
     columns: list[Columns] = [{} for _ in texts]
-    prefix = None
-    shared: Columns = {}  # of the tokens in the prefix
+    prefix: Prefix | None = None
+    known: Columns = {}  # of the tokens of the prefix
     for computed in states(model, inputs, names, prefixes=loaded.prefixes):
-        n = len(computed.prefix.ids)
         group = [texts[row.text] for row in computed.rows]
         if computed.prefix is not prefix:
-            prefix, shared = computed.prefix, {}
-        if not shared and any(text.start < n for text in group):
-            (shared,) = _measured(model, [prefix.states[:-1]], [prefix.ids[1:]], measures)
-        # The state at a token predicts the next one. That of the prefix's end may be needed, too.
-        begins = [max(n, text.start) for text in group]
-        targets = [text.ids[begin:] for text, begin in zip(group, begins, strict=True)]
-        predicting = []
-        for row, begin in zip(computed.rows, begins, strict=True):
-            x = model.ops.xp.concatenate([prefix.states[-1:], row.states])
-            predicting.append(x[begin - max(n, 1) :])
-        edited = any(text.edits for text in group)
-        new = _measured(model, predicting, targets, measures, edited=edited)
+            prefix = computed.prefix
+            known = {}
+        if not known and any(text.start < len(prefix.ids) for text in group):
+            (known,) = measure_states(model, [prefix.states[:-1]], [prefix.ids[1:]], measures)
+        new = _new_columns(model, computed, group, measures)
+        for row, values in zip(computed.rows, new, strict=True):
+            start = texts[row.text].start
+            before = {name: column[start - 1 :] for name, column in known.items()}
+            columns[row.text] = {name: before.get(name, []) + values[name] for name in measures}
         if of_layers:
             inner = {name: measures[name] for name in of_layers}
-            for values, of_text in zip(new, _layers(model, computed, group, inner), strict=True):
-                values.update(_with_last(of_text, values))
-        for row, text, values in zip(computed.rows, group, new, strict=True):
-            before = {name: column[text.start - 1 :] for name, column in shared.items()}
-            columns[row.text] = {name: before.get(name, []) + values[name] for name in values}
+            of_texts = _layers(model, computed, group, inner)
+            for row, layers in zip(computed.rows, of_texts, strict=True):
+                columns[row.text] |= _with_last(layers, columns[row.text])
     return columns
+
+
+def _new_columns(
+    model: GPT2, computed: Computed, texts: Sequence[Text], measures: Mapping[str, Measure]
+) -> list[Columns]:
+    """Return the columns of texts, from the end of their prefix on."""
+    n = len(computed.prefix.ids)
+    predicting = []
+    targets = []
+    for row, text in zip(computed.rows, texts, strict=True):
+        # The state at a token predicts the next one. That at the end of the prefix counts, too.
+        x = model.ops.xp.concatenate([computed.prefix.states[-1:], row.states])
+        begin = max(n, text.start)
+        predicting.append(x[begin - max(n, 1) :])
+        targets.append(text.ids[begin:])
+    edited = any(text.edits for text in texts)
+    return measure_states(model, predicting, targets, measures, edited=edited)
 
 
 def _layers(
     model: GPT2, computed: Computed, texts: Sequence[Text], measures: Mapping[str, Measure]
 ) -> list[list[Columns]]:
-    """Return the columns of texts after each layer but the last."""
+    """Return, for each text, its columns after each layer but the last."""
     targets = [text.ids[text.start :] for text in texts]
     edited = any(text.edits for text in texts)
-    depths = []
+    layers: list[list[Columns]] = [[] for _ in texts]
     for name in computed.rows[0].values:
-        states = []
+        predicting = []
         for row, text in zip(computed.rows, texts, strict=True):
             value = row.values[name][text.start - 1 :]
-            states.append(model.ops.layer_norm(value, model.ln_f))
-        depths.append(_measured(model, states, targets, measures, edited=edited))
-    return [list(of_text) for of_text in zip(*depths, strict=True)]
+            predicting.append(model.ops.layer_norm(value, model.ln_f))
+        measured = measure_states(model, predicting, targets, measures, edited=edited)
+        for of_text, of_layer in zip(layers, measured, strict=True):
+            of_text.append(of_layer)
+    return layers
 
 
 def _with_last(layers: Sequence[Columns], last: Columns) -> Columns:
-    """Return the columns of layers: for each token, its values after each layer."""
-    columns = {}
+    """Return the columns of layers: a list for each token, whose last value is the model's own."""
+    columns: Columns = {}
     for name in layers[0]:
-        values = [*(layer[name] for layer in layers), last[name]]
-        columns[LAYERS[name]] = [list(of_token) for of_token in zip(*values, strict=True)]
+        by_layer = [layer[name] for layer in layers]
+        by_layer.append(last[name])
+        columns[LAYERS[name]] = [list(values) for values in zip(*by_layer, strict=True)]
     return columns
-
-
-def _measured(
-    model: GPT2,
-    states: Sequence[Array],
-    targets: Sequence[Sequence[int]],
-    measures: Mapping[str, Measure],
-    *,
-    edited: bool = False,
-) -> list[Columns]:
-    """Return `measure_states` by the names of the measures."""
-    rows = measure_states(model, states, targets, list(measures.values()), edited=edited)
-    return [dict(zip(measures, row, strict=True)) for row in rows]

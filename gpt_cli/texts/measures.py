@@ -4,8 +4,7 @@ A measure takes logits (n, V) and the ids of the tokens (n,) that follow. Its re
 on the other rows.
 """
 
-from collections.abc import Callable, Sequence
-from itertools import islice
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,6 +15,7 @@ from gpt_cli.texts.states import states
 from gpt_cli.texts.text import Text
 
 Measure: TypeAlias = Callable[[Ops, Array, Array], Array]  # logits (n, V), ids (n,) -> (n, ...)
+Columns: TypeAlias = dict[str, list[Any]]  # by measure, a value for each token
 TopLogprobs: TypeAlias = list[tuple[int, float]]  # ids with their log-probabilities
 
 
@@ -23,25 +23,30 @@ def measure_states(
     model: GPT2,
     states: Sequence[Array],
     targets: Sequence[Sequence[int]],
-    measures: Sequence[Measure],
+    measures: Mapping[str, Measure],
     *,
     edited: bool = False,
-) -> list[list[list[Any]]]:
-    """Return, for each row, a list of results per measure.
+) -> list[Columns]:
+    """Return the columns of rows: the targets (n,) of a row are predicted by its states (n, C).
 
-    A row has targets (n,), which states (n, C) predict. `edited`: see `unembed`.
+    `edited`: see `unembed`.
     """
     ops = model.ops
     x = ops.xp.concatenate(states)  # (N, C): all rows
     ids = ops.xp.asarray(np.concatenate(targets))
-    results: list[list[Any]] = [[] for _ in measures]  # of all rows
+    values: Columns = {name: [] for name in measures}  # of all rows
     for begin in range(0, len(x), ops.logits_rows):
         part = slice(begin, begin + ops.logits_rows)
         logits = unembed(model, x[part], edited=edited)
-        for result, measure in zip(results, measures, strict=True):
-            result += ops.to_host(measure(ops, logits, ids[part])).tolist()
-    remaining = [iter(result) for result in results]
-    return [[list(islice(result, len(row))) for result in remaining] for row in targets]
+        for name, measure in measures.items():
+            values[name] += ops.to_host(measure(ops, logits, ids[part])).tolist()
+    columns = []
+    begin = 0
+    for row in targets:
+        end = begin + len(row)
+        columns.append({name: column[begin:end] for name, column in values.items()})
+        begin = end
+    return columns
 
 
 def log_probabilities(ops: Ops, logits: Array, ids: Array) -> Array:
@@ -115,6 +120,9 @@ def top_logprobs(ops: Ops, logits: Array, counts: Sequence[int]) -> list[TopLogp
     """Return the likeliest tokens for rows of logits, `counts` of them."""
     if not any(counts):
         return [[] for _ in counts]
-    ids, logprobs = (ops.to_host(array).tolist() for array in likeliest(ops, logits, max(counts)))
-    rows = zip(ids, logprobs, counts, strict=True)
-    return [list(zip(*row, strict=True))[:count] for *row, count in rows]
+    ids, logprobs = likeliest(ops, logits, max(counts))
+    rows = zip(ops.to_host(ids).tolist(), ops.to_host(logprobs).tolist(), counts, strict=True)
+    return [
+        list(zip(row_ids, row_logprobs, strict=True))[:count]
+        for row_ids, row_logprobs, count in rows
+    ]

@@ -19,7 +19,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,11 +83,14 @@ def split_words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[Word]:
     starts = list(accumulate(map(len, pieces), initial=0))  # of the tokens, in bytes
     text = b"".join(pieces)
     spans = [match.span() for match in re.finditer(rb"\S+", text)]
-    cuts = [0, *(bisect_left(starts, end) for _, end in spans[:-1]), len(ids)]
-    return [
-        Word(text[start:end].decode(errors="replace"), start, end, last - first, None)
-        for (start, end), (first, last) in zip(spans, pairwise(cuts), strict=False)
-    ]
+    words = []
+    first = 0  # token of the word
+    for number, (start, end) in enumerate(spans, 1):
+        last = len(ids) if number == len(spans) else bisect_left(starts, end)
+        word = text[start:end].decode(errors="replace")
+        words.append(Word(word, start, end, last - first, None))
+        first = last
+    return words
 
 
 def find_words(
@@ -105,8 +108,8 @@ def find_words(
     words = split_words(tokenizer, ids)
     cuts = list(accumulate((word.tokens for word in words), initial=0))
     starts = list(accumulate(map(len, tokenizer.pieces(ids)), initial=0))
-    # nan for None
-    scored, initial = (np.array(x, np.float64).tolist() for x in (logprobs, initial_logprobs))
+    scored = _with_nan(logprobs)
+    initial = _with_nan(initial_logprobs)
     # Log-probabilities that the text so far is at the end of a word. At both ends of the text it is
     # assumed to be certain; if a token goes on with white space, that is part of the token.
     ends = [0.0] * len(cuts)
@@ -114,16 +117,22 @@ def find_words(
         if starts[cut] == word.end:
             ends[number] = scored[cut] - initial[cut]
     for number, word in enumerate(words):
-        nats = (
-            ends[number] - math.fsum(scored[slice(*cuts[number : number + 2])]) - ends[number + 1]
-        )
-        words[number] = replace(word, surprisal=None if math.isnan(nats) else nats / math.log(2))
+        tokens = scored[cuts[number] : cuts[number + 1]]
+        nats = ends[number] - math.fsum(tokens) - ends[number + 1]
+        surprisal = None if math.isnan(nats) else nats / math.log(2)
+        words[number] = replace(word, surprisal=surprisal)
     return words
+
+
+def _with_nan(values: Sequence[float | None]) -> list[float]:
+    """Return numbers, with nan in place of None."""
+    return [math.nan if value is None else value for value in values]
 
 
 def with_layers(words: Sequence[Word], layers: Sequence[Sequence[Word]]) -> list[Word]:
     """Return words with their surprisal after each layer, from the words of the layers."""
-    return [
-        replace(word, layers=[of_layer.surprisal for of_layer in same])
-        for word, *same in zip(words, *layers, strict=True)
-    ]
+    results = []
+    for number, word in enumerate(words):
+        surprisal = [of_layer[number].surprisal for of_layer in layers]
+        results.append(replace(word, layers=surprisal))
+    return results
