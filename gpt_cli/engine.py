@@ -65,11 +65,13 @@ class Engine:
         self.name: str = name  # of the model, in records
         self.load_seconds: float = load_seconds  # to read and prepare the weights
         self.adapter: str | None = adapter  # its name, if one is merged into the weights
-        self.model, self.tokenizer = loaded.model, loaded.tokenizer
+        self.model = loaded.model
+        self.tokenizer = loaded.tokenizer
 
     def __repr__(self) -> str:
         """Return the name, the dtype, the operations and the size of the model."""
-        config, ops = self.model.config, self.model.ops
+        config = self.model.config
+        ops = self.model.ops
         size = f"{counted(config.n_layer, 'layer')} x {config.n_embd}"
         return f"<Engine {self.name}: {ops.dtype}, {ops.name}, {size}>"
 

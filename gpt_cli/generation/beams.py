@@ -48,12 +48,14 @@ class BeamSearch:
     """
 
     def __init__(self, prompt: Beam, request: Request, loaded: LoadedModel):
-        self._options, ends = request.options, loaded.config.eos_token_id
+        self._options = request.options
+        ends = loaded.config.eos_token_id
         self._width = request.rows
         # Continuations per pass. If all beams go on with all end tokens, others are left.
         self._count = max(2, 1 + len(ends)) * self._width
         self._longest = prompt.growth
-        self.beams, self.hypotheses = [prompt], list[Beam]()
+        self.beams = [prompt]
+        self.hypotheses = list[Beam]()
 
     def advance(
         self, ops: Ops, chooser: Chooser, logits: Array, seconds: tuple[float, float]
@@ -62,7 +64,8 @@ class BeamSearch:
 
         A parent is the index of an earlier beam. `seconds` are those of the steps: see `Step`.
         """
-        beams, parents = list[Beam](), list[int]()
+        beams = list[Beam]()
+        parents = list[int]()
         for rank, (parent, total, token) in enumerate(self._likeliest(ops, chooser, logits)):
             if rank >= self._width == len(beams):
                 break
@@ -91,7 +94,8 @@ class BeamSearch:
 
         Of equal ones, that with the lower id comes first.
         """
-        xp, beams = ops.xp, self.beams
+        xp = ops.xp
+        beams = self.beams
         normalizer = ops.log_normalizer(logits)  # includes tokens that may not be chosen
         top = top_logprobs(ops, logits, [self._options.top_logprobs] * len(beams))
         totals = logits - normalizer[:, None]
@@ -102,7 +106,8 @@ class BeamSearch:
         likely = likely_columns(xp, totals, self._count)
         by_id = totals[:, likely].T.ravel()
         best = xp.argsort(-by_id, kind="stable")[: self._count]
-        ids, parents = likely[best // len(beams)], best % len(beams)
+        ids = likely[best // len(beams)]
+        parents = best % len(beams)
         logprobs = logits[parents, ids] - normalizer[parents]
         columns = [ops.to_host(x).tolist() for x in (parents, by_id[best], ids, logprobs)]
         for parent, total, id, logprob in zip(*columns, strict=True):

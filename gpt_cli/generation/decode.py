@@ -36,7 +36,9 @@ class Batch:
 
     def __init__(self, loaded: LoadedModel, most: int = 1, *, speculate: bool = True):
         """Make an empty batch, to which up to `most` rows may be added."""
-        self._loaded, self._model, self._most = loaded, loaded.model, most
+        self._loaded = loaded
+        self._model = loaded.model
+        self._most = most
         self._chooser = Chooser(loaded)
         self._policy: DraftPolicy | None = None
         if loaded.speculator and speculate:
@@ -47,7 +49,7 @@ class Batch:
     def clear(self) -> None:
         """Drop all rows, and give back the memory of the cache."""
         self.rows: list[BatchRow] = []  # those that have not ended
-        self.cache: KVCache | None = None  # of all tokens of the rows but the last
+        self.cache: KVCache | None = None  # of all tokens of the rows except the last
         self._memory: KVCache | None = None  # the cache, with unused rows
         self._logits: Array | None = None  # of the next tokens, if they are computed already
         self._fill_seconds = 0.0
@@ -59,7 +61,8 @@ class Batch:
         """
         began = time.perf_counter()
         self.clear()
-        self.rows, texts = rows, [row.window for row in rows]
+        self.rows = rows
+        texts = [row.window for row in rows]
         if use_cache:
             capacity = max(len(row.window) + row.growth for row in rows)
             most = sum({row.number: row.options.beams or 1 for row in rows}.values())
@@ -77,8 +80,9 @@ class Batch:
         self._fill_seconds = time.perf_counter() - began
 
     def add(self, row: BatchRow, cache: KVCache | None, cache_row: int) -> None:
-        """Add a row. All its tokens but the last are in a row of a cache; None if it has one."""
-        memory, config = self._memory, self._model.config
+        """Add a row. All its tokens except the last are in a row of a cache; None if it has one."""
+        memory = self._memory
+        config = self._model.config
         capacity = len(row.window) + row.growth
         if not memory or capacity > memory.capacity:
             capacity = max(_SMALLEST, 2 ** (capacity - 1).bit_length())  # seldom a larger one
@@ -114,7 +118,9 @@ class Batch:
         After `fill` the first tokens are chosen. Then a step needs the cache.
         """
         began = time.perf_counter() - self._fill_seconds
-        logits, self._logits, self._fill_seconds = self._logits, None, 0.0
+        logits = self._logits
+        self._logits = None
+        self._fill_seconds = 0.0
         searches = dict.fromkeys(row.search for row in self.rows if isinstance(row, Beam))
         self._draft(is_possible=logits is None and not searches)
         ahead = None if logits is not None or searches else self._decode_ahead()
@@ -141,7 +147,7 @@ class Batch:
     def _draft(self, *, is_possible: bool) -> None:
         """Set the drafts of rows, if drafts save time."""
         if self._policy:
-            # A first token shall come soon.
+            # Drafts would delay the first token.
             is_possible = is_possible and all(row.generated for row in self.rows)
             try:
                 self._policy.draft(self.rows, self.cache if is_possible else None)
@@ -153,22 +159,30 @@ class Batch:
 
         There are no beams.
         """
-        model, rows, cache = self._model, self.rows, self.cache
+        model = self._model
+        rows = self.rows
+        cache = self.cache
         decode = model.ops.decode
         if decode is None or cache is None or is_edited() or not all(map(_is_plain, rows)):
             return None
         count = min(_AHEAD, *(row.growth for row in rows))
-        if (draws := self._chooser.draws(rows, count)) is None:
+        draws = self._chooser.draws(rows, count)
+        if draws is None:
             return None
         last = np.array([row.window[-1] for row in rows])
-        if (tokens := decode(model, cache, last, *draws)) is None:
+        decoded = decode(model, cache, last, *draws)
+        if decoded is None:
             return None  # the options are not known there, or `_next_logits` reports the weights
-        ids, logprobs = (array.T.tolist() for array in tokens)
-        return [[*zip(*row, repeat([]))] for row in zip(ids, logprobs, strict=True)]
+        ids, logprobs = decoded  # (passes, rows)
+        choices: list[list[ChosenToken]] = []
+        for row_ids, row_logprobs in zip(ids.T.tolist(), logprobs.T.tolist(), strict=True):
+            choices.append(list(zip(row_ids, row_logprobs, repeat([]), strict=False)))
+        return choices
 
     def _advance(self, choices: list[list[ChosenToken]], began: float) -> list[Step]:
         """Append the tokens of some passes to the rows; return the steps."""
-        now, count = time.perf_counter(), len(choices[0])
+        now = time.perf_counter()
+        count = len(choices[0])
         pass_seconds = (now - began) / count
         seconds = [now - self._start - pass_seconds * left for left in reversed(range(count))]
         if self._policy:
@@ -209,7 +223,8 @@ class Batch:
 
     def _next_logits(self) -> Array:
         """Compute the logits (P, V) after the last token of a row and after its drafts."""
-        model, xp = self._model, self._model.ops.xp
+        model = self._model
+        xp = self._model.ops.xp
         ids, lengths = right_pad([row.window[-1:] + row.drafts for row in self.rows])
         hook = self._editor()
         x = hidden_states(model, xp.asarray(ids), self.cache, lengths, hook)

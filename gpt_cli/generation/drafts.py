@@ -36,24 +36,27 @@ class DraftModel:
     """
 
     def __init__(self, model: GPT2, chooser: Chooser):
-        self._model, self._chooser = model, chooser
+        self._model = model
+        self._chooser = chooser
         self._memory: KVCache | None = None
         self._synced: Callable[[], KVCache | None] = lambda: None
 
     def sync(self, cache: KVCache) -> None:
         """Copy the new tokens of the verifying model's cache, or all of another cache."""
-        rows, memory = len(cache.lengths), self._memory
+        rows = len(cache.lengths)
+        memory = self._memory
         if memory is None or rows > len(memory.lengths) or cache.capacity != memory.capacity:
             rounded = 2 ** (rows - 1).bit_length()  # since rows may join
             memory = KVCache(self._model.config, self._model.ops, rounded, cache.capacity)
-            self._memory, self._synced = memory, lambda: None
+            self._memory = memory
+            self._synced = lambda: None
         if self._synced() is not cache:
             self._cache = memory.view(rows)
             self._synced = weakref.ref(cache)
         self._cache.sync(cache)
 
     def draft(self, rows: Sequence[BatchRow], count: int) -> list[list[int]]:
-        """Return up to `count` drafts per row; the cache has all tokens of a row but the last."""
+        """Return up to `count` drafts per row, whose last token is not in the cache."""
         drafts = self._in_one_call(rows, count)
         return self._by_steps(rows, count) if drafts is None else drafts
 
@@ -67,7 +70,9 @@ class DraftModel:
         return None if drafts is None else drafts.T.tolist()
 
     def _by_steps(self, rows: Sequence[BatchRow], count: int) -> list[list[int]]:
-        model, cache, past = self._model, self._cache, self._cache.lengths
+        model = self._model
+        cache = self._cache
+        past = self._cache.lengths
         drafts: list[list[int]] = [[] for _ in rows]
         positions = [Position(row, ids) for row, ids in zip(rows, drafts, strict=True)]
         last = [row.ids[-1] for row in rows]

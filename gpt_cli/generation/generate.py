@@ -84,7 +84,8 @@ def working_set(model: GPT2, requests: Sequence[Request], drafts: int = 0) -> in
 
     The weights, those of a draft model, and prefixes are not included.
     """
-    config, rows = model.config, sum(request.rows for request in requests)
+    config = model.config
+    rows = sum(request.rows for request in requests)
     prompt = max((len(row.prompt) for row in requests), default=0)
     new = [min(r.options.max_tokens, config.n_positions - len(r.prompt)) for r in requests]
     slots = model.ops.cache_panel
@@ -104,8 +105,10 @@ def working_set(model: GPT2, requests: Sequence[Request], drafts: int = 0) -> in
 
 def _fit_memory(loaded: LoadedModel, requests: Sequence[Request]) -> tuple[bool, bool]:
     """Check that memory suffices; return whether it does with prefixes, and with drafts."""
-    model, speculator = loaded.model, loaded.speculator
-    needed, free = working_set(model, requests), model.ops.free_memory()
+    model = loaded.model
+    speculator = loaded.speculator
+    needed = working_set(model, requests)
+    free = model.ops.free_memory()
     if free is not None and needed > free:
         loaded.release()
         free = model.ops.free_memory()

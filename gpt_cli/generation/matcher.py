@@ -36,7 +36,8 @@ class Matcher:
 
     def __init__(self, tokenizer: Tokenizer, config: GPT2Config, constraint: Constraint):
         """Begin a text, or raise what `check` raises."""
-        self._guide, self._size = _guide(tokenizer, config), config.vocab_size
+        self._guide = _guide(tokenizer, config)
+        self._size = config.vocab_size
         self._state = _begin(self._guide, constraint).deep_copy()
         self.end: End | None = None  # why no token can follow
         self._renew()
@@ -89,7 +90,8 @@ def check(tokenizer: Tokenizer, config: GPT2Config, constraint: Constraint | Non
 @lru_cache(CACHED)
 def _begin(guide: "LLTokenizer", constraint: Constraint) -> "LLMatcher":
     """Return the state of an empty text."""
-    matcher, grammar = import_llguidance().LLMatcher, constraint.grammar
+    matcher = import_llguidance().LLMatcher
+    grammar = constraint.grammar
     state = with_stack(constraint.kind, lambda: matcher(guide, grammar, log_level=0))
     if state.is_error():  # such as a special token that the tokenizer does not have
         raise constraint.error(state.get_error())
@@ -119,7 +121,8 @@ def _guide(tokenizer: Tokenizer, config: GPT2Config) -> "LLTokenizer":
     guides = _guides.setdefault(tokenizer, {})
     if config in guides:
         return guides[config]
-    llguidance, size = import_llguidance(), config.vocab_size
+    llguidance = import_llguidance()
+    size = config.vocab_size
     check_bytes(tokenizer, "a constraint")
     tokens = tokenizer.all_bytes(size)
     ends = [id for id in config.eos_token_id if id < size]

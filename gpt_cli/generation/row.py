@@ -107,7 +107,8 @@ class StopStrings:
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False):
-        self._stops, self._include = stops, include
+        self._stops = stops
+        self._include = include
         self._begins = {stop[0] for stop in stops}
         self._held = ""
         self.stopped = False
@@ -133,7 +134,8 @@ class StopStrings:
 
     def flush(self) -> str:
         """Return the text that was held back: no more text follows."""
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         return held
 
 
@@ -170,8 +172,11 @@ class BatchRow:
     def fork(self) -> Self:
         """Return a copy, to which other tokens may be appended."""
         row = copy(self)
-        row.ids, row.generated, row.window = self.ids[:], self.generated[:], self.window[:]
-        row._decoder, row._stops = self._decoder.fork(), copy(self._stops)
+        row.ids = self.ids[:]
+        row.generated = self.generated[:]
+        row.window = self.window[:]
+        row._decoder = self._decoder.fork()
+        row._stops = copy(self._stops)
         row.matcher = self.matcher and self.matcher.fork()
         return row
 
@@ -183,7 +188,8 @@ class BatchRow:
         """Return the random numbers of steps: (count,) float64, on the host."""
         first = step - step % _DRAWS
         if self._draws_from != first:
-            self._draws_from, self._draws = first, uniforms(self._key, first, _DRAWS)
+            self._draws = uniforms(self._key, first, _DRAWS)
+            self._draws_from = first
         draws = self._draws[step - first : step - first + count]
         if (known := len(draws)) < count:
             draws = np.concatenate([draws, self.draws(step + known, count - known)])
@@ -252,7 +258,8 @@ class Chooser:
     """Chooses tokens for one model and tokenizer."""
 
     def __init__(self, loaded: LoadedModel):
-        self._ops, size = loaded.model.ops, loaded.config.vocab_size
+        self._ops = loaded.model.ops
+        size = loaded.config.vocab_size
         ends = {id for id in loaded.config.eos_token_id if id < size}
         missing = [id for id in loaded.missing_ids if id not in ends]
         banned = missing, [*missing, *ends]  # by `ignore_eos`
@@ -263,7 +270,8 @@ class Chooser:
 
         The tokens must depend on nothing but logits, draws and options that the rows share.
         """
-        params, ignore_eos = rows[0].sampling, rows[0].options.ignore_eos
+        params = rows[0].sampling
+        ignore_eos = rows[0].options.ignore_eos
         alike = all(
             row.sampling == params and row.options.ignore_eos == ignore_eos and not row.matcher
             for row in rows
@@ -303,7 +311,9 @@ class Chooser:
         for params, indices in alike.items():
             group = [positions[index] for index in indices]
             part = indices if len(alike) > 1 else slice(None)  # a list would make a copy
-            draws, seen, generated = [], [], []
+            draws = []
+            seen = []
+            generated = []
             if params.changes_logits:
                 seen = [[*row.ids, *drafts] for row, drafts in group]
                 generated = [[*row.generated, *drafts] for row, drafts in group]

@@ -30,7 +30,8 @@ _COUNTS = (1, 2, 3, 5, 7, 9, MOST)
 _MIN_TOKENS = 64  # still to come; to make a draft model takes as long as 5 to 10 tokens
 _PATIENCE = 16  # passes without the draft model before it is tried again, doubled each time
 _DRAFT_COST = 0.3  # seconds of a draft / seconds of a pass: a guess that measurements correct
-_FORCED = 2  # tokens per row that constraints force, to draft only these: they cost nothing
+# If constraints force so many tokens per row, only these are drafted: they cost nothing.
+_FORCED = 2
 MIN_SPEEDUP = 1.05  # that drafts must promise, since estimates are uncertain
 _OLDER = 0.7  # weight of earlier measurements
 
@@ -43,13 +44,16 @@ class DraftPolicy:
     """Drafts as many tokens for rows as save time, by n-grams or by the draft model."""
 
     def __init__(self, speculator: Speculator, chooser: Chooser):
-        self._speculator, self._chooser = speculator, chooser
-        self._ngram_record, self._model_record = Record(1, 1), Record(1, 0.3)
+        self._speculator = speculator
+        self._chooser = chooser
+        self._ngram_record = Record(1, 1)
+        self._model_record = Record(1, 0.3)
         self._guesses: list[list[int]] = []  # from n-grams, by row
         self._pass_seconds = 0.0  # of a pass over one token
         self._model_drafted = False  # the last drafts
         self._drafted_at: float | None = None
-        self._idle, self._patience = 0, _PATIENCE
+        self._idle = 0
+        self._patience = _PATIENCE
 
     def draft(self, rows: Sequence[BatchRow], cache: KVCache | None) -> None:
         """Set the drafts of rows, if there is a cache; it keeps its tokens."""
@@ -105,18 +109,26 @@ class DraftPolicy:
         """
         if not self._pass_seconds or not any(sizes):
             return 0, False
-        counts, lengths = [n for n in _COUNTS if n <= max(sizes)], list(map(len, self._guesses))
-        plans = {(n, False): self._rate(self._ngram_record, n, lengths) for n in (0, *counts)}
+        counts = [n for n in _COUNTS if n <= max(sizes)]
+        lengths = list(map(len, self._guesses))
+        plans = {(0, False): MIN_SPEEDUP * self._rate(self._ngram_record, 0, lengths)}
+        for n in counts:
+            plans[n, False] = self._rate(self._ngram_record, n, lengths)
         speculator = self._speculator
         is_worth = speculator.draft_model or sum(row.growth for row in rows) >= _MIN_TOKENS
         if is_worth and speculator.may_have_draft_model:
-            plans |= {(n, True): self._rate(self._model_record, n, sizes) for n in counts}
-        plans[0, False] *= MIN_SPEEDUP
+            for n in counts:
+                plans[n, True] = self._rate(self._model_record, n, sizes)
         best = max(plans, key=plans.__getitem__)
-        self._idle, self._patience = (0, _PATIENCE) if best[1] else (self._idle + 1, self._patience)
+        if best[1]:
+            self._idle = 0
+            self._patience = _PATIENCE
+        else:
+            self._idle += 1
         if self._idle < self._patience or (1, True) not in plans:
             return best
-        self._idle, self._patience = 0, 2 * self._patience
+        self._idle = 0
+        self._patience = 2 * self._patience
         self._model_record.fade()  # what it drafted long ago says little
         return 1, True
 

@@ -134,7 +134,8 @@ class Edit:
         All arrays are on the host.
         """
         new: Any = np.float32(self.number)
-        keys, hidden = has_keys(hook), np.float32(0 if hook.endswith("pattern") else -np.inf)
+        keys = has_keys(hook)
+        hidden = np.float32(0 if hook.endswith("pattern") else -np.inf)
         if hook in self.arrays:
             array = self.arrays[hook]
             if self.stored is not None:
@@ -186,7 +187,7 @@ def bind(edits: Sequence[Edit], length: int, most: int) -> list[Bound]:
             raise EditError(edit.text, f"@{edit.positions} is not in a text of {size}")
         if edit.stored is not None and not np.isin(np.arange(start, last), edit.stored).all():
             count = counted(len(edit.stored), "position")
-            raise EditError(edit.text, f"the activations have {count}: give some of these")
+            raise EditError(edit.text, f"the activations have {count}: use only these")
         bound.append(Bound(edit, start, stop))
     return bound
 
@@ -209,7 +210,8 @@ class Editor(Hook):
     def begin(self, positions: Array, lengths: Array) -> "Editor":
         """Return the editor of a pass."""
         editor = copy(self)
-        editor._positions, editor._lengths = positions, lengths
+        editor._positions = positions
+        editor._lengths = lengths
         return editor
 
     def take(self, name: str, value: Array) -> Array:

@@ -86,7 +86,9 @@ class Recorder(Hook):
     """Keeps the values of some hook points, as another hook has changed them."""
 
     def __init__(self, names: Iterable[str], inner: Hook = NO_HOOK):
-        self._kept, self._inner, self.edits = frozenset(names), inner, inner.edits
+        self._kept = frozenset(names)
+        self._inner = inner
+        self.edits = inner.edits
         self.names = self._kept.union(inner.names)
         self.values: dict[str, Array] = {}  # in the order of computation
 

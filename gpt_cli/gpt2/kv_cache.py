@@ -25,7 +25,8 @@ class KVCache:
     def __init__(
         self, config: GPT2Config, ops: Ops, batch: int, capacity: int, layers: int | None = None
     ):
-        self._ops, self.capacity = ops, capacity
+        self._ops = ops
+        self.capacity = capacity
         shape = batch, config.n_head, capacity, config.head_size
         self.keys, self.values = ops.new_cache(layers or config.n_layer, *shape)
         self.lengths: NDArray[np.int64] = np.zeros(batch, np.int64)

@@ -56,7 +56,8 @@ def untied_weights(model: Any) -> dict[str, Any]:
 def columns_of(ops: Ops, matrix: Matrix, n_in: int, indices: Sequence[int]) -> Array:
     """Return columns of a matrix (n_in, n_out) on the host, in float32: (indices, n_in)."""
     # As embeddings. The position -0.0 changes no bit of them.
-    ids, positions = ops.xp.asarray([indices]), ops.xp.zeros((1, 1), int)
+    ids = ops.xp.asarray([indices])
+    positions = ops.xp.zeros((1, 1), int)
     nowhere = ops.xp.full((1, n_in), -0.0, np.float32)
     return ops.to_host(ops.embed(matrix, nowhere, ids, positions))[0]
 
@@ -69,13 +70,15 @@ class Weights(Mapping[str, NDArray[np.float32]]):
     """
 
     def __init__(self, model: Any):
-        self._ops, self._weights = model.ops, untied_weights(model)
+        self._ops = model.ops
+        self._weights = untied_weights(model)
         self._shapes = dict(expected_shapes(model.config, head=True))
 
     def __getitem__(self, name: str, /) -> NDArray[np.float32]:
         if name not in self._weights:
             raise KeyError(f"{name}{did_you_mean(str(name), self._weights)}")
-        weight, shape = self._weights[name], self._shapes[name]
+        weight = self._weights[name]
+        shape = self._shapes[name]
         if not is_matrix(name, shape):
             return np.array(self._ops.to_host(weight), np.float32)
         transposed = is_transposed(name)

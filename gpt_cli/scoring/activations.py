@@ -119,7 +119,8 @@ def _groups(
             share += value_bytes(model, names, len(text.ids)) / _BYTES
         if share >= 1:
             yield group
-            group, share = [], 0.0
+            group = []
+            share = 0.0
     if group:
         yield group
 

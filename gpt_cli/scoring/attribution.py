@@ -81,7 +81,9 @@ def attribute(model: GPT2, text: Text, answers: Answers) -> Attribution:
     The scale of the final layer norm is held, and each part is centred as the norm centres their
     sum. So a part adds its product with one vector.
     """
-    config, ops, layers = model.config, model.ops, range(model.config.n_layer)
+    config = model.config
+    ops = model.ops
+    layers = range(model.config.n_layer)
     final = f"blocks.{layers[-1]}.hook_resid_post"
     globs = ["hook_*embed", "*.attn.hook_z", "*.hook_attn_out", "*.hook_mlp_out", final]
     (computed,) = states(model, [text], select_hooks(config, globs))
@@ -121,7 +123,8 @@ def patch(
     One activation is replaced at a time: of each layer and position, or with "z" of each head at
     all positions. InputError if the texts have different numbers of tokens, or the same measure.
     """
-    config, T = model.config, len(clean.ids)
+    config = model.config
+    T = len(clean.ids)
     if what not in get_args(What):
         raise OptionError("what", f"must be one of {', '.join(get_args(What))}")
     if len(corrupt.ids) != T:
@@ -134,7 +137,8 @@ def patch(
     (values,) = activations(model, [clean], names)
 
     def patches(name: str) -> Iterator[Bound]:
-        shapes, stored = {name: hook_shapes(config)[name]}, {name: values[name]}
+        shapes = {name: hook_shapes(config)[name]}
+        stored = {name: values[name]}
         whole = Edit(name, shapes, slice(None), ":", "=")
         whole = whole.with_arrays(stored, "the clean text", np.arange(T))
         if what == "z":
@@ -148,7 +152,8 @@ def patch(
 
 def ablate(model: GPT2, text: Text, answers: Answers) -> Ablation:
     """Return the measure of a text without each head (its z is 0), and without each MLP."""
-    config, T = model.config, len(text.ids)
+    config = model.config
+    T = len(text.ids)
     parts = [f"attn.hook_z[{head}]" for head in range(config.n_head)]
     parts.append("hook_mlp_out")
     ablated = []

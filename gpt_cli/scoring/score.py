@@ -276,7 +276,7 @@ def _new_columns(
 def _layers(
     model: GPT2, computed: Computed, texts: Sequence[Text], measures: Mapping[str, Measure]
 ) -> list[list[Columns]]:
-    """Return, for each text, its columns after each layer but the last."""
+    """Return, for each text, its columns after each layer except the last."""
     targets = [text.ids[text.start :] for text in texts]
     edited = any(text.edits for text in texts)
     layers: list[list[Columns]] = [[] for _ in texts]

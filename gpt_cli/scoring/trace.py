@@ -35,13 +35,15 @@ class Trace:
         The last are those of the model. This is the "logit lens" of nostalgebraist (2020). `lens`
         needs less memory.
         """
-        ops, (depth, T, _) = self.model.ops, self.residual.shape
+        ops = self.model.ops
+        (depth, T, _) = self.residual.shape
         _check_memory(ops, logits_bytes(self.model.config, depth * T), "the logits", T)
         return ops.to_host(self._unembed(self.residual))
 
     def lens(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return the likeliest ids (L + 1, T, count), best first, and their log-probabilities."""
-        ops, (depth, T, C) = self.model.ops, self.residual.shape
+        ops = self.model.ops
+        (depth, T, C) = self.residual.shape
         states = self.residual.reshape(-1, C)
         best = [
             likeliest(ops, self._unembed(part), count)
@@ -58,7 +60,8 @@ class Trace:
 
 def trace(model: GPT2, text: Text) -> Trace:
     """Run a pass over a text of 1 to n_positions tokens, and keep its intermediate results."""
-    ops, config = model.ops, model.config
+    ops = model.ops
+    config = model.config
     T, L = len(text.ids), config.n_layer
     floats = (L + 1) * T * config.n_embd + L * config.n_head * T * T
     _check_memory(ops, FLOAT * floats, "the trace", T)

@@ -27,7 +27,9 @@ def tree(model: GPT2, text: Text, count: int) -> list[Node]:
     They have any length. None is likelier than a prefix of it, so they form a tree, and
     best-first search finds exactly them. Nothing follows the end token or a full context.
     """
-    ops, config, ids = model.ops, model.config, text.ids
+    ops = model.ops
+    config = model.config
+    ids = text.ids
     hook = editor([text.edits], ops)
     cache = KVCache(config, ops, 1, min(len(ids) + count, config.n_positions))
     order = numbers()  # breaks ties: first in, first out

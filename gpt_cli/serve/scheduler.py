@@ -238,7 +238,7 @@ class Scheduler:
                 self._running.discard(text)
 
     def _join(self, text: PendingText, cache: KVCache | None, cache_row: int) -> None:
-        """Let a text join the batch; all its tokens but the last are in a row of a cache."""
+        """Let a text join the batch; all its tokens except the last are in a row of a cache."""
         number = next(self._numbers)
         try:
             self._batch.add(new_row(number, text.request, self._loaded), cache, cache_row)

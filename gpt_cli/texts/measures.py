@@ -77,7 +77,8 @@ def moments(ops: Ops, logits: Array, ids: Array) -> Array:
     # Row by row: a row of GPT-2's vocabulary fits in the processor's cache.
     for row, normalizer in zip(logits, ops.log_normalizer(logits), strict=True):
         logprobs = row.astype("float64") - normalizer
-        p, logprobs = ops.to_host(ops.exp(logprobs)), ops.to_host(logprobs)
+        p = ops.to_host(ops.exp(logprobs))
+        logprobs = ops.to_host(logprobs)
         mean = (p * logprobs).sum()
         pairs.append([mean, np.sqrt((p * (logprobs - mean) ** 2).sum())])
     return ops.xp.asarray(pairs)

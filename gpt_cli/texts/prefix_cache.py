@@ -47,7 +47,8 @@ class PrefixCache:
 
     def __init__(self, model: GPT2, most_bytes: float = 0):
         """Keep prefixes of up to `most_bytes` in all, and at least the last one."""
-        self._model, self._most_bytes = model, most_bytes
+        self._model = model
+        self._most_bytes = most_bytes
         self._kept: list[Prefix] = []  # the last used comes last
         self.keeps = model.ops.batch_invariant  # else results would depend on earlier texts
 
@@ -90,7 +91,8 @@ class PrefixCache:
 
     def prefix(self, ids: list[int]) -> Prefix:
         """Compute a prefix, from where it differs from a kept one; its cache is read-only."""
-        config, xp = self._model.config, self._model.ops.xp
+        config = self._model.config
+        xp = self._model.ops.xp
         nearest, known = self.find(ids)
         if nearest and nearest.ids == ids:
             return nearest
@@ -135,7 +137,8 @@ def cache_budget(model: GPT2) -> float:
 
 def common_length(one: Sequence[int], other: Sequence[int]) -> int:
     """Return the number of ids that two texts have in common at their beginning."""
-    known, most = 0, min(len(one), len(other))
+    known = 0
+    most = min(len(one), len(other))
     while known < most:  # halving: slices are compared in C
         middle = (known + most + 1) // 2
         if one[known:middle] == other[known:middle]:

@@ -22,7 +22,8 @@ class Speculator:
     @property
     def pays(self) -> bool:
         """Return whether drafts can save time, and leave the texts as they are."""
-        ops, size = self.model.ops, weights_bytes(self.model.config, self.model.ops.dtype)
+        ops = self.model.ops
+        size = weights_bytes(self.model.config, self.model.ops.dtype)
         return ops.batch_invariant and size >= _MIN_BYTES and not is_edited()  # C drafts, too
 
     @property
@@ -48,7 +49,8 @@ def make_draft_model(model: GPT2) -> GPT2 | None:
 
     None if memory is short, or if no operations are faster.
     """
-    ops, free = model.ops.draft_ops(), model.ops.free_memory()
+    ops = model.ops.draft_ops()
+    free = model.ops.free_memory()
     if ops is None or (free is not None and 2 * weights_bytes(model.config, "int8") > free):
         return None
     with suppress(MemoryError):

@@ -95,7 +95,7 @@ def _texts_after(
     """Yield passes over texts from the end of a prefix on, and over their continuations in turn."""
     n = len(prefix.ids)
     lengths = [len(texts[index].ids) - n for index in indices]
-    # Of a continuation, all but the last token are computed.
+    # The last token of a continuation is only predicted.
     longest = [max([1, *map(len, texts[index].continuations)]) - 1 for index in indices]
     most_rows = len(indices)
     memory = None

@@ -74,7 +74,7 @@ WRONG_EDITS = [
         "gone.safetensors does not exist"),
     row("a mean of one vector", f"{HOOK}=mean:v.npy", "a mean needs activations of tokens"),
     row("a patch past the stored tokens", f"{HOOK}@0:3=stored.safetensors",
-        "the activations have 2 positions", "give some of these"),
+        "the activations have 2 positions", "use only these"),
     row("a patch from several rows", f"{HOOK}@0=rows.npz", "has several rows",
         "give a file with the activations of one"),
     row("a vector of another width", f"{HOOK}+=wide.npy", "is (48,), not (32,)"),

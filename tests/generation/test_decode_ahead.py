@@ -217,7 +217,9 @@ def test_rows_with_other_options_than_their_neighbours_take_a_pass_after_the_oth
 
 def test_rows_with_edits_take_a_pass_after_the_other(model, tokenizer):
     edits = bind([Edit.parse("blocks.0.hook_mlp_out=0", model.config)], 2, 8)
-    rows = [replace(row, edits=edits) for row in requests([1, 2], max_tokens=4)]
+    rows = [
+        replace(row, text=replace(row.text, edits=edits)) for row in requests([1, 2], max_tokens=4)
+    ]
     with decoding_ahead(model.ops) as calls:
         completions_of(model, tokenizer, rows)
     assert calls == []

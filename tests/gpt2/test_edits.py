@@ -203,7 +203,7 @@ def test_a_row_has_the_same_bits_alone_in_a_batch_and_in_chunks(native, dtype, e
         ("hook_embed=objects.npy", "objects.npy cannot be read: Object arrays cannot be loaded"),
         ("hook_embed=texts.npy", "texts.npy holds <U1, not numbers"),
         ("hook_embed=v.npy", "hook_embed in v.npy is (32,), not (32, 32)"),
-        ("hook_embed=two.npy", "the activations have 2 positions: give some of these"),
+        ("hook_embed=two.npy", "the activations have 2 positions: use only these"),
         ("hook_embed=two.npy@1", "'two.npy@1' must end"),
         ("hook_embed=rows.npz", "rows.npz has several rows"),
         ("hook_embed=rows.npz:other", "rows.npz has no other: it has hook_embed, position"),
