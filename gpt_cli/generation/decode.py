@@ -245,7 +245,7 @@ class Batch:
         if self._memory:
             if self.cache is None or len(self.cache.lengths) != len(self.rows):
                 self.cache = self._memory.view(len(self.rows))
-            self.cache.lengths = np.array([len(row.window) - 1 for row in self.rows])
+            self.cache.rewind(np.array([len(row.window) - 1 for row in self.rows]))
         for row in self.rows:
             row.drafts = []
 

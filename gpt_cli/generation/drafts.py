@@ -63,7 +63,8 @@ class DraftModel:
     def _in_one_call(self, rows: Sequence[BatchRow], count: int) -> list[list[int]] | None:
         """Draft by `Ops.draft`, or return None if that does not know the rows' options."""
         model = self._model
-        if model.ops.draft is None or (draws := self._chooser.draws(rows, count)) is None:
+        draws = self._chooser.draws(rows, count)
+        if model.ops.draft is None or draws is None:
             return None
         last = np.array([row.ids[-1] for row in rows])
         drafts = model.ops.draft(model, self._cache, last, *draws)
@@ -83,7 +84,7 @@ class DraftModel:
                 last = self._chooser.choose(logits, positions).tolist()
                 for row_drafts, id in zip(drafts, last, strict=True):
                     row_drafts.append(id)
-        cache.lengths = past
+        cache.rewind(past)
         return drafts
 
 

@@ -50,6 +50,10 @@ class KVCache:
         """Count the tokens that the layers have stored in this forward pass."""
         self.lengths = self.lengths + self.new
 
+    def rewind(self, lengths: NDArray[np.int64]) -> None:
+        """Keep the first `lengths` (B,) tokens of the texts; later ones are overwritten."""
+        self.lengths = lengths
+
     def sync(self, other: "KVCache") -> None:
         """Copy the tokens of another cache, of the same capacity, that are not in this one."""
         size = self._ops.cache_panel

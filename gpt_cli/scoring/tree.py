@@ -38,7 +38,7 @@ def tree(model: GPT2, text: Text, count: int) -> list[Node]:
     def follow(path: list[int], total: float, children: list[Node], most: int) -> None:
         """Queue the likeliest next tokens of a path, which may become its children."""
         x = hidden_states(model, ops.xp.asarray([path or ids]), cache, hook=hook)
-        cache.lengths = cache.lengths - len(path)  # back to the prompt
+        cache.rewind(cache.lengths - len(path))  # back to the prompt
         best = likeliest(ops, unembed(model, x[:, -1], edited=hook.edits), most)
         for id, logprob in zip(*(ops.to_host(row[0]).tolist() for row in best), strict=True):
             node = Node(id, logprob, total + logprob)

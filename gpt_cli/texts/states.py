@@ -131,7 +131,7 @@ def _turns(
     begun = cache.lengths
     turns = zip_longest(*(texts[index].continuations for index in group), fillvalue=[])
     for number, turn in enumerate(turns):
-        cache.lengths = begun
+        cache.rewind(begun)
         after = row_states(model, [ids[:-1] for ids in turn], cache, hook)
         rows = []
         for index, ids, end, x in zip(group, turn, ends, after, strict=True):
