@@ -88,7 +88,7 @@ class DraftModel:
         return drafts
 
 
-class Record:
+class DraftHistory:
     """How often the drafts of a source were right, and what they cost."""
 
     def __init__(self, right: float, wrong: float):

@@ -8,7 +8,7 @@ from itertools import chain, islice
 from gpt_cli.generation.beams import new_row
 from gpt_cli.generation.decode import Batch
 from gpt_cli.generation.row import FinishReason, Request, Step
-from gpt_cli.generation.sampling import GROUP
+from gpt_cli.generation.sampling import BAND
 from gpt_cli.generation.speculate import DRAFTS
 from gpt_cli.gpt2.memory import FLOAT, cache_bytes, logits_bytes
 from gpt_cli.gpt2.model import GPT2
@@ -97,7 +97,7 @@ def working_set(model: GPT2, requests: Sequence[Request], drafts: int = 0) -> in
     widths = 6 * config.n_embd + 3 * config.inner_size
     layer = FLOAT * tokens * (widths + config.n_head * length)  # with the scores of the attention
     # `sampling.likely_columns` returns all columns if k is large.
-    among_all = any(not 0 < row.options.top_k <= config.vocab_size // GROUP for row in requests)
+    among_all = any(not 0 < row.options.top_k <= config.vocab_size // BAND for row in requests)
     # Logits and the arrays of sampling, which are small if top-k leaves few columns.
     sampling = logits_bytes(config, (12 if among_all else 5) * (rows + drafts))
     return cache + max(layer, sampling)

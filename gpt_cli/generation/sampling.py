@@ -21,7 +21,7 @@ import numpy as np
 from gpt_cli.ops import Array, Ops
 from gpt_cli.options.request import SamplingParams
 
-GROUP = 64  # columns of logits per group in `likely_columns`
+BAND = 64  # columns of logits: see `likely_columns`
 
 
 def uniforms(key: tuple[int, int], first: int, count: int) -> Array:
@@ -87,14 +87,14 @@ def keep_from(xp: ModuleType, logits: Array, bound: Array) -> Array:
 def likely_columns(xp: ModuleType, logits: Array, k: int) -> Array:
     """Return the columns that hold the k largest of every row, and few others, without a sort.
 
-    The columns form groups. The k-th largest of the groups' largest numbers is at most the k-th
+    The columns form bands. The k-th largest of the bands' largest numbers is at most the k-th
     largest of the row.
     """
     B, V = logits.shape
-    groups = V // GROUP
-    if groups < k:
+    bands = V // BAND
+    if bands < k:
         return xp.arange(V)
-    largest = logits[:, : groups * GROUP].reshape(B, GROUP, groups).max(axis=1)
+    largest = logits[:, : bands * BAND].reshape(B, BAND, bands).max(axis=1)
     bound = xp.partition(largest, -k, axis=-1)[:, -k, None]
     return xp.flatnonzero((logits >= bound).any(axis=0))
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from gpt_cli.folder.dtypes import WEIGHT_TYPES
-from gpt_cli.generation.drafts import DraftModel, Record, ngram_drafts
+from gpt_cli.generation.drafts import DraftModel, DraftHistory, ngram_drafts
 from gpt_cli.generation.row import BatchRow, Chooser
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.texts.speculator import Speculator
@@ -46,8 +46,8 @@ class DraftPolicy:
     def __init__(self, speculator: Speculator, chooser: Chooser):
         self._speculator = speculator
         self._chooser = chooser
-        self._ngram_record = Record(1, 1)
-        self._model_record = Record(1, 0.3)
+        self._ngram_history = DraftHistory(1, 1)
+        self._model_history = DraftHistory(1, 0.3)
         self._guesses: list[list[int]] = []  # from n-grams, by row
         self._pass_seconds = 0.0  # of a pass over one token
         self._model_drafted = False  # the last drafts
@@ -77,7 +77,7 @@ class DraftPolicy:
             began = time.perf_counter()
             drafts = model.draft(rows, count)
             seconds = (time.perf_counter() - began) / count
-            self._model_record.seconds = _mean(self._model_record.seconds, seconds)
+            self._model_history.seconds = _mean(self._model_history.seconds, seconds)
         for row, ids, size in zip(rows, drafts, sizes, strict=True):
             row.drafts = row.matcher.fitting(ids[:size]) if row.matcher else ids[:size]
         self._drafted_at = time.perf_counter()
@@ -96,11 +96,13 @@ class DraftPolicy:
         seconds = (time.perf_counter() - self._drafted_at) / passes
         tokens = sum(len(row.drafts) + 1 for row in rows)
         self._pass_seconds = _mean(self._pass_seconds, seconds / self._times(tokens))
-        self._model_record.seconds = self._model_record.seconds or _DRAFT_COST * self._pass_seconds
+        self._model_history.seconds = (
+            self._model_history.seconds or _DRAFT_COST * self._pass_seconds
+        )
         for row, guess, ids in zip(rows, self._guesses, new, strict=True):
-            self._ngram_record.learn(guess, ids)  # also those that were not used
+            self._ngram_history.learn(guess, ids)  # also those that were not used
             if self._model_drafted:
-                self._model_record.learn(row.drafts, ids)
+                self._model_history.learn(row.drafts, ids)
 
     def _plan(self, rows: Sequence[BatchRow], sizes: Sequence[int]) -> tuple[int, bool]:
         """Choose the number of drafts of the best rate, and whether the draft model makes them.
@@ -111,14 +113,14 @@ class DraftPolicy:
             return 0, False
         counts = [n for n in _COUNTS if n <= max(sizes)]
         lengths = list(map(len, self._guesses))
-        plans = {(0, False): MIN_SPEEDUP * self._rate(self._ngram_record, 0, lengths)}
+        plans = {(0, False): MIN_SPEEDUP * self._rate(self._ngram_history, 0, lengths)}
         for n in counts:
-            plans[n, False] = self._rate(self._ngram_record, n, lengths)
+            plans[n, False] = self._rate(self._ngram_history, n, lengths)
         speculator = self._speculator
         is_worth = speculator.draft_model or sum(row.growth for row in rows) >= _MIN_TOKENS
         if is_worth and speculator.may_have_draft_model:
             for n in counts:
-                plans[n, True] = self._rate(self._model_record, n, sizes)
+                plans[n, True] = self._rate(self._model_history, n, sizes)
         best = max(plans, key=plans.__getitem__)
         if best[1]:
             self._idle = 0
@@ -129,14 +131,14 @@ class DraftPolicy:
             return best
         self._idle = 0
         self._patience = 2 * self._patience
-        self._model_record.fade()  # what it drafted long ago says little
+        self._model_history.fade()  # what it drafted long ago says little
         return 1, True
 
-    def _rate(self, record: Record, count: int, sizes: Sequence[int]) -> float:
+    def _rate(self, history: DraftHistory, count: int, sizes: Sequence[int]) -> float:
         """Return the expected tokens per second of all rows, with `count` drafts or `sizes`."""
         drafts = [min(count, size) for size in sizes]
         passing = self._pass_seconds * self._times(sum(drafts) + len(drafts))
-        return sum(map(record.expected, drafts)) / (count * record.seconds + passing)
+        return sum(map(history.expected, drafts)) / (count * history.seconds + passing)
 
     def _times(self, tokens: int) -> float:
         """Return the time of a pass over tokens / the time of a pass over one."""

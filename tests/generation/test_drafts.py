@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt_cli.generation.drafts import _FADING, DraftModel, Record, agreed, ngram_drafts
+from gpt_cli.generation.drafts import _FADING, DraftModel, DraftHistory, agreed, ngram_drafts
 from gpt_cli.generation.row import BatchRow, Chooser, Request
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.memory import weights_bytes
@@ -78,7 +78,7 @@ def test_a_text_is_read_once():
     assert Text.reads < 2500
 
 
-# --- the record of drafts ------------------------------------------------------------------------
+# --- the history of drafts ------------------------------------------------------------------------
 
 some_ids = st.lists(ids_of_few, max_size=6)
 
@@ -91,11 +91,11 @@ def test_agreed_counts_the_equal_beginning(drafts, ids):
 
 
 def test_a_record_expects_tokens_up_to_the_first_wrong_draft():
-    assert Record(1, 1).expected(0) == 1
-    assert Record(3, 1).expected(2) == 1 + 3 / 4 + 9 / 16
-    record = Record(3, 1)
-    record.learn([], [1])  # nothing is learned without drafts
-    assert record.expected(1) == 1.75
+    assert DraftHistory(1, 1).expected(0) == 1
+    assert DraftHistory(3, 1).expected(2) == 1 + 3 / 4 + 9 / 16
+    history = DraftHistory(3, 1)
+    history.learn([], [1])  # nothing is learned without drafts
+    assert history.expected(1) == 1.75
 
 
 @pytest.mark.parametrize(
@@ -109,19 +109,19 @@ def test_a_record_expects_tokens_up_to_the_first_wrong_draft():
 )
 def test_a_record_counts_right_and_wrong_drafts_and_older_ones_less(drafts, ids, right, wrong):
     assert 0 < _FADING < 1
-    record = Record(3, 2)
-    record.learn(drafts, ids)
+    history = DraftHistory(3, 2)
+    history.learn(drafts, ids)
     right, wrong = _FADING * 3 + right, _FADING * 2 + wrong
-    assert record.expected(1) == 1 + right / (right + wrong)
+    assert history.expected(1) == 1 + right / (right + wrong)
 
 
 def test_a_faded_record_expects_the_same_and_learns_more_from_the_next_result():
-    record, faded = Record(6, 2), Record(6, 2)
+    history, faded = DraftHistory(6, 2), DraftHistory(6, 2)
     faded.fade()
-    assert faded.expected(5) == pytest.approx(record.expected(5))
-    record.learn([1], [2])
+    assert faded.expected(5) == pytest.approx(history.expected(5))
+    history.learn([1], [2])
     faded.learn([1], [2])
-    assert faded.expected(1) < 1.5 < record.expected(1)
+    assert faded.expected(1) < 1.5 < history.expected(1)
 
 
 # --- the draft model -----------------------------------------------------------------------------

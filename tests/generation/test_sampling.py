@@ -187,7 +187,7 @@ def test_greedy_ignores_every_filter_and_draw(ops):
 @given(logits=rows_with_ties, k=st.integers(1, 61), group=st.integers(1, 8))
 def test_the_likely_columns_hold_the_k_largest_and_their_equals(logits, k, group):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gpt_cli.generation.sampling.GROUP", group)
+        patch.setattr("gpt_cli.generation.sampling.BAND", group)
         columns = likely_columns(np, logits, min(k, logits.shape[1])).tolist()
     assert columns == sorted(set(columns))
     for row in logits:
@@ -210,7 +210,7 @@ def test_of_many_columns_few_are_likely():
 def test_to_look_in_few_columns_changes_no_draw(ops, logits, k, group, p, place):
     draw = (ops, logits, np.full(len(logits), place), params(top_k=k, top_p=p), [[]] * len(logits))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gpt_cli.generation.sampling.GROUP", group)
+        patch.setattr("gpt_cli.generation.sampling.BAND", group)
         ids = sample(*draw)
         patch.setattr(
             "gpt_cli.generation.sampling.likely_columns",

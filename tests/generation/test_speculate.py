@@ -213,7 +213,7 @@ def test_times_are_measured(simulated, rows, dtype):
     simulation = simulated(draft_seconds=0.2, dtype=dtype)
     simulation.run(*[400] * rows)
     assert simulation.drafting._pass_seconds == pytest.approx(1)
-    assert simulation.drafting._model_record.seconds == pytest.approx(0.2, rel=1e-3)
+    assert simulation.drafting._model_history.seconds == pytest.approx(0.2, rel=1e-3)
 
 
 def test_times_that_vary_change_little(simulated):
