@@ -13,8 +13,8 @@ from gpt_cli.engine import Engine
 from gpt_cli.generation.row import Request
 from gpt_cli.gpt2.edits import Edit, bind, editor
 from gpt_cli.gpt2.hooks import FINAL, Hook, Recorder, hook_shapes, rows_of
-from gpt_cli.gpt2.run_state import RunState
 from gpt_cli.gpt2.prefill import right_pad, row_states
+from gpt_cli.gpt2.run_state import RunState
 from gpt_cli.ops import get_ops
 from gpt_cli.options.request import Options
 from gpt_cli.scoring.activations import activations

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from gpt_cli.folder.dtypes import WEIGHT_TYPES
-from gpt_cli.generation.drafts import DraftModel, DraftHistory, ngram_drafts
+from gpt_cli.generation.drafts import DraftHistory, DraftModel, ngram_drafts
 from gpt_cli.generation.row import BatchRow, Chooser
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.texts.speculator import Speculator

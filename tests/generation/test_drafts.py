@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt_cli.generation.drafts import _FADING, DraftModel, DraftHistory, agreed, ngram_drafts
+from gpt_cli.generation.drafts import _FADING, DraftHistory, DraftModel, agreed, ngram_drafts
 from gpt_cli.generation.row import BatchRow, Chooser, Request
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.memory import weights_bytes
