@@ -5,7 +5,7 @@ at hook points are requested. The results are the same.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
@@ -55,104 +55,103 @@ def states(
         prefixes: the beginnings of earlier texts, and of these.
         most_bytes: of the values at hook points in a pass; by default any number.
     """
-    for n, indices in _groups(texts, None if names else prefixes):
-        longest = max(len(texts[index].ids) for index in indices) - n
-        side_by_side = min(len(indices), model.ops.pass_tokens // max(1, longest))
+    for n, group in _groups(texts, None if names else prefixes):
+        members = list(group.values())
+        longest = max(len(text.ids) for text in members) - n
+        most_continuations = max(len(text.continuations) for text in members)
+        side_by_side = min(len(members), model.ops.pass_tokens // max(1, longest))
         # Continuations take turns in the row of their text; if they are many, each has a row.
-        are_many = side_by_side < max(len(texts[index].continuations) for index in indices)
-        if are_many and prefixes and not texts[indices[0]].edits:
-            for index in indices:
-                prefix = prefixes.prefix(texts[index].ids)
-                yield from _continuations_after(model, prefix, index, texts[index].continuations)
+        if side_by_side < most_continuations and prefixes and not members[0].edits:
+            for index, text in group.items():
+                yield from _continuations_after(model, prefixes.prefix(text.ids), index, text)
         else:
-            first = texts[indices[0]].ids[:n]
-            prefix = prefixes.prefix(first) if prefixes and first else Prefix.none(model)
-            yield from _texts_after(model, prefix, texts, indices, names, most_bytes)
+            shared = members[0].ids[:n]
+            prefix = prefixes.prefix(shared) if prefixes and shared else Prefix.none(model)
+            yield from _texts_after(model, prefix, group, names, most_bytes)
 
 
-def _groups(texts: Sequence[Text], prefixes: PrefixCache | None) -> Iterator[tuple[int, list[int]]]:
-    """Yield the indices of texts that are computed together, and how many tokens they share.
+def _groups(
+    texts: Sequence[Text], prefixes: PrefixCache | None
+) -> Iterator[tuple[int, dict[int, Text]]]:
+    """Yield texts that are computed together, by index, after the number of tokens they share.
 
     All texts of a group have edits, or none has.
     """
-    edited = [index for index, text in enumerate(texts) if text.edits or not prefixes]
-    if edited:
-        yield 0, edited
+    alone = {index: text for index, text in enumerate(texts) if text.edits or not prefixes}
+    if alone:
+        yield 0, alone
     if prefixes:
-        plain = [index for index, text in enumerate(texts) if not text.edits]
+        plain = [index for index in range(len(texts)) if index not in alone]
         for n, numbers in prefixes.groups([texts[index].ids for index in plain]):
-            yield n, [plain[number] for number in numbers]
+            yield n, {plain[number]: texts[plain[number]] for number in numbers}
 
 
 def _texts_after(
     model: GPT2,
     prefix: Prefix,
-    texts: Sequence[Text],
-    indices: Sequence[int],
+    group: Mapping[int, Text],
     names: Sequence[str],
     most_bytes: int | None,
 ) -> Iterator[Computed]:
     """Yield passes over texts from the end of a prefix on, and over their continuations in turn."""
     n = len(prefix.ids)
-    lengths = [len(texts[index].ids) - n for index in indices]
+    indices = list(group)
+    lengths = [len(text.ids) - n for text in group.values()]
     # The last token of a continuation is only predicted.
-    longest = [max([1, *map(len, texts[index].continuations)]) - 1 for index in indices]
+    after = [max([1, *map(len, text.continuations)]) - 1 for text in group.values()]
+    longest = [max(pair) for pair in zip(lengths, after, strict=True)]
     most_rows = len(indices)
     memory = None
-    if n or any(texts[index].continuations for index in indices):
-        capacity = max(map(sum, zip(lengths, longest, strict=True)))
+    if n or any(text.continuations for text in group.values()):
+        capacity = max(sum(pair) for pair in zip(lengths, after, strict=True))
         memory = _rows_after(model, prefix, most_rows, capacity)
         most_rows = len(memory.lengths)
     if most_bytes:
         fitting = most_bytes // value_bytes(model, names, max(lengths))
         most_rows = min(most_rows, max(1, fitting))
-    for numbers in passes(list(map(max, lengths, longest)), most_rows, model.ops.pass_tokens):
-        group = [indices[number] for number in numbers]
-        cache = memory.view(len(group)) if memory else None
-        hook = Recorder(names, editor([texts[index].edits for index in group], model.ops))
-        x = row_states(model, [texts[index].ids[n:] for index in group], cache, hook)
-        values = rows_of(hook.values, [len(row) for row in x]) if names else [{} for _ in group]
-        yield Computed(prefix, list(map(States, group, x, values)))
+    for numbers in passes(longest, most_rows, model.ops.pass_tokens):
+        texts = [group[indices[number]] for number in numbers]
+        cache = memory.view(len(texts)) if memory else None
+        hook = Recorder(names, editor([text.edits for text in texts], model.ops))
+        x = row_states(model, [text.ids[n:] for text in texts], cache, hook)
+        values = rows_of(hook.values, [len(row) for row in x])
+        rows = []
+        for row, number in enumerate(numbers):
+            rows.append(States(indices[number], x[row], values[row]))
+        computed = Computed(prefix, rows)
+        yield computed
         if cache:
-            ends = [model.ops.xp.concatenate([prefix.states[-1:], row])[-1:] for row in x]
-            yield from _turns(model, prefix, cache, hook, texts, group, ends)
+            yield from _turns(model, computed, texts, cache, hook)
 
 
 def _turns(
-    model: GPT2,
-    prefix: Prefix,
-    cache: KVCache,
-    hook: Recorder,
-    texts: Sequence[Text],
-    group: Sequence[int],
-    ends: Sequence[Array],
+    model: GPT2, computed: Computed, texts: Sequence[Text], cache: KVCache, hook: Recorder
 ) -> Iterator[Computed]:
-    """Yield a pass over the first continuation of each text in a cache, then the second, ..."""
+    """Yield a pass over the first continuation of each computed text, then the second, ..."""
     begun = cache.lengths
-    turns = zip_longest(*(texts[index].continuations for index in group), fillvalue=[])
+    turns = zip_longest(*(text.continuations for text in texts), fillvalue=[])
     for number, turn in enumerate(turns):
         cache.rewind(begun)
         after = row_states(model, [ids[:-1] for ids in turn], cache, hook)
         rows = []
-        for index, ids, end, x in zip(group, turn, ends, after, strict=True):
+        for row, ids, x in zip(computed.rows, turn, after, strict=True):
             if ids:
-                predicting = model.ops.xp.concatenate([end, x])
-                rows.append(States(index, predicting, continuation=number))
-        yield Computed(prefix, rows)
+                before = row.states if len(row.states) else computed.prefix.states
+                predicting = model.ops.xp.concatenate([before[-1:], x])
+                rows.append(States(row.text, predicting, continuation=number))
+        yield Computed(computed.prefix, rows)
 
 
-def _continuations_after(
-    model: GPT2, prefix: Prefix, index: int, continuations: Sequence[list[int]]
-) -> Iterator[Computed]:
+def _continuations_after(model: GPT2, prefix: Prefix, index: int, text: Text) -> Iterator[Computed]:
     """Yield passes over the continuations of one text, which is the prefix, side by side."""
-    rests = [ids[:-1] for ids in continuations]
+    rests = [ids[:-1] for ids in text.continuations]
     lengths = list(map(len, rests))
     memory = _rows_after(model, prefix, len(rests), max(lengths))
     for numbers in passes(lengths, len(memory.lengths), model.ops.pass_tokens):
         group = [rests[number] for number in numbers]
+        after = row_states(model, group, memory.view(len(group)))
         rows = []
-        computed = row_states(model, group, memory.view(len(group)))
-        for number, x in zip(numbers, computed, strict=True):
+        for number, x in zip(numbers, after, strict=True):
             predicting = model.ops.xp.concatenate([prefix.states[-1:], x])
             rows.append(States(index, predicting, continuation=number))
         yield Computed(prefix, rows)
