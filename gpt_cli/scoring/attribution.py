@@ -177,8 +177,7 @@ def _measures(model: GPT2, texts: Sequence[Text], answers: Answers) -> list[floa
     measures = [0.0] * len(texts)
     for computed in states(model, texts):
         last = ops.xp.stack([row.states[-1] for row in computed.rows])
-        edited = any(texts[row.text].edits for row in computed.rows)
-        logits = unembed(model, last, edited=edited)[:, ops.xp.asarray(answers)]
+        logits = unembed(model, last, edited=computed.edited)[:, ops.xp.asarray(answers)]
         for row, measure in zip(computed.rows, _difference(_on_host(ops, logits).T), strict=True):
             measures[row.text] = float(measure)
     return measures

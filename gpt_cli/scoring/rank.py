@@ -73,9 +73,9 @@ class Question:
                 f"prompt and choice have up to {counted(longest, 'token')}, more than the model's "
                 f"context of {n_positions:,}; shorten them"
             )
-        bounds = loaded.bound_edits(edits, len(shared), longest)
         continuations = [whole[len(shared) :] for whole in wholes]
-        return cls(Text(shared, edits=bounds, continuations=continuations), choices)
+        text = loaded.text_of_ids(shared, edits, continuations=continuations)
+        return cls(text, choices)
 
 
 def rank(loaded: LoadedModel, questions: Sequence[Question], by: RankBy) -> list[list[Choice]]:
@@ -123,12 +123,12 @@ def continuation_logprobs(loaded: LoadedModel, prompts: Sequence[Text]) -> list[
     model = loaded.model
     computed = states(model, prompts, prefixes=loaded.prefixes)
     rows = (row for one in computed for row in one.rows if row.continuation is not None)
-    edited = any(prompt.edits for prompt in prompts)
     logprobs: dict[tuple[int, int | None], list[float]] = {}  # by prompt and continuation
     # The logits of many states at a time take less time.
     while part := list(islice(rows, model.ops.logits_rows)):
         targets = [prompts[row.text].continuations[row.continuation or 0] for row in part]
         predicting = [row.states for row in part]
+        edited = any(row.edited for row in part)
         measures = {"logprobs": log_probabilities}
         measured = measure_states(model, predicting, targets, measures, edited=edited)
         for row, columns in zip(part, measured, strict=True):

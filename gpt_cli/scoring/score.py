@@ -269,8 +269,7 @@ def _new_columns(
         begin = max(n, text.start)
         predicting.append(x[begin - max(n, 1) :])
         targets.append(text.ids[begin:])
-    edited = any(text.edits for text in texts)
-    return measure_states(model, predicting, targets, measures, edited=edited)
+    return measure_states(model, predicting, targets, measures, edited=computed.edited)
 
 
 def _layers(
@@ -278,14 +277,13 @@ def _layers(
 ) -> list[list[Columns]]:
     """Return, for each text, its columns after each layer except the last."""
     targets = [text.ids[text.start :] for text in texts]
-    edited = any(text.edits for text in texts)
     layers: list[list[Columns]] = [[] for _ in texts]
     for name in computed.rows[0].values:
         predicting = []
         for row, text in zip(computed.rows, texts, strict=True):
             value = row.values[name][text.start - 1 :]
             predicting.append(model.ops.layer_norm(value, model.ln_f))
-        measured = measure_states(model, predicting, targets, measures, edited=edited)
+        measured = measure_states(model, predicting, targets, measures, edited=computed.edited)
         for of_text, of_layer in zip(layers, measured, strict=True):
             of_text.append(of_layer)
     return layers

@@ -69,7 +69,7 @@ def trace(model: GPT2, text: Text) -> Trace:
     (computed,) = states(model, [text], names)
     (row,) = computed.rows
     # Checks that all is finite: the last token depends on all others.
-    unembed(model, row.states[-1:], edited=bool(text.edits))
+    unembed(model, row.states[-1:], edited=computed.edited)
     residual = [ops.to_host(row.values[name]) for name in names if not name.endswith("pattern")]
     attention = [ops.to_host(row.values[name]) for name in names if name.endswith("pattern")]
     return Trace(model, text.ids, np.stack(residual), np.stack(attention))

@@ -73,10 +73,17 @@ class LoadedModel:
         edits = self.bound_edits(fields.get("edits"), len(ids), len(ids))
         return Text(ids, len(start), edits, len(text.encode()))
 
-    def text_of_ids(self, ids: Sequence[int]) -> Text:
-        """Return a text, as ids, with the edits of all texts."""
+    def text_of_ids(
+        self,
+        ids: Sequence[int],
+        edits: str | Sequence[str] | None = None,
+        continuations: Sequence[list[int]] = (),
+    ) -> Text:
+        """Return a text, as ids, with the edits of all texts and its own."""
         ids = self.config.check_ids(ids)
-        return Text(ids, edits=self.bound_edits(None, len(ids), len(ids)))
+        most = len(ids) + max(map(len, continuations), default=0)
+        bounds = self.bound_edits(edits, len(ids), most)
+        return Text(ids, edits=bounds, continuations=continuations)
 
     def prompt(self, prompt: str, *, special: bool = False) -> Text:
         """Return a prompt with its edits; raise ContextError if it does not fit the context."""

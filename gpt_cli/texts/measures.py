@@ -87,18 +87,20 @@ def moments(ops: Ops, logits: Array, ids: Array) -> Array:
 def all_logits(model: GPT2, texts: Sequence[Text]) -> Array:
     """Return the logits (B, T, V) of the next token at all positions of texts of T tokens."""
     x: dict[int, Array] = {}
+    edited = False
     for computed in states(model, texts):
+        edited |= computed.edited
         for row in computed.rows:
             x[row.text] = row.states
     stacked = model.ops.xp.stack([x[index] for index in range(len(texts))])
-    return unembed(model, stacked, edited=any(text.edits for text in texts))
+    return unembed(model, stacked, edited=edited)
 
 
 def next_tokens(model: GPT2, text: Text, count: int) -> list[tuple[int, float]]:
     """Return the ids of the likeliest tokens after a text, best first, with log-probabilities."""
     (computed,) = states(model, [text])
     (row,) = computed.rows
-    logits = unembed(model, row.states[-1:], edited=bool(text.edits))
+    logits = unembed(model, row.states[-1:], edited=computed.edited)
     (best,) = top_logprobs(model.ops, logits, [count])
     return best
 

@@ -6,7 +6,7 @@ at hook points are requested. The results are the same.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 from gpt_cli.gpt2.edits import editor
@@ -28,6 +28,7 @@ class States:
     states: Array  # (t, C): at the tokens after the prefix; or those that predict a continuation
     values: dict[str, Array] = field(default_factory=dict)  # by hook point, as in `hook_shapes`
     continuation: int | None = None  # its index
+    edited: bool = False  # whether the text has edits
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,11 @@ class Computed:
 
     prefix: Prefix
     rows: list[States]
+
+    @property
+    def edited(self) -> bool:
+        """Return whether a text has edits."""
+        return any(row.edited for row in self.rows)
 
 
 def states(
@@ -117,7 +123,8 @@ def _texts_after(
         values = rows_of(hook.values, [len(row) for row in x])
         rows = []
         for row, number in enumerate(numbers):
-            rows.append(States(indices[number], x[row], values[row]))
+            edited = bool(texts[row].edits)
+            rows.append(States(indices[number], x[row], values[row], edited=edited))
         computed = Computed(prefix, rows)
         yield computed
         if cache:
@@ -138,7 +145,7 @@ def _turns(
             if ids:
                 before = row.states if len(row.states) else computed.prefix.states
                 predicting = model.ops.xp.concatenate([before[-1:], x])
-                rows.append(States(row.text, predicting, continuation=number))
+                rows.append(replace(row, states=predicting, continuation=number))
         yield Computed(computed.prefix, rows)
 
 

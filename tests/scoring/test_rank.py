@@ -114,8 +114,11 @@ def test_prompt_and_choice_may_be_as_long_as_the_context(load_case, tokenizer):
 def test_a_question_begins_with_the_ids_of_the_prompt_and_of_all_choices(rows, beginning):
     ids = {f"a{'b' * n}": row for n, row in enumerate(rows)} | {"": [9]}
     config = SimpleNamespace(n_positions=80)
-    options = {"prompt_ids": ids.__getitem__, "bound_edits": lambda *_: []}
-    loaded = SimpleNamespace(config=config, **options)
+    loaded = SimpleNamespace(
+        config=config,
+        prompt_ids=ids.__getitem__,
+        text_of_ids=lambda ids, _, continuations: Text(ids, continuations=continuations),
+    )
     query = Question.of_texts(loaded, "a", ["b" * n for n in range(1, len(rows))])
     start = [] if beginning else [9]
     prompt = query.prompt
