@@ -49,11 +49,10 @@ COVERED = {
     ],
     "cli/test_vector.py": ["scoring/vectors"],
     "gpt2/test_edits.py": ["folder/arrays"],
-    "gpt2/test_hooks.py": ["scoring/introspection"],
+    "gpt2/test_model.py": ["gpt2/run_state"],
     "compression/test_codec.py": ["gpt2/digests"],
     "folder/test_pipeline.py": ["folder/special_tokens", "folder/vocabularies"],
     "folder/test_tokenizer.py": ["folder/base_tokenizer", "folder/byte_bpe", "folder/contents"],
-    "generation/test_drafts.py": ["generation/speculator"],
     "generation/test_generate.py": ["generation/row"],
     "gpt2/test_adapter.py": ["folder/adapter"],
     "gpt2/test_checkpoint.py": ["folder/tensors", "folder/weight_files"],
@@ -72,6 +71,8 @@ COVERED = {
     "serve/test_scheduler.py": ["serve/prompts"],
     "serve/test_server.py": ["cli/commands/serve", "serve/guard", "serve/settings"],
     "test_devices.py": ["ops/cuda/placed"],
+    "texts/test_states.py": ["texts/text"],
+    "generation/test_speculate.py": ["texts/speculator"],
     "test_ray.py": ["jobs/cluster"],
 }
 

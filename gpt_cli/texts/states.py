@@ -151,6 +151,9 @@ def _turns(
 
 def _continuations_after(model: GPT2, prefix: Prefix, index: int, text: Text) -> Iterator[Computed]:
     """Yield passes over the continuations of one text, which is the prefix, side by side."""
+    yield Computed(prefix, [States(index, prefix.states[:0])])
+    if not text.continuations:
+        return
     rests = [ids[:-1] for ids in text.continuations]
     lengths = list(map(len, rests))
     memory = _rows_after(model, prefix, len(rests), max(lengths))

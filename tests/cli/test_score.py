@@ -143,7 +143,7 @@ def test_each_token_has_a_line(tiny, whole):
 
 def test_figures_that_are_not_shown_are_not_computed(monkeypatch):
     for name in ("ranks", "moments", "gaps"):
-        monkeypatch.setattr(f"gpt_cli.generation.sampling.{name}", None)
+        monkeypatch.setattr(f"gpt_cli.texts.measures.{name}", None)
     for flags in ([], ["--tokens"], ["--words"], ["--json"], ["--json", "--words"]):
         run(*flags, input=b"Once upon a time")
 

@@ -11,6 +11,7 @@ from gpt_cli.errors import InputError
 from gpt_cli.ops import Ops
 from gpt_cli.scoring.rank import Question, rank
 from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.text import Text
 from support.scores import N_POSITIONS, logprobs_of, one_by_one, question, same, score_ids, texts
 
 # --- continuations -------------------------------------------------------------------------------

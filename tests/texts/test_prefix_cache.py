@@ -19,7 +19,6 @@ from gpt_cli.texts import prefix_cache
 from gpt_cli.texts.loaded import LoadedModel
 from gpt_cli.texts.measures import log_probabilities, moments, ranks
 from gpt_cli.texts.prefix_cache import PrefixCache, common_length
-from gpt_cli.texts.states import passes
 from gpt_cli.texts.text import Text
 from support.checkpoints import VOCAB
 from support.models import DTYPES, completions_of, computing, model_of, outcomes, threads_and_levels
@@ -152,21 +151,6 @@ def test_the_common_length_ends_at_the_first_difference(one, other):
     n = common_length(one, other)
     assert one[:n] == other[:n]
     assert n in (len(one), len(other)) or one[n] != other[n]
-
-
-@given(
-    lengths=st.lists(st.integers(0, 40), max_size=20),
-    most=st.integers(1, 9),
-    a_pass=st.integers(1, 99),
-)
-def test_passes_have_similar_lengths_and_limits(lengths, most, a_pass):
-    texts_of_passes = list(passes(lengths, most, a_pass))
-    for indices in texts_of_passes:
-        assert len(indices) <= most
-        assert len(indices) == 1 or sum(lengths[index] for index in indices) <= a_pass
-    order = [index for indices in texts_of_passes for index in indices]
-    assert sorted(order) == list(range(len(lengths)))
-    assert [lengths[index] for index in order] == sorted(lengths, reverse=True)
 
 
 def log_likelihoods(loaded, texts, firsts):
