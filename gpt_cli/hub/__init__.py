@@ -16,7 +16,6 @@ from gpt_cli.hub import client, local, messages
 from gpt_cli.hub.connection import problem as problem
 from gpt_cli.hub.connection import switched_off as switched_off
 from gpt_cli.hub.local import BUNDLED, SHORT_NAMES, checked_revision, hub_id
-from gpt_cli.hub.local import conversion_of as conversion_of
 from gpt_cli.options.declare import OptionError
 from gpt_cli.system.atomic import new_folder
 from gpt_cli.system.files import read_json
@@ -56,7 +55,6 @@ class Description:
     config: GPT2Config  # with the start and end token that are used, if `tokenizer` is known
     folder: Path | None  # None if the model is not on this machine
     weights: str | None  # the name of their file, or of the index of their shards
-    request: str | None  # the pull request on the Hub that they are taken from
     vocabulary: tuple[str, ...]  # the files of the tokenizer; empty if there are none
     tokenizer: "Tokenizer | None"  # None if it cannot be read, or is not on this machine
     problem: str | None  # why the model cannot be used as it is
@@ -70,12 +68,12 @@ def describe(name: str, *, revision: str | None = None, offline: bool = False) -
     from gpt_cli.folder.tokenizer import read_tokenizer, with_special_tokens  # imports tiktoken
 
     if folder := find(name, revision):
-        names, request = {path.name for path in folder.iterdir()}, local.conversion_of(folder)
+        names = {path.name for path in folder.iterdir()}
         weights = contents.select_weights(names, str(folder), folder.joinpath)[0]
         config = GPT2Config.from_folder(folder)
     else:
         with _temporary(name, revision, offline) as snapshot:
-            names, request = {*snapshot.files}, snapshot.request
+            names = {*snapshot.files}
             weights = contents.model_files(names, snapshot.repo, snapshot.fetch)[0]
             raw = read_json(snapshot.fetch(contents.CONFIG))
         config = GPT2Config.from_dict(raw, f"{snapshot.repo}/{contents.CONFIG}")
@@ -94,7 +92,7 @@ def describe(name: str, *, revision: str | None = None, offline: bool = False) -
     except GPTCLIError as error:
         problem = str(error)
     present = weights if weights in names else None
-    return Description(config, folder, present, request, files, tokenizer, problem)
+    return Description(config, folder, present, files, tokenizer, problem)
 
 
 def resolve_all(
@@ -145,7 +143,7 @@ def _temporary(name: str, revision: str | None, offline: bool) -> Iterator[clien
     """
     repo, revision = _on_hub(name, revision, offline)
     with tempfile.TemporaryDirectory() as scratch:
-        yield client.find_snapshot(repo, revision, Path(scratch))
+        yield client.Snapshot(repo, revision or "main", Path(scratch))
 
 
 def download(

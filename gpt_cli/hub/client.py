@@ -4,7 +4,7 @@ import logging
 import re
 import shutil
 import sys
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from gpt_cli.errors import CheckpointError, ModelNotFoundError, ResourceError
 from gpt_cli.folder.contents import has_safetensors
 from gpt_cli.hub import connection, messages, resume
-from gpt_cli.hub.local import Select, cache_folder, mark_conversion, repo_folder, short_name
+from gpt_cli.hub.local import Select, cache_folder, repo_folder, short_name
 from gpt_cli.hub.messages import AGAIN, endpoint
 from gpt_cli.hub.progress import Progress
 from gpt_cli.hub.storage import Storage, without_xet
@@ -22,7 +22,6 @@ from gpt_cli.system.machine import format_size
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
 
-_BOT = "SFconvertbot"  # opens requests with the same weights as safetensors
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 _log = logging.getLogger(__name__)
@@ -32,7 +31,6 @@ class Snapshot:
     """A model on the Hub at one commit, to be fetched into the folder `to` or into the cache."""
 
     progress: Progress | None = None  # of the download of all its files
-    request: str | None = None  # the pull request, if it was taken in place of `main`
     over_http = False  # whether files come from the Hub itself, even if they are in its storage
 
     def __init__(self, repo: str, revision: str, to: Path | None):
@@ -102,23 +100,6 @@ class Snapshot:
         progress.end_file()
         return Path(fetched)
 
-    def conversion(self) -> str | None:
-        """Return the open pull request that adds safetensors to this commit; None if unknown.
-
-        It must be by the Hub's conversion bot, as in transformers: anybody can open a request.
-        """
-        with suppress(ModelNotFoundError), connection.client(self._explain):
-            threads = self.api.get_repo_discussions(
-                self.repo, author=_BOT, discussion_type="pull_request", discussion_status="open"
-            )
-            for thread in threads:  # a mirror may ignore the filters
-                if thread.author == _BOT and thread.is_pull_request and thread.status == "open":
-                    reference = f"refs/pr/{thread.num}"
-                    commits = self.api.list_repo_commits(self.repo, revision=reference)
-                    if [commit.commit_id for commit in commits[1:2]] == [self.commit]:
-                        return reference
-        return None
-
     def _explain(self, error: BaseException) -> str:
         return messages.of_download(self.repo, self.revision, error)
 
@@ -149,32 +130,19 @@ def _hash_of(file: "RepoSibling") -> str | None:
     return file.lfs.sha256 if file.lfs else file.blob_id
 
 
-def find_snapshot(repo: str, revision: str | None, to: Path | None = None) -> Snapshot:
-    """Return the given revision, or by default `main` or its conversion to safetensors."""
-    snapshot = Snapshot(repo, revision or "main", to)
-    if revision or has_safetensors(snapshot.files) or not (request := snapshot.conversion()):
-        return snapshot
-    converted = Snapshot(repo, request, to)
-    converted.request = request
-    return converted
-
-
 def fetch_model(
     repo: str, revision: str | None, to: Path | None, quiet: bool, select: Select
 ) -> Path:
     """Fetch the files that `select` chooses into the folder `to`, or into the cache."""
     quiet = quiet or sys.stderr is None
-    snapshot = find_snapshot(repo, revision, to)
+    snapshot = Snapshot(repo, revision or "main", to)
     *others, config = select(snapshot.files, repo, snapshot.fetch)
     files = [snapshot.files[name] for name in (*others, config)]
-    if not quiet and (snapshot.request or not has_safetensors(snapshot.files)):
-        taken = snapshot.request or others[0]
-        _log.warning("%s has no safetensors: taking %s", repo, taken)  # shown by default
+    if not quiet and not has_safetensors(snapshot.files):
+        _log.warning("%s has no safetensors: taking %s", repo, others[0])  # shown by default
     with Progress(repo, _check_space(repo, files, to), quiet=quiet) as snapshot.progress:
         for name in others:
             snapshot.fetch(name)
-        if snapshot.request and not to:
-            mark_conversion(repo, snapshot.commit, snapshot.request)
         return snapshot.fetch(config, None if to else snapshot.revision).parent
 
 

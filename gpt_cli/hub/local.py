@@ -42,7 +42,6 @@ _OTHER_KINDS = (
 _PAGES_OF_REVISIONS = ("tree", "blob", "resolve", "raw", "commit", "commits")
 _PAGES = (*_PAGES_OF_REVISIONS, "discussions")  # of a model
 _HUB_ID = re.compile(r"([a-zA-Z0-9][\w.-]*/)?[a-zA-Z0-9_]([\w.-]*\w)?", re.ASCII)
-_CONVERTED = "refs/gpt-cli-converted"  # in the cache of a model: our notes on conversions
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -181,16 +180,12 @@ def checked_revision(revision: str | None) -> str | None:
 def cached_snapshot(repo: str, revision: str | None, select: Select = model_files) -> Path | None:
     """Return the folder of a revision in the Hub's cache if its files are complete, else None.
 
-    By default it is that of `main`, or else of a conversion of it.
+    The default revision is `main`.
     """
     # Other tools may have cached a model under its short name.
     for name in (repo, *(short for short, full in SHORT_NAMES.items() if full == repo)):
         folder = repo_folder(name)
         commits = [revision or "", _text(folder / "refs" / (revision or "main"))]
-        if revision is None:
-            marks = (folder / _CONVERTED).glob("*")
-            newest_first = sorted(marks, key=lambda mark: mark.stat().st_mtime, reverse=True)
-            commits += [mark.name for mark in newest_first]
         for commit in commits:
             if _COMMIT.fullmatch(commit) and _is_complete(folder / "snapshots" / commit, select):
                 return folder / "snapshots" / commit
@@ -202,18 +197,6 @@ def cached_commits(repo: str) -> list[str]:
     folders = repo_folder(repo).glob("snapshots/*")
     newest_first = sorted(folders, key=lambda folder: folder.stat().st_mtime, reverse=True)
     return [folder.name for folder in newest_first if _is_complete(folder)]
-
-
-def mark_conversion(repo: str, commit: str, request: str) -> None:
-    """Note in the cache that a commit is that of a pull request, `refs/pr/N`, to be found again."""
-    mark = repo_folder(repo) / _CONVERTED / commit
-    mark.parent.mkdir(parents=True, exist_ok=True)
-    mark.write_text(request)
-
-
-def conversion_of(folder: Path) -> str | None:
-    """Return the pull request, `refs/pr/N`, that a snapshot in the cache was taken from, if any."""
-    return _text(folder.parent.parent / _CONVERTED / folder.name) or None
 
 
 def _text(path: Path) -> str:
