@@ -2,16 +2,15 @@
 
 import logging
 import os
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Self
 
 from gpt_cli.hub.local import is_on, short_name
 from gpt_cli.system.machine import format_size
+from gpt_cli.system.terminal import columns, replace_line
 
 _TICK = 0.5  # seconds between two looks at the transfer
 _LOG_PAUSE = 30.0  # seconds between two lines in a log
@@ -39,7 +38,7 @@ class Progress:
         self._size = size
         self._quiet = quiet
         self._shown = size > 0 and not quiet
-        self._on_terminal = self._shown and _columns() > 0 and not _bars_are_off()
+        self._on_terminal = self._shown and columns() > 0 and not _bars_are_off()
         self._done = 0  # bytes of the files before
         self.bars: list[_Bar] = []  # the client's, for this file
         self._start = self.last_byte = self._last_line = time.monotonic()
@@ -63,7 +62,7 @@ class Progress:
         if error is None and self._shown:
             self.say("%s: %s in %s", self._name, format_size(self._size), seconds)
         elif self._on_terminal:
-            self._replace("")
+            replace_line("")
 
     def begin_file(self, on_tick: Callable[[], None] | None = None) -> None:
         """Count a file from 0. Call `on_tick` now and then, until it has arrived."""
@@ -84,7 +83,7 @@ class Progress:
             return
         with self._drawing:
             if self._on_terminal:
-                self._replace("")
+                replace_line("")
             _log.warning(message, *arguments)
 
     def _run(self) -> None:
@@ -98,7 +97,7 @@ class Progress:
         now = time.monotonic()
         if self._on_terminal:
             with self._drawing:
-                self._replace(self.line(_columns() - 1))
+                replace_line(self.line(columns() - 1))
         elif self._shown and now - self._last_line >= _LOG_PAUSE:
             self._last_line = now
             _log.warning("%s: %s", self._name, self._figures())
@@ -107,14 +106,14 @@ class Progress:
         """Return what a terminal of so many columns shows."""
         share = self._arrived / self._size
         figures = self._figures()
-        columns = min(width - len(f"{self._name}: 100% [] {figures}"), _WIDEST_BAR)
-        if columns < _NARROWEST_BAR:
+        length = min(width - len(f"{self._name}: 100% [] {figures}"), _WIDEST_BAR)
+        if length < _NARROWEST_BAR:
             line = f"{self._name}: {figures}"
             if len(line) > width:  # leave the owner out
                 line = f"{self._name.rpartition('/')[2]}: {figures}"
             return line[:width]
-        full = round(columns * share)
-        bar = "#" * full + "." * (columns - full)
+        full = round(length * share)
+        bar = "#" * full + "." * (length - full)
         return f"{self._name}: {share:4.0%} [{bar}] {figures}"
 
     @property
@@ -140,12 +139,6 @@ class Progress:
             return figures
         left = _time((self._size - arrived) / rate)
         return f"{figures}, {format_size(rate)}/s, {left} left"
-
-    def _replace(self, line: str) -> None:
-        """Replace the line that the terminal shows."""
-        with suppress(OSError, ValueError):  # the terminal is gone: the download goes on
-            sys.stderr.write(f"\r{line.ljust(_columns() - 1)}\r")
-            sys.stderr.flush()
 
 
 class _Bar:
@@ -187,14 +180,6 @@ class _Bar:
 def _bars_are_off() -> bool:
     """Return whether the environment switches bars off."""
     return is_on(os.getenv("HF_HUB_DISABLE_PROGRESS_BARS"))
-
-
-def _columns() -> int:
-    """Return the width of the terminal behind standard error; 0 if there is none."""
-    with suppress(OSError, ValueError):
-        if sys.stderr.isatty():
-            return os.get_terminal_size(sys.stderr.fileno()).columns or 80
-    return 0
 
 
 def _time(seconds: float) -> str:
