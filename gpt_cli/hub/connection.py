@@ -34,10 +34,35 @@ _one_use = threading.RLock()
 
 
 class Exchange:
-    """What the requests of one use of the client have shown."""
+    """The requests of one use of the client, and what they have shown."""
 
     in_xet = False  # whether the file is in a storage that speaks Xet
-    token_requests = 0  # for this storage
+    _token_requests = 0  # for this storage
+
+    def before_request(self, request: Any) -> None:
+        """Limit the waits of a request; raise ConnectionError for a second one for a token."""
+        timeouts = request.extensions.setdefault("timeout", {})
+        _limit(timeouts, "connect", _CONNECTION)
+        brings_file = request.method == "GET" and "/api/" not in request.url.path
+        if not brings_file:
+            for kind in ("read", "write", "pool"):
+                _limit(timeouts, kind, _ANSWER)
+        if _TOKEN in request.url.path:
+            self._token_requests += 1
+            if self._token_requests > 1:  # the client would try 6 times; HTTP needs no token
+                raise ConnectionError("the Hub gave no token")
+
+    def after_response(self, response: Any) -> None:
+        """Note where a file is. Raise the client's HfHubHTTPError instead of a long wait."""
+        from huggingface_hub.errors import HfHubHTTPError
+
+        status = response.status_code
+        if _TOKEN in response.url.path and status >= 400:
+            raise HfHubHTTPError("no token for the storage", response=response)
+        if status in _OVERLOADED and messages.wait_of(response) > _LONGEST_WAIT:
+            raise HfHubHTTPError("the server asks for a long wait", response=response)
+        if "X-Xet-Hash" in response.headers:
+            self.in_xet = True
 
 
 def switched_off() -> bool:
@@ -138,19 +163,17 @@ def _settings(hooks: dict[str, list[Callable[..., Any]]]) -> Iterator[Exchange]:
     from huggingface_hub.utils import logging as client_log
 
     exchange = Exchange()
-    before = partial(_before_request, exchange)
-    after = partial(_after_response, exchange)
     verbosity = client_log.get_verbosity()
     piece = constants.DOWNLOAD_CHUNK_SIZE
     client_log.set_verbosity(logging.CRITICAL)
     constants.DOWNLOAD_CHUNK_SIZE = _PIECE
-    hooks["request"].append(before)
-    hooks["response"].append(after)
+    hooks["request"].append(exchange.before_request)
+    hooks["response"].append(exchange.after_response)
     try:
         yield exchange
     finally:
-        hooks["request"].remove(before)
-        hooks["response"].remove(after)
+        hooks["request"].remove(exchange.before_request)
+        hooks["response"].remove(exchange.after_response)
         client_log.set_verbosity(verbosity)
         constants.DOWNLOAD_CHUNK_SIZE = piece
 
@@ -169,33 +192,7 @@ def _set_defaults() -> None:
         os.environ.update(buffers)
 
 
-def _before_request(exchange: Exchange, request: Any) -> None:
-    """Limit the waits of a request. Raise ConnectionError for the second request for a token."""
-    timeouts = request.extensions.setdefault("timeout", {})
-    _limit(timeouts, "connect", _CONNECTION)
-    brings_file = request.method == "GET" and "/api/" not in request.url.path
-    if not brings_file:
-        for kind in ("read", "write", "pool"):
-            _limit(timeouts, kind, _ANSWER)
-    if _TOKEN in request.url.path:
-        exchange.token_requests += 1
-        if exchange.token_requests > 1:  # the client would try 6 times; HTTP needs no token
-            raise ConnectionError("the Hub gave no token")
-
-
 def _limit(timeouts: dict[str, float | None], kind: str, seconds: float) -> None:
     """Set a timeout to `seconds`, or to those of the environment, unless it is shorter."""
     most = _patience(seconds)
     timeouts[kind] = min(timeouts.get(kind) or most, most)
-
-
-def _after_response(exchange: Exchange, response: Any) -> None:
-    """Note where a file is. Raise the client's HfHubHTTPError instead of a long wait."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    status = response.status_code
-    if _TOKEN in response.url.path and status >= 400:
-        raise HfHubHTTPError("no token for the storage", response=response)
-    if status in _OVERLOADED and messages.wait_of(response) > _LONGEST_WAIT:
-        raise HfHubHTTPError("the server asks for a long wait", response=response)
-    exchange.in_xet = exchange.in_xet or "X-Xet-Hash" in response.headers
