@@ -151,7 +151,11 @@ class ArchiveReader:
                 f"{self._name} has version {version} of the format, and this gpt-cli reads "
                 f"version {_VERSION}: use the gpt-cli that has written it"
             )
-        header = _header_with(crc, weights, bits)
+        header = None
+        for name in NAMES:  # if only bytes before the digests are damaged, one has this CRC-32
+            candidate = Header(name, weights, bits)
+            if candidate.pack().endswith(lead[-4:]):
+                header = candidate
         if header:
             self.dtype = header.dtype
         elif dtype < len(NAMES):
@@ -239,15 +243,6 @@ class ArchiveReader:
             self._data = self._data[self._at :] + more
             self._at = 0
         return self._at < len(self._data)
-
-
-def _header_with(crc: int, weights: bytes, bits: bytes) -> Header | None:
-    """Return the header that has a CRC-32. So the bytes before the digests may be damaged."""
-    for dtype in NAMES:
-        header = Header(dtype, weights, bits)
-        if header.pack()[-4:] == crc.to_bytes(4, "little"):
-            return header
-    return None
 
 
 def _pack_number(number: int) -> bytes:
