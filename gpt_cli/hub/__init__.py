@@ -201,7 +201,8 @@ def download(
 
 def is_folder(name: str) -> bool:
     """Return whether a model's name means a local folder."""
-    return name not in (*BUNDLED, *SHORT_NAMES) and os.path.isdir(name)  # noqa: PTH112 (never raises)
+    is_short = name in BUNDLED or name in SHORT_NAMES
+    return not is_short and os.path.isdir(name)  # noqa: PTH112 (never raises)
 
 
 def _on_hub(name: str, revision: str | None, offline: bool) -> tuple[str, str | None]:

@@ -188,7 +188,7 @@ def _set_defaults() -> None:
         "HF_XET_RECONSTRUCTION_DOWNLOAD_BUFFER_SIZE": "64mb",
         "HF_XET_RECONSTRUCTION_DOWNLOAD_BUFFER_LIMIT": "128mb",
     }
-    if not {*buffers, "HF_XET_HIGH_PERFORMANCE"} & {*os.environ}:
+    if not any(name in os.environ for name in (*buffers, "HF_XET_HIGH_PERFORMANCE")):
         os.environ.update(buffers)
 
 
