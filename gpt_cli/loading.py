@@ -90,6 +90,5 @@ def load(
     raise_swallowed()  # such as while CuPy or pyarrow was imported
     speculator = Speculator(network)
     loaded = LoadedModel(network, tokenizer, speculator if speculate and speculator.pays else None)
-    request = hub.conversion_of(folder)
-    engine = Engine(loaded, f"{name}@{request}" if request else name, seconds, adapter)
+    engine = Engine(loaded, name, seconds, adapter)
     return engine.with_edits(edits) if edits else engine

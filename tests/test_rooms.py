@@ -56,7 +56,7 @@ COVERED = {
     "generation/test_generate.py": ["generation/row"],
     "gpt2/test_adapter.py": ["folder/adapter"],
     "gpt2/test_checkpoint.py": ["folder/tensors", "folder/weight_files"],
-    "hub/test_client.py": ["hub/connection", "hub/local", "hub/messages", "hub/resume"],
+    "hub/test_client.py": ["hub/connection", "hub/local", "hub/messages", "hub/target"],
     "jobs/test_outputs.py": ["jobs/jsonl"],
     "jobs/test_runner.py": ["jobs/sinks"],
     "ops/test_gpu.py": ["system/gpu"],

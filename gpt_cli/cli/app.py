@@ -27,13 +27,14 @@ from gpt_cli.cli.commands import (
     vector,
 )
 from gpt_cli.cli.help import HelpFormatter, add_command
-from gpt_cli.cli.output import note, silence, verbose
+from gpt_cli.cli.output import note, verbose
 from gpt_cli.cli.parameters import command as with_flags
 from gpt_cli.cli.show.commands import show
 from gpt_cli.cli.usage import usage_error
 from gpt_cli.errors import GPTCLIError, ResourceError
 from gpt_cli.options.declare import option
 from gpt_cli.system.signals import ENDING, interrupt, received
+from gpt_cli.system.terminal import silence
 
 _LONGEST = 1000  # characters of a message
 _LESS = "use fewer or shorter texts at a time, or a smaller model"

@@ -8,10 +8,11 @@ from typing import TextIO, cast
 from gpt_cli import jobs
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.output import NoteStream, note, on_terminal, write, write_json
-from gpt_cli.cli.progress import Progress, replace_line
+from gpt_cli.cli.progress import Progress
 from gpt_cli.errors import InputError, RowsError, counted
 from gpt_cli.jobs import storage
 from gpt_cli.records import Record
+from gpt_cli.system.terminal import replace_line
 
 
 class Records(jobs.Sink):

@@ -6,16 +6,15 @@ Standard output carries the result in UTF-8 and nothing else.
 import errno
 import json
 import logging
-import os
 import re
 import shutil
 import sys
 import textwrap
-from contextlib import suppress
 from typing import Any, TextIO
 
 from gpt_cli.errors import ResourceError
 from gpt_cli.records import json_line
+from gpt_cli.system.terminal import silence, write_error
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _LONGEST_NOTE = 300  # characters
@@ -70,17 +69,6 @@ def note(*lines: str) -> None:
     write_error("".join(f"{visible(line)}\n" for line in lines))
 
 
-def write_error(text: str) -> None:
-    """Write to standard error, if it is open."""
-    if sys.stderr is None:
-        return
-    try:
-        sys.stderr.write(text)
-        sys.stderr.flush()
-    except OSError:
-        silence(sys.stderr)
-
-
 class NoteStream:
     """A replacement of sys.stdout that turns messages of a library into notes on standard error.
 
@@ -101,12 +89,6 @@ class NoteStream:
     def __getattr__(self, name: str) -> Any:
         """Return another attribute of the stream, such as `buffer`."""
         return getattr(self._stream, name)
-
-
-def silence(stream: TextIO) -> None:
-    """Redirect a stream to the null device, so that exit does not retry a failed flush."""
-    with suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def on_terminal(stream: TextIO | None) -> bool:

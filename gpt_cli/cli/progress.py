@@ -1,23 +1,17 @@
 """Progress on standard error: a line that is replaced on a terminal, else a line now and then."""
 
-import shutil
 import sys
 import time
 from typing import Self
 
-from gpt_cli.cli.output import note, on_terminal, remark, write_error
+from gpt_cli.cli.output import note, on_terminal, remark
 from gpt_cli.errors import counted
 from gpt_cli.jobs import Observer
+from gpt_cli.system.terminal import replace_line
 
 LONG = 2.0  # seconds until commands that are usually short show progress
 _LOG_PAUSE = 30.0  # seconds between two lines that are not replaced
 _SETTLED = 5.0  # seconds before the time left is estimated
-
-
-def replace_line(line: str) -> None:
-    """Replace the line of progress that a terminal shows on standard error."""
-    width = shutil.get_terminal_size().columns - 1
-    write_error(f"\r{line[:width].ljust(width)}\r")
 
 
 class StatusLine:

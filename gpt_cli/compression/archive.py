@@ -5,10 +5,10 @@
     end       a segment of size 0, whose code is the number of all bytes and their CRC-32
 
 Numbers without a width above are variable-length (LEB128); the others are little-endian. The CRC-32
-of a segment covers the rest of it, so damage is detected before anything is computed. Its check
-covers the decoded data, so a machine that computes other bits is detected before it writes
-anything. Damage to a segment does not affect the others: the next one is recognized by its mark and
-its CRC-32. Stored data is reversed. Otherwise, the segments of a compressed file within it would be
+of a segment covers the rest of the segment, so damage is detected before anything is computed. The
+check covers the decoded data, so a machine that computes other bits is detected before it writes
+anything. A damaged segment does not affect the others: the next one is recognized by its mark and
+its CRC-32. Stored data is reversed. Otherwise, the segments of a compressed file in it could be
 mistaken for those of this file.
 """
 
@@ -27,7 +27,9 @@ SEGMENT_TOKENS = 32_768  # by default
 MAX_SEGMENT_TOKENS = 65_536
 SEGMENT_RANGE = Range(lambda n: 1 <= n <= MAX_SEGMENT_TOKENS, f"from 1 to {MAX_SEGMENT_TOKENS}")
 MAX_CODE_BYTES = 8 * MAX_SEGMENT_TOKENS  # a token takes fewer than 64 bits
-_MAGIC, _VERSION, _MARK = b"GPTZ", 1, b"\xb5"
+_MAGIC = b"GPTZ"
+_VERSION = 1
+_MARK = b"\xb5"
 _HEADER = struct.Struct("<4sBB8s8sI")
 _NUMBER = re.compile(rb"([\x80-\xff]{0,8}+[\0-\x7f])")
 _SMALL = rb"([\x80-\xff]{0,2}+[\0-\x7f])"  # a number below 2^21
@@ -35,11 +37,10 @@ _SEGMENT = re.compile(_MARK + _NUMBER.pattern + _SMALL + _SMALL)  # up to the le
 _MAX_FIELDS = 15  # bytes that match `_SEGMENT`, without the last
 _MAX_RECORD = 64 + MAX_CODE_BYTES
 _PIECE = 1 << 20  # bytes to read at a time
-# The search after damage takes linear time: every byte of the file pays for this many bytes of
-# checksums that turn out to be wrong, and the search skips bytes to pay its debts. Random data
-# needs about 15, so only a file that was built to be slow loses segments.
-_CHECKED_PER_BYTE = 64
-_CHECKED_AT_FIRST = 1 << 26
+# The search for a segment behind damage ends after this many bytes of wrong checksums: seconds.
+# Random data needs about 48 for each of its bytes. So only a file with 90 MB of damage, or one that
+# was built to be slow, is refused.
+_MOST_CHECKED = 1 << 32
 _CHECKED_PER_MARK = 4096  # the time that a mark takes, in bytes
 _ANOTHER = "get another copy"
 _CURE = f"{_ANOTHER}, or salvage the undamaged segments"
@@ -49,12 +50,12 @@ class Readable(Protocol):
     """A binary file to read."""
 
     def read(self, size: int, /) -> bytes:
-        """Return this many bytes, or fewer at the end."""
+        """Return `size` bytes, or fewer at the end."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """The identity of the model that wrote a file."""
+    """The identity of the model that has written a file."""
 
     dtype: str  # of its weights in memory
     weights: bytes  # the first 8 bytes of the digest of the weights
@@ -69,7 +70,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of the data; it does not depend on the others."""
+    """A part of the data that does not depend on the others."""
 
     index: int
     size: int  # in tokens, or in bytes if it is stored
@@ -80,16 +81,16 @@ class Segment:
     def pack(self) -> bytes:
         """Return the bytes of the file."""
         code = self.code[::-1] if self.stored else self.code
-        numbers = self.index, self.size << 1 | self.stored, len(code)
+        numbers = (self.index, self.size << 1 | self.stored, len(code))
         fields = b"".join(map(_pack_number, numbers)) + self.check.to_bytes(2, "little")
         crc = crc32(code, crc32(fields))
         return _MARK + fields + crc.to_bytes(4, "little") + code
 
 
 def count_tokens(file: BinaryIO, *, salvage: bool) -> int | None:
-    """Return the number of tokens in the rest of a compressed file, which is then set back.
+    """Return the number of tokens in the rest of a compressed file, and seek back to where it was.
 
-    None for a pipe, and for damage that `ArchiveReader` would not accept.
+    Return None for a pipe, and for damage that `ArchiveReader` refuses.
     """
     if not file.seekable():
         return None
@@ -104,28 +105,31 @@ def count_tokens(file: BinaryIO, *, salvage: bool) -> int | None:
 
 
 def end(index: int, size: int, crc: int) -> Segment:
-    """Return the last segment, for data with this number of bytes and this CRC-32."""
+    """Return the last segment, for data of `size` bytes with the CRC-32 `crc`."""
     return Segment(index, 0, False, 0, _pack_number(size) + crc.to_bytes(4, "little"))
 
 
 def check(data: bytes) -> int:
-    """Return the check of a segment with this data: half of its CRC-32."""
+    """Return the check of a segment that holds `data`: half of the CRC-32."""
     return crc32(data) & 0xFFFF
 
 
 class ArchiveReader:
-    """Read compressed data from start to end, in bounded memory and linear time.
+    """Read compressed data from start to end, in bounded memory and time.
 
     Damage raises InputError. With `salvage`, it is noted in `lost` instead, but data of another
-    version, or without an undamaged segment, is refused.
+    version, without an undamaged segment, or with too much damage to search, is refused.
     """
 
     def __init__(self, file: Readable, name: str = "the data", *, salvage: bool = False):
-        self._file, self._name, self._salvage = file, name, salvage
-        self._data, self._at = b"", 0
-        self._budget = _CHECKED_AT_FIRST
+        self._file = file
+        self._name = name
+        self._salvage = salvage
+        self._data = b""  # the part of the file in memory
+        self._at = 0  # the next byte in it
+        self._checked = 0  # bytes that had wrong checksums, while a segment was searched
         self.lost: list[str] = []  # descriptions of what could not be read
-        self.size = self.crc = 0  # of all bytes, once the end has been read
+        self.size = self.crc = 0  # of all data, once the end has been read
         self.dtype = "auto"  # that of the header, if known
         self.header = self._read_header()  # None if it is damaged beyond repair
 
@@ -137,32 +141,39 @@ class ArchiveReader:
             raise InputError(
                 f"{self._name} is {what}: give one that `gpt-cli compress` has written"
             )
+        if len(lead) < _HEADER.size:
+            self._damaged("its header is damaged")
+            return None
+        _, version, dtype, weights, bits, crc = _HEADER.unpack(lead)
+        undamaged = crc == crc32(lead[:-4])
+        if undamaged and (version != _VERSION or dtype >= len(NAMES)):
+            raise InputError(
+                f"{self._name} has version {version} of the format, and this gpt-cli reads "
+                f"version {_VERSION}: use the gpt-cli that has written it"
+            )
         header = None
-        if len(lead) == _HEADER.size:
-            _, version, dtype, weights, bits, crc = _HEADER.unpack(lead)
-            undamaged = crc == crc32(lead[:-4])
-            if undamaged and (version != _VERSION or dtype >= len(NAMES)):
-                raise InputError(
-                    f"{self._name} has version {version} of the format, and this gpt-cli reads "
-                    f"version {_VERSION}: use the gpt-cli that has written it"
-                )
-            # The CRC-32 also tells which dtype it was, if only the bytes up to it are damaged.
-            candidates = [Header(dtype, weights, bits) for dtype in NAMES]
-            header = next((c for c in candidates if c.pack()[-4:] == lead[-4:]), None)
-            self.dtype = header.dtype if header else (*NAMES, "auto")[min(dtype, len(NAMES))]
-            if undamaged:
-                self._at = _HEADER.size
-                return header
-        self._damaged("its header is damaged")
+        for name in NAMES:  # if only bytes before the digests are damaged, one has this CRC-32
+            candidate = Header(name, weights, bits)
+            if candidate.pack().endswith(lead[-4:]):
+                header = candidate
+        if header:
+            self.dtype = header.dtype
+        elif dtype < len(NAMES):
+            self.dtype = NAMES[dtype]
+        if undamaged:
+            self._at = _HEADER.size
+        else:
+            self._damaged("its header is damaged")
         return header
 
     def segments(self) -> Iterator[Segment]:
         """Yield the segments before the end."""
         expected = 0
         while segment := self._next(expected):
-            if (lost := segment.index - expected) == 1:
+            lost = segment.index - expected
+            if lost == 1:
                 self._damaged(f"segment {expected} is damaged")
-            elif lost:
+            elif lost > 1:
                 self._damaged(f"segments {expected} to {segment.index - 1} are damaged")
             expected = segment.index + 1
             if not segment.size:
@@ -189,7 +200,7 @@ class ArchiveReader:
             self._damaged("there is more after its end")
 
     def lose(self, segment: Segment) -> None:
-        """Report a segment whose data does not have its check."""
+        """Report a segment whose decoded data does not have its check."""
         self._damaged(
             f"segment {segment.index} does not have its checksum",
             "the file was altered, or this machine computes other bits (see `gpt-cli verify`)",
@@ -201,34 +212,36 @@ class ArchiveReader:
         self.lost.append(what)
 
     def _next(self, expected: int) -> Segment | None:
-        """Return the next undamaged segment that is not before the expected one, or None."""
+        """Return the next undamaged segment from the expected one on; None if there is none."""
         while self._fill():
             match = _SEGMENT.search(self._data, self._at)
             if match is None:
-                self._skip(max(1, len(self._data) - _MAX_FIELDS - self._at))
+                self._at = max(self._at + 1, len(self._data) - _MAX_FIELDS)
                 continue
-            self._skip(match.start() - self._at)
+            self._at = match.start()
             self._fill()  # the whole segment
             index, kind, length = map(_unpack_number, match.groups())
-            cost, stop = _CHECKED_PER_MARK, self._at + len(match[0]) + 6 + length
+            stop = self._at + len(match[0]) + 6 + length
             if index >= expected and length <= MAX_CODE_BYTES and stop <= len(self._data):
                 record = self._data[self._at + 1 : stop]
-                if segment := _unpack_segment(record, index, kind, length):
+                segment = _unpack_segment(record, index, kind, length)
+                if segment:
                     self._at = stop
                     return segment
-                cost += length
-            self._budget -= cost
-            self._skip(max(1, -self._budget // _CHECKED_PER_BYTE))
+                self._checked += length
+            self._checked += _CHECKED_PER_MARK
+            if self._checked > _MOST_CHECKED:
+                raise InputError(
+                    f"{self._name}: segments from {expected} on are damaged: {_ANOTHER}"
+                )
+            self._at += 1
         return None
 
-    def _skip(self, count: int) -> None:
-        self._at += count
-        self._budget += _CHECKED_PER_BYTE * count
-
     def _fill(self) -> bool:
-        """Buffer a whole segment, or all that is left; return whether any byte is."""
+        """Read on until a whole segment is in memory; return whether any byte is left."""
         while len(self._data) - self._at < _MAX_RECORD and (more := self._file.read(_PIECE)):
-            self._data, self._at = self._data[self._at :] + more, 0
+            self._data = self._data[self._at :] + more
+            self._at = 0
         return self._at < len(self._data)
 
 
@@ -238,7 +251,8 @@ def _pack_number(number: int) -> bytes:
     while number > 0x7F:
         data.append(number & 0x7F | 0x80)
         number >>= 7
-    return bytes([*data, number])
+    data.append(number)
+    return bytes(data)
 
 
 def _unpack_number(data: bytes) -> int:
@@ -249,12 +263,17 @@ def _unpack_number(data: bytes) -> int:
 
 
 def _unpack_segment(record: bytes, index: int, kind: int, length: int) -> Segment | None:
-    """Return the segment in a record, which begins behind the mark; None if it is damaged."""
-    size, stored = kind >> 1, bool(kind & 1)
-    if size != length if stored else size > MAX_SEGMENT_TOKENS:
+    """Return the segment in a record, which begins after the mark; None if it is damaged."""
+    size = kind >> 1
+    stored = bool(kind & 1)
+    valid = size == length if stored else size <= MAX_SEGMENT_TOKENS
+    if not valid:
         return None
-    fields, code = record[: len(record) - length - 4], record[len(record) - length :]
-    if record[len(fields) : len(fields) + 4] != crc32(code, crc32(fields)).to_bytes(4, "little"):
+    start = len(record) - length  # of the code
+    fields = record[: start - 4]
+    code = record[start:]
+    crc = int.from_bytes(record[start - 4 : start], "little")
+    if crc != crc32(code, crc32(fields)):
         return None
     check = int.from_bytes(fields[-2:], "little")
     return Segment(index, size, stored, check, code[::-1] if stored else code)

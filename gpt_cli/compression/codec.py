@@ -1,13 +1,14 @@
-"""Compress any bytes with a model: a token costs -log2 of its probability in bits, and no more.
+"""Compress any bytes with a model: a token costs -log2 of its probability in bits.
 
 The data is cut into segments of tokens, and a range coder encodes them with the distributions of
 the model. A segment begins with the start token and does not depend on the others, so both ends
-compute many side by side. In a segment, the context moves on by half when it is full, as in
+compute several side by side. In a segment, the context moves on by half when it is full, as in
 `score`. Data that the model cannot predict, such as a picture, is stored as it is.
 
-To read a file, a machine must compute the same bits as the one that wrote it: if one count differs,
-the rest of the segment is noise. The compressor computes whole windows, and the decompressor token
-by token. So the codec needs operations with the same results for both (`Ops.batch_invariant`).
+The machine that reads a file must compute the same bits as the machine that wrote it: if one count
+differs, the rest of the segment is noise. The compressor computes whole windows, and the
+decompressor token by token. So the codec needs operations that give the same results for both
+(`Ops.batch_invariant`).
 """
 
 import sys
@@ -38,7 +39,7 @@ from gpt_cli.scoring.score import measure_texts, windows
 from gpt_cli.texts.loaded import LoadedModel
 from gpt_cli.texts.text import Text
 
-_LAST = 4  # a segment may end after any line in its last 1/4
+_LAST = 4  # a segment may end after a line in its last quarter
 _PIECE = 1 << 16  # bytes that are tokenized at a time
 _TOGETHER = 32_768  # tokens whose intervals are computed at a time
 _SIDE_BY_SIDE = 64  # segments that are decoded at a time, if memory allows
@@ -48,10 +49,11 @@ CountTokens = Callable[[int], None]  # gets the number of tokens of a step
 
 
 class Codec:
-    """Both ends of the compressor, for one model; damaged weights raise CheckpointError.
+    """Both ends of the compressor, for one model.
 
     The constructor computes digests, which takes about a second for gpt2. It raises InputError if
-    the model has no start token, and ResourceError if bits depend on how they are computed here.
+    the model has no start token, CheckpointError if its weights are damaged, and ResourceError if
+    bits depend on how they are computed here.
     """
 
     def __init__(self, model: GPT2, tokenizer: Tokenizer):
@@ -69,7 +71,7 @@ class Codec:
         self.header = Header(model.ops.dtype, self._weights_digest(model.ops.dtype), bits)
 
     def _weights_digest(self, dtype: str) -> bytes:
-        """Return the digest of the model and of its start token, on which all texts depend."""
+        """Return the digest of the weights and of the start token: all codes depend on both."""
         digest = weights_digest(self._model, self._tokenizer, dtype)
         if self._start != self._tokenizer.special.get("<|endoftext|>"):  # GPT-2's is not written
             digest = sha256(f"{digest} {self._start}".encode()).hexdigest()
@@ -101,12 +103,15 @@ class Codec:
             parts = list(map(self._bytes, texts))
             codes = self._codes(texts, parts, advance)
             for ids, data, code in zip(texts, parts, codes, strict=True):
-                stored = len(code) >= len(data)
-                length, content = (len(data), data) if stored else (len(ids), code)
-                if stored:
+                if len(code) < len(data):
+                    segment = Segment(index, len(ids), False, archive.check(data), code)
+                else:
+                    segment = Segment(index, len(data), True, archive.check(data), data)
                     store(len(data))
-                yield Segment(index, length, stored, archive.check(data), content).pack()
-                index, size, crc = index + 1, size + len(data), crc32(data, crc)
+                yield segment.pack()
+                index += 1
+                size += len(data)
+                crc = crc32(data, crc)
             advance(0)
         yield archive.end(index, size, crc).pack()
 
@@ -130,7 +135,7 @@ class Codec:
         return max(lines, key=lambda end: self._first_logits[ids[end]], default=last)
 
     def _encode(self, data: bytes) -> list[int]:
-        """Return ids whose joined bytes are `data`, with special tokens if the model has them."""
+        """Return the ids of `data`, with special tokens if the model has them."""
         ids = self._tokenizer.encode_bytes(data, special=True)
         in_model = max(ids) < self._model.config.vocab_size
         return ids if in_model else self._tokenizer.encode_bytes(data)
@@ -164,8 +169,8 @@ class Codec:
     ) -> Iterator[bytes]:
         """Yield the data of a compressed file, a segment as soon as it is checked.
 
-        Raise InputError for a file of another model or of other bits, and for a damaged segment. A
-        reader that salvages leaves the damaged segment out instead.
+        Raise InputError for a file of another model or of other bits, and for a damaged segment. If
+        the reader salvages, leave the damaged segment out instead.
         """
         if reader.header:
             self._check(reader.header)
@@ -175,12 +180,13 @@ class Codec:
                 if data is None or archive.check(data) != segment.check:
                     reader.lose(segment)
                     continue
-                size, crc = size + len(data), crc32(data, crc)
+                size += len(data)
+                crc = crc32(data, crc)
                 yield data
         reader.finish(size, crc)
 
     def _groups(self, segments: Iterator[Segment]) -> Iterator[list[Segment]]:
-        """Yield groups to decode side by side; an error comes after the segments before it."""
+        """Yield groups to decode side by side; raise an error only after the segments before it."""
         group: list[Segment] = []
         most = self._side_by_side()
         try:
@@ -188,7 +194,8 @@ class Codec:
                 group.append(segment)
                 if len(group) == most:
                     yield group
-                    group, most = [], self._side_by_side()
+                    group = []
+                    most = self._side_by_side()
         except InputError:
             yield group
             raise
@@ -216,7 +223,7 @@ class Codec:
             )
 
     def must_round_for(self, reader: ArchiveReader) -> bool:
-        """Return whether only with rounded weights this model can have written a file."""
+        """Return whether this model can have written a file only if its weights were rounded."""
         if reader.dtype not in SHORT or self.header.dtype == "int8":
             return False
         if reader.header is None:
@@ -229,7 +236,7 @@ class Codec:
         return self.header.weights if dtype == self.header.dtype else self._weights_digest(dtype)
 
     def _side_by_side(self) -> int:
-        """Return the number of segments to decode at a time, which fit half of the free memory."""
+        """Return how many segments fit in half of the free memory, to be decoded side by side."""
         config, ops = self._model.config, self._model.ops
         cache = cache_bytes(config, config.n_positions, ops.cache_type.itemsize)
         logits_and_counts = 3 * logits_bytes(config, 1)  # counts have 8 bytes
@@ -239,7 +246,8 @@ class Codec:
     def _decoded(self, segments: Sequence[Segment], advance: CountTokens) -> list[bytes | None]:
         """Return the data of segments, or None for a code that no encoder writes."""
         texts = {n: _Text(self._start, s) for n, s in enumerate(segments) if not s.stored}
-        self._decode(sorted(texts.values(), key=lambda text: -text.size), advance)
+        longest_first = sorted(texts.values(), key=lambda text: text.size, reverse=True)
+        self._decode(longest_first, advance)
         data: list[bytes | None] = [s.code if s.stored else None for s in segments]
         for n, text in texts.items():
             if not text.damaged:
@@ -270,7 +278,8 @@ class _Text:
     """A segment while it is decoded."""
 
     def __init__(self, start: int, segment: Segment):
-        self.ids, self.size = [start], segment.size
+        self.ids = [start]
+        self.size = segment.size
         self.damaged = False
         self._decoder = Decoder(segment.code)
 
@@ -280,7 +289,8 @@ class _Text:
         try:
             target = self._decoder.target(total)
         except ValueError:
-            self.damaged, self._decoder = True, Decoder(b"")
+            self.damaged = True
+            self._decoder = Decoder(b"")  # of any tokens: the others of the batch go on
             target = self._decoder.target(total)
         id = int(np.searchsorted(sums, target, side="right"))
         self._decoder.advance(int(sums[id - 1]) if id else 0, int(sums[id]))
@@ -289,11 +299,15 @@ class _Text:
 
 def intervals(ops: Ops, logits: Array, ids: Array) -> Array:
     """Return the intervals of tokens in the running sum of counts: start, end, total (B, 3)."""
-    sums, rows = ops.cumulative_counts(logits), ops.xp.arange(len(ids))
+    sums = ops.cumulative_counts(logits)
+    rows = ops.xp.arange(len(ids))
     starts = ops.xp.where(ids > 0, sums[rows, ids - 1], 0)
     return ops.xp.stack([starts, sums[rows, ids], sums[:, -1]], axis=-1)
 
 
 def _may_be_text(data: bytes) -> bool:
+    """Return whether a model may predict data, or it is too large to be stored."""
     size = len(data)
-    return not _PROBABLY_TEXT <= size <= archive.MAX_CODE_BYTES or len(deflate(data, 1)) < size
+    if size < _PROBABLY_TEXT or size > archive.MAX_CODE_BYTES:
+        return True
+    return len(deflate(data, 1)) < size

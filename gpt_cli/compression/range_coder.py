@@ -2,8 +2,10 @@
 
 The number lies in a range, which begins as [0, 1). A step divides the range among all symbols in
 proportion to their counts, and keeps the part of the next symbol. A symbol with `count` of `total`
-counts makes the range `count / total` as long, and takes -log2 of that in bits. G. N. N. Martin,
-"Range encoding", 1979. Both ends compute with integers, so they agree to the last bit.
+counts multiplies the length of the range by `count / total`, and takes -log2 of that in bits. Both
+ends compute with integers, so they agree to the last bit.
+
+G. N. N. Martin, "Range encoding", 1979.
 """
 
 _WORD = 32  # bits that leave the range at a time
@@ -15,7 +17,8 @@ class Encoder:
     """Encode symbols; a symbol is an interval in the running sum of all counts."""
 
     def __init__(self) -> None:
-        self._low, self._length = 0, 1 << _BITS
+        self._low = 0
+        self._length = 1 << _BITS
         self._words: list[int] = []  # the settled part of the number; one may have a carry, bit 32
 
     def encode(self, start: int, end: int, total: int) -> None:
@@ -35,7 +38,8 @@ class Encoder:
             zeros -= 1
         # One of 2^64 numbers in a row ends with 64 zeros, so one more word is enough.
         last = self._rounded(zeros) >> (_BITS - _WORD)
-        code, carry = bytearray(), 0
+        code = bytearray()
+        carry = 0
         for word in reversed([*self._words, last]):
             carry, rest = divmod(word + carry, 1 << 32)
             code += rest.to_bytes(4, "little")
@@ -50,7 +54,8 @@ class Decoder:
     """Decode the symbols of an `Encoder`, from the same counts."""
 
     def __init__(self, code: bytes):
-        self._code, self._at = code, 0
+        self._code = code
+        self._at = 0  # the next byte
         self._length = 1 << _BITS
         self._offset = 0  # of the number in the range
         for _ in range(_BITS // _WORD):
@@ -70,7 +75,7 @@ class Decoder:
         return target
 
     def advance(self, start: int, end: int) -> None:
-        """Leave the symbol of the last target."""
+        """Remove the symbol of the last target, whose counts are those from `start` to `end`."""
         self._offset -= self._unit * start
         self._length = self._unit * (end - start)
         while self._length < _SHORTEST:

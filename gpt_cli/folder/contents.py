@@ -51,7 +51,7 @@ def select_weights(
 
 
 def has_safetensors(names: Collection[str]) -> bool:
-    """Return whether `names` has weights of a model or an adapter that need no conversion."""
+    """Return whether `names` has weights of a model or an adapter in safetensors."""
     return any(name in names for name in (_WEIGHTS[0], _WEIGHTS[0] + _INDEX, _ADAPTER_WEIGHTS[0]))
 
 

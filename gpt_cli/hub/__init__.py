@@ -16,7 +16,6 @@ from gpt_cli.hub import client, local, messages
 from gpt_cli.hub.connection import problem as problem
 from gpt_cli.hub.connection import switched_off as switched_off
 from gpt_cli.hub.local import BUNDLED, SHORT_NAMES, checked_revision, hub_id
-from gpt_cli.hub.local import conversion_of as conversion_of
 from gpt_cli.options.declare import OptionError
 from gpt_cli.system.atomic import new_folder
 from gpt_cli.system.files import read_json
@@ -51,12 +50,11 @@ def resolve(
 
 @dataclass(frozen=True)
 class Description:
-    """A model, known without reading its weights."""
+    """What is known about a model without reading its weights."""
 
-    config: GPT2Config  # with the start and end token that are used, if `tokenizer` is known
+    config: GPT2Config  # with the start and end tokens of the tokenizer, if that is known
     folder: Path | None  # None if the model is not on this machine
     weights: str | None  # the name of their file, or of the index of their shards
-    request: str | None  # the pull request on the Hub that they are taken from
     vocabulary: tuple[str, ...]  # the files of the tokenizer; empty if there are none
     tokenizer: "Tokenizer | None"  # None if it cannot be read, or is not on this machine
     problem: str | None  # why the model cannot be used as it is
@@ -67,34 +65,48 @@ def describe(name: str, *, revision: str | None = None, offline: bool = False) -
 
     A folder may have no weights and no tokenizer.
     """
+    folder = find(name, revision)
+    if folder:
+        return _describe_folder(name, folder)
+    with _temporary(name, revision, offline) as snapshot:
+        return _describe_snapshot(snapshot)
+
+
+def _describe_folder(name: str, folder: Path) -> Description:
     from gpt_cli.folder.tokenizer import read_tokenizer, with_special_tokens  # imports tiktoken
 
-    if folder := find(name, revision):
-        names, request = {path.name for path in folder.iterdir()}, local.conversion_of(folder)
-        weights = contents.select_weights(names, str(folder), folder.joinpath)[0]
-        config = GPT2Config.from_folder(folder)
-    else:
-        with _temporary(name, revision, offline) as snapshot:
-            names, request = {*snapshot.files}, snapshot.request
-            weights = contents.model_files(names, snapshot.repo, snapshot.fetch)[0]
-            raw = read_json(snapshot.fetch(contents.CONFIG))
-        config = GPT2Config.from_dict(raw, f"{snapshot.repo}/{contents.CONFIG}")
-    files, tokenizer, problem = contents.vocabulary(names) or (), None, None
+    files = {path.name for path in folder.iterdir()}
+    vocabulary = contents.vocabulary(files) or ()
+    weights = contents.select_weights(files, str(folder), folder.joinpath)[0]
+    config = GPT2Config.from_folder(folder)
+    if weights not in files:
+        absent = f"{name} has no weights: add its model.safetensors or pytorch_model.bin"
+        return Description(config, folder, None, vocabulary, None, absent)
+    tokenizer: Tokenizer | None = None
+    problem: str | None = None
     try:
-        if weights not in names:
-            cure = "add its model.safetensors or pytorch_model.bin"
-            raise ModelNotFoundError(f"{name} has no weights: {cure}")
-        if folder:
-            tokenizer = read_tokenizer(folder)
-            config = with_special_tokens(config, tokenizer, folder)
-        elif any(file not in names for file in contents.BYTE_BPE):  # else it is nearly always these
-            doubt = ", unless it is of GPT-2's own kind" if files[0] == "tokenizer.json" else ""
-            purpose = f"{files[0]} needs the package tokenizers{doubt}"
-            import_extra(purpose, "tokenizers", "tokenizers")
+        tokenizer = read_tokenizer(folder)
+        config = with_special_tokens(config, tokenizer, folder)
     except GPTCLIError as error:
         problem = str(error)
-    present = weights if weights in names else None
-    return Description(config, folder, present, request, files, tokenizer, problem)
+    return Description(config, folder, weights, vocabulary, tokenizer, problem)
+
+
+def _describe_snapshot(snapshot: client.Snapshot) -> Description:
+    vocabulary = contents.vocabulary(snapshot.files) or ()
+    weights = contents.model_files(snapshot.files, snapshot.repo, snapshot.fetch)[0]
+    raw = read_json(snapshot.fetch(contents.CONFIG))
+    config = GPT2Config.from_dict(raw, f"{snapshot.repo}/{contents.CONFIG}")
+    problem = None
+    # With these files, the tokenizer is nearly always of GPT-2's own kind.
+    if any(file not in snapshot.files for file in contents.BYTE_BPE):
+        doubt = ", unless it is of GPT-2's own kind" if vocabulary[0] == "tokenizer.json" else ""
+        purpose = f"{vocabulary[0]} needs the package tokenizers{doubt}"
+        try:
+            import_extra(purpose, "tokenizers", "tokenizers")
+        except ResourceError as error:
+            problem = str(error)
+    return Description(config, None, weights, vocabulary, None, problem)
 
 
 def resolve_all(
@@ -107,7 +119,9 @@ def resolve_all(
 ) -> list[Path]:
     """Return the folder of a model, then that of its adapter, if there is one."""
     folders = [resolve(name, revision=revision, offline=offline, quiet=quiet)]
-    return folders if adapter is None else [*folders, _resolve_adapter(adapter, offline, quiet)]
+    if adapter is not None:
+        folders.append(_resolve_adapter(adapter, offline, quiet))
+    return folders
 
 
 def _resolve_adapter(name: str, offline: bool, quiet: bool) -> Path:
@@ -128,13 +142,15 @@ def read_tokenizer(name: str, *, revision: str | None = None, offline: bool = Fa
     """Return the tokenizer of a model; fetch only its files if the model is not local."""
     from gpt_cli.folder.tokenizer import read_tokenizer  # imports tiktoken
 
-    if folder := find(name, revision):
+    folder = find(name, revision)
+    if folder:
         return read_tokenizer(folder)
     with _temporary(name, revision, offline) as snapshot:
         files = contents.tokenizer_files(snapshot.files)
-        if contents.CONFIG in snapshot.files:  # which may name the kind
+        if contents.CONFIG in snapshot.files:  # it may name the kind of tokenizer
             files.append(contents.CONFIG)
-        return read_tokenizer({snapshot.fetch(file).parent for file in files}.pop())
+        paths = [snapshot.fetch(file) for file in files]
+        return read_tokenizer(paths[0].parent)
 
 
 @contextmanager
@@ -145,7 +161,7 @@ def _temporary(name: str, revision: str | None, offline: bool) -> Iterator[clien
     """
     repo, revision = _on_hub(name, revision, offline)
     with tempfile.TemporaryDirectory() as scratch:
-        yield client.find_snapshot(repo, revision, Path(scratch))
+        yield client.Snapshot(repo, revision or "main", Path(scratch))
 
 
 def download(
@@ -159,8 +175,8 @@ def download(
 ) -> Path:
     """Fetch the current files of a model, check their hashes, and return their folder.
 
-    They are those that `select` chooses. They go to the Hub's cache, or to `to`: a plain folder
-    that appears only when complete.
+    `select` chooses the files. They go to the Hub's cache, or to `to`: a plain folder that appears
+    only when it is complete.
 
     Raise InputError if the model is local or `to` is not a new or empty folder, ModelNotFoundError
     if the Hub does not provide the model, CheckpointError if its weights have another format or a
@@ -175,7 +191,7 @@ def download(
             return client.fetch_model(repo, revision, None, quiet, select)
         with new_folder(to) as folder:
             client.fetch_model(repo, revision, folder, quiet, select)
-            shutil.rmtree(folder / ".cache")  # notes of the client
+            shutil.rmtree(folder / ".cache")  # of the client
         return to.resolve()
     except OSError as error:
         path = to or error.filename or local.cache_folder()
@@ -185,7 +201,8 @@ def download(
 
 def is_folder(name: str) -> bool:
     """Return whether a model's name means a local folder."""
-    return name not in (*BUNDLED, *SHORT_NAMES) and os.path.isdir(name)  # noqa: PTH112 (never raises)
+    is_short = name in BUNDLED or name in SHORT_NAMES
+    return not is_short and os.path.isdir(name)  # noqa: PTH112 (never raises)
 
 
 def _on_hub(name: str, revision: str | None, offline: bool) -> tuple[str, str | None]:

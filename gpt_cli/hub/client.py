@@ -4,25 +4,21 @@ import logging
 import re
 import shutil
 import sys
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpt_cli.errors import CheckpointError, ModelNotFoundError, ResourceError
 from gpt_cli.folder.contents import has_safetensors
-from gpt_cli.hub import connection, messages, resume
-from gpt_cli.hub.local import Select, cache_folder, mark_conversion, repo_folder, short_name
+from gpt_cli.hub import connection, messages
+from gpt_cli.hub.local import Select, cache_folder, short_name
 from gpt_cli.hub.messages import AGAIN, endpoint
 from gpt_cli.hub.progress import Progress
 from gpt_cli.hub.storage import Storage, without_xet
+from gpt_cli.hub.target import Cache, Folder, hash_of
 from gpt_cli.system.files import file_hash
 from gpt_cli.system.machine import format_size
 
-if TYPE_CHECKING:
-    from huggingface_hub.hf_api import RepoSibling
-
-_BOT = "SFconvertbot"  # opens requests with the same weights as safetensors
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 _log = logging.getLogger(__name__)
@@ -32,7 +28,6 @@ class Snapshot:
     """A model on the Hub at one commit, to be fetched into the folder `to` or into the cache."""
 
     progress: Progress | None = None  # of the download of all its files
-    request: str | None = None  # the pull request, if it was taken in place of `main`
     over_http = False  # whether files come from the Hub itself, even if they are in its storage
 
     def __init__(self, repo: str, revision: str, to: Path | None):
@@ -41,8 +36,11 @@ class Snapshot:
 
             self.api = HfApi(endpoint=endpoint())
             info = connection.ask(self.api, repo, revision)
-        self.repo, self.revision, self.commit, self.to = repo, revision, str(info.sha), to
+        self.repo = repo
+        self.revision = revision
+        self.commit = str(info.sha)
         self.files = {file.rfilename: file for file in info.siblings or ()}
+        self.target = Folder(to) if to else Cache(repo)
 
     def fetch(self, name: str, revision: str | None = None) -> Path:
         """Fetch a file and check its hash; the cache records the commit of a `revision`."""
@@ -51,15 +49,10 @@ class Snapshot:
             raise ModelNotFoundError(f"{self.repo} has no file {name} at {revision}")
         expected = self._expected_hash(name)
         path = self._download(name, revision)
-        if self.to is None and path.parent.name != self.commit:
+        if not self.target.folder and path.parent.name != self.commit:
             raise ModelNotFoundError(f"{self.repo} changed during the download: {AGAIN}")
-        if expected and (actual := file_hash(path, len(expected))) != expected:
-            _delete(path)
-            kind = "git hash" if len(expected) == 40 else "sha256"
-            problem = f"its {kind} is {actual:.12}…, not {expected:.12}…"
-            raise CheckpointError(
-                f"{self.repo}/{name} is damaged: {problem}; it was deleted, {AGAIN}"
-            )
+        if expected:
+            self._check_hash(path, name, expected)
         return path
 
     def _download(self, name: str, revision: str) -> Path:
@@ -70,9 +63,9 @@ class Snapshot:
             nullcontext() if self.progress else progress,
         ):
             storage = Storage(exchange, progress)
-            # HTTP has left a part of the file, probably since the storage had failed.
-            goes_on = not self.to and resume.size_of_part(self.repo, self.files[name]) > 0
-            if not (self.over_http or goes_on):
+            # HTTP has left a part of the file, probably because the storage had failed.
+            has_part = self.target.size_of_part(self.files[name]) > 0
+            if not (self.over_http or has_part):
                 try:
                     return self._request(name, revision, storage)
                 except Exception as error:
@@ -90,41 +83,22 @@ class Snapshot:
 
     def _request(self, name: str, revision: str, storage: Storage) -> Path:
         progress = storage.progress
-        file = self.files[name]
         progress.begin_file(storage.leave_if_silent)
-        part = None if self.to else resume.part_of(self.repo, file)
-        if part and resume.is_over_http(self.repo, file, self.commit):
-            resume.fetch_blob(self.repo, file, self.commit, progress.bar_class)
-        fetched = self.api.hf_hub_download(
-            self.repo, name, revision=revision, cache_dir=cache_folder(), local_dir=self.to,
-            tqdm_class=progress.bar_class,
+        self.target.fetch_large(self.files[name], self.commit, progress.bar_class)
+        path = self.api.hf_hub_download(
+            self.repo, name, revision=revision, cache_dir=cache_folder(),
+            local_dir=self.target.folder, tqdm_class=progress.bar_class,
         )  # fmt: skip
         progress.end_file()
-        return Path(fetched)
-
-    def conversion(self) -> str | None:
-        """Return the open pull request that adds safetensors to this commit; None if unknown.
-
-        It must be by the Hub's conversion bot, as in transformers: anybody can open a request.
-        """
-        with suppress(ModelNotFoundError), connection.client(self._explain):
-            threads = self.api.get_repo_discussions(
-                self.repo, author=_BOT, discussion_type="pull_request", discussion_status="open"
-            )
-            for thread in threads:  # a mirror may ignore the filters
-                if thread.author == _BOT and thread.is_pull_request and thread.status == "open":
-                    reference = f"refs/pr/{thread.num}"
-                    commits = self.api.list_repo_commits(self.repo, revision=reference)
-                    if [commit.commit_id for commit in commits[1:2]] == [self.commit]:
-                        return reference
-        return None
+        return Path(path)
 
     def _explain(self, error: BaseException) -> str:
         return messages.of_download(self.repo, self.revision, error)
 
     def _expected_hash(self, name: str) -> str | None:
         """Return the sha256 or git hash of a file, or None if the server has neither."""
-        if listed := _hash_of(self.files[name]):
+        listed = hash_of(self.files[name])
+        if listed:
             return listed
         # The list of a mirror may have no hashes. The ETag of an LFS file is its sha256.
         with connection.client(self._explain):
@@ -133,6 +107,16 @@ class Snapshot:
             url = hf_hub_url(self.repo, name, revision=self.commit, endpoint=endpoint())
             etag = self.api.get_hf_file_metadata(url=url).etag
         return etag if etag and _SHA256.fullmatch(etag) else None
+
+    def _check_hash(self, path: Path, name: str, expected: str) -> None:
+        """Raise CheckpointError for a file with another hash, and delete the file."""
+        actual = file_hash(path, len(expected))
+        if actual == expected:
+            return
+        _delete(path)
+        kind = "git hash" if len(expected) == 40 else "sha256"
+        problem = f"its {kind} is {actual:.12}…, not {expected:.12}…"
+        raise CheckpointError(f"{self.repo}/{name} is damaged: {problem}; it was deleted, {AGAIN}")
 
 
 def _delete(path: Path) -> None:
@@ -144,51 +128,35 @@ def _delete(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def _hash_of(file: "RepoSibling") -> str | None:
-    """Return the hash that the Hub lists for a file, which is its blob's name in the cache."""
-    return file.lfs.sha256 if file.lfs else file.blob_id
-
-
-def find_snapshot(repo: str, revision: str | None, to: Path | None = None) -> Snapshot:
-    """Return the given revision, or by default `main` or its conversion to safetensors."""
-    snapshot = Snapshot(repo, revision or "main", to)
-    if revision or has_safetensors(snapshot.files) or not (request := snapshot.conversion()):
-        return snapshot
-    converted = Snapshot(repo, request, to)
-    converted.request = request
-    return converted
-
-
 def fetch_model(
     repo: str, revision: str | None, to: Path | None, quiet: bool, select: Select
 ) -> Path:
     """Fetch the files that `select` chooses into the folder `to`, or into the cache."""
     quiet = quiet or sys.stderr is None
-    snapshot = find_snapshot(repo, revision, to)
+    snapshot = Snapshot(repo, revision or "main", to)
     *others, config = select(snapshot.files, repo, snapshot.fetch)
-    files = [snapshot.files[name] for name in (*others, config)]
-    if not quiet and (snapshot.request or not has_safetensors(snapshot.files)):
-        taken = snapshot.request or others[0]
-        _log.warning("%s has no safetensors: taking %s", repo, taken)  # shown by default
-    with Progress(repo, _check_space(repo, files, to), quiet=quiet) as snapshot.progress:
+    if not quiet and not has_safetensors(snapshot.files):
+        _log.warning("%s has no safetensors: taking %s", repo, others[0])  # shown by default
+    size = _check_space(snapshot, [*others, config])
+    with Progress(repo, size, quiet=quiet) as snapshot.progress:
         for name in others:
             snapshot.fetch(name)
-        if snapshot.request and not to:
-            mark_conversion(repo, snapshot.commit, snapshot.request)
+        # Last, because it marks a complete model; then the cache records what the revision is.
         return snapshot.fetch(config, None if to else snapshot.revision).parent
 
 
-def _check_space(repo: str, files: "list[RepoSibling]", to: Path | None) -> int:
+def _check_space(snapshot: Snapshot, names: list[str]) -> int:
     """Return the bytes that must be fetched; raise ResourceError if the disk has no space."""
-    blobs = repo_folder(repo) / "blobs"
-    absent = [file for file in files if to or not (blobs / str(_hash_of(file))).exists()]
-    missing = sum(file.size or 0 for file in absent)
-    kept = 0 if to else sum(resume.size_of_part(repo, file) for file in absent)
-    target = to.parents[1] if to else blobs  # `to` is in a temporary folder
-    free = shutil.disk_usage(next(path for path in (target, *target.parents) if path.exists())).free
-    if missing - kept > free:
+    target = snapshot.target
+    files = [snapshot.files[name] for name in names]
+    absent = [file for file in files if not target.has(file)]
+    size = sum(file.size or 0 for file in absent)
+    kept = sum(target.size_of_part(file) for file in absent)
+    existing = next(path for path in (target.disk, *target.disk.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    if size - kept > free:
         raise ResourceError(
-            f"{repo} needs {format_size(missing)} of disk space, but {target} has only "
+            f"{snapshot.repo} needs {format_size(size)} of disk space, but {target.disk} has only "
             f"{format_size(free)}: free some, or use another disk"
         )
-    return missing
+    return size

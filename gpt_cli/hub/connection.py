@@ -19,7 +19,7 @@ from gpt_cli.hub.messages import endpoint
 if TYPE_CHECKING:
     from huggingface_hub import HfApi, ModelInfo
 
-# Seconds.
+# Limits of waits, in seconds.
 _FIRST_CONNECTION = 2.5  # with the start of Python and of the client, 3 on a dead network
 _CONNECTION = 3.0  # later ones, to each address of a server
 _ANSWER = 10.0  # for a request that brings no file; the client would wait for 6 times 60
@@ -29,16 +29,40 @@ _PIECE = 1_000_000  # bytes that are read at a time over HTTP: the client's 10 M
 _LONGEST_WAIT = 20  # of Retry-After; the client would wait silently for any time
 _TOKEN = "/xet-read-token/"  # noqa: S105 (in the address of requests for one)
 
-
 # The client's session, settings and log are one for all threads.
 _one_use = threading.RLock()
 
 
 class Exchange:
-    """Facts that the requests of one use of the client have shown."""
+    """The requests of one use of the client, and what they have shown."""
 
     in_xet = False  # whether the file is in a storage that speaks Xet
-    token_requests = 0  # for this storage
+    _token_requests = 0  # for this storage
+
+    def before_request(self, request: Any) -> None:
+        """Limit the waits of a request; raise ConnectionError for a second one for a token."""
+        timeouts = request.extensions.setdefault("timeout", {})
+        _limit(timeouts, "connect", _CONNECTION)
+        brings_file = request.method == "GET" and "/api/" not in request.url.path
+        if not brings_file:
+            for kind in ("read", "write", "pool"):
+                _limit(timeouts, kind, _ANSWER)
+        if _TOKEN in request.url.path:
+            self._token_requests += 1
+            if self._token_requests > 1:  # the client would try 6 times; HTTP needs no token
+                raise ConnectionError("the Hub gave no token")
+
+    def after_response(self, response: Any) -> None:
+        """Note where a file is. Raise the client's HfHubHTTPError instead of a long wait."""
+        from huggingface_hub.errors import HfHubHTTPError
+
+        status = response.status_code
+        if _TOKEN in response.url.path and status >= 400:
+            raise HfHubHTTPError("no token for the storage", response=response)
+        if status in _OVERLOADED and messages.wait_of(response) > _LONGEST_WAIT:
+            raise HfHubHTTPError("the server asks for a long wait", response=response)
+        if "X-Xet-Hash" in response.headers:
+            self.in_xet = True
 
 
 def switched_off() -> bool:
@@ -67,16 +91,14 @@ def problem() -> str | None:
 
 
 def ask(api: "HfApi", repo: str, revision: str) -> "ModelInfo":
-    """Request the description of a revision; ask an overloaded Hub again."""
+    """Return the description of a revision; ask an overloaded Hub again."""
     from huggingface_hub.errors import HfHubHTTPError
 
     from gpt_cli.hub.network import reach  # imports socket
 
     reach(endpoint(), _patience(_FIRST_CONNECTION))
-    patience = _patience(_ANSWER)
-    request = partial(
-        api.model_info, repo, revision=revision, timeout=patience, files_metadata=True
-    )
+    timeout = _patience(_ANSWER)
+    request = partial(api.model_info, repo, revision=revision, timeout=timeout, files_metadata=True)
     for pause in _PAUSES:
         try:
             return request()
@@ -88,7 +110,7 @@ def ask(api: "HfApi", repo: str, revision: str) -> "ModelInfo":
 
 
 def _patience(seconds: float) -> float:
-    """Return the seconds to wait for a server: by default these."""
+    """Return the seconds to wait for a server: those of the environment, or else `seconds`."""
     return float(os.getenv("HF_HUB_ETAG_TIMEOUT") or seconds)
 
 
@@ -99,41 +121,13 @@ def client(explain: Callable[[Exception], str]) -> Iterator[Exchange]:
     Errors of the disk stay OSErrors. Raise InputError if the client cannot start, and
     ModelNotFoundError with the message of `explain` for any other error.
     """
-    with _one_use, _client(explain) as exchange:
-        yield exchange
-
-
-@contextmanager
-def _client(explain: Callable[[Exception], str]) -> Iterator[Exchange]:
     if not endpoint().startswith(("http://", "https://")):
         raise InputError("HF_ENDPOINT must begin with http:// or https://")
-    _set_defaults()
-    with warnings.catch_warnings(action="ignore"):
+    with _one_use, warnings.catch_warnings(action="ignore"):
+        hooks = _start()
         try:
-            # Its own names print the errors of their imports, so modules are imported first.
-            import huggingface_hub
-            from huggingface_hub import constants
-            from huggingface_hub.utils import logging as client_log
-
-            _ = urlsplit(endpoint()).port  # ValueError; older clients accept any port
-            hooks = huggingface_hub.get_session().event_hooks
-        except Exception as error:  # the HTTP library has types of its own for wrong variables
-            raise InputError(
-                f"the Hub's client cannot start ({messages.first_line(error)}): check the "
-                "environment variables HF_*, SSL_* and *_PROXY"
-            ) from error
-
-        exchange = Exchange()
-        before = partial(_before_request, exchange)
-        after = partial(_after_response, exchange)
-        verbosity = client_log.get_verbosity()
-        piece = constants.DOWNLOAD_CHUNK_SIZE
-        client_log.set_verbosity(logging.CRITICAL)
-        constants.DOWNLOAD_CHUNK_SIZE = _PIECE
-        hooks["request"].append(before)
-        hooks["response"].append(after)
-        try:
-            yield exchange
+            with _settings(hooks) as exchange:
+                yield exchange
         except GPTCLIError:
             raise
         except Exception as error:
@@ -143,11 +137,45 @@ def _client(explain: Callable[[Exception], str]) -> Iterator[Exchange]:
             if disk:
                 raise disk from error
             raise ModelNotFoundError(explain(error)) from error
-        finally:
-            hooks["request"].remove(before)
-            hooks["response"].remove(after)
-            client_log.set_verbosity(verbosity)
-            constants.DOWNLOAD_CHUNK_SIZE = piece
+
+
+def _start() -> dict[str, list[Callable[..., Any]]]:
+    """Import the client and start its session; return the hooks of the session."""
+    _set_defaults()
+    try:
+        # Names of the package print the errors of their imports, so modules are imported first.
+        import huggingface_hub.constants
+        import huggingface_hub.utils.logging
+
+        _ = urlsplit(endpoint()).port  # ValueError; older clients accept any port
+        return huggingface_hub.get_session().event_hooks
+    except Exception as error:  # the HTTP library has types of its own for wrong variables
+        raise InputError(
+            f"the Hub's client cannot start ({messages.first_line(error)}): check the "
+            "environment variables HF_*, SSL_* and *_PROXY"
+        ) from error
+
+
+@contextmanager
+def _settings(hooks: dict[str, list[Callable[..., Any]]]) -> Iterator[Exchange]:
+    """Mute the client, and watch its requests."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import logging as client_log
+
+    exchange = Exchange()
+    verbosity = client_log.get_verbosity()
+    piece = constants.DOWNLOAD_CHUNK_SIZE
+    client_log.set_verbosity(logging.CRITICAL)
+    constants.DOWNLOAD_CHUNK_SIZE = _PIECE
+    hooks["request"].append(exchange.before_request)
+    hooks["response"].append(exchange.after_response)
+    try:
+        yield exchange
+    finally:
+        hooks["request"].remove(exchange.before_request)
+        hooks["response"].remove(exchange.after_response)
+        client_log.set_verbosity(verbosity)
+        constants.DOWNLOAD_CHUNK_SIZE = piece
 
 
 def _set_defaults() -> None:
@@ -160,32 +188,11 @@ def _set_defaults() -> None:
         "HF_XET_RECONSTRUCTION_DOWNLOAD_BUFFER_SIZE": "64mb",
         "HF_XET_RECONSTRUCTION_DOWNLOAD_BUFFER_LIMIT": "128mb",
     }
-    if not {*buffers, "HF_XET_HIGH_PERFORMANCE"} & {*os.environ}:
+    if not any(name in os.environ for name in (*buffers, "HF_XET_HIGH_PERFORMANCE")):
         os.environ.update(buffers)
 
 
-def _before_request(exchange: Exchange, request: Any) -> None:
-    """Limit the waits of a request. Raise ConnectionError for a second one for a token."""
-    brings_file = request.method == "GET" and "/api/" not in request.url.path
-    limits = {"connect": _patience(_CONNECTION)}
-    if not brings_file:
-        limits |= dict.fromkeys(("read", "write", "pool"), _patience(_ANSWER))
-    timeouts = request.extensions.setdefault("timeout", {})
-    for kind, most in limits.items():
-        timeouts[kind] = min(timeouts.get(kind) or most, most)
-    if _TOKEN in request.url.path:
-        exchange.token_requests += 1
-        if exchange.token_requests > 1:  # the client would try 6 times; HTTP needs no token
-            raise ConnectionError("the Hub gave no token")
-
-
-def _after_response(exchange: Exchange, response: Any) -> None:
-    """Note where a file is. Raise the client's HfHubHTTPError instead of a long wait."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    status = response.status_code
-    if _TOKEN in response.url.path and status >= 400:
-        raise HfHubHTTPError("no token for the storage", response=response)
-    if status in _OVERLOADED and messages.wait_of(response) > _LONGEST_WAIT:
-        raise HfHubHTTPError("the server asks for a long wait", response=response)
-    exchange.in_xet = exchange.in_xet or "X-Xet-Hash" in response.headers
+def _limit(timeouts: dict[str, float | None], kind: str, seconds: float) -> None:
+    """Set a timeout to `seconds`, or to those of the environment, unless it is shorter."""
+    most = _patience(seconds)
+    timeouts[kind] = min(timeouts.get(kind) or most, most)

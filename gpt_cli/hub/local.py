@@ -29,22 +29,12 @@ SHORT_NAMES = {
 Select: TypeAlias = Callable[[Collection[str], str, Callable[[str], Path]], list[str]]
 
 _HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
-_OTHER_KINDS = (
-    "api",
-    "blog",
-    "collections",
-    "datasets",
-    "docs",
-    "models",
-    "papers",
-    "spaces",
-)  # of pages than those of models
+# Pages that are not of models, by the first part of their addresses.
+_OTHER_KINDS = ("api", "blog", "collections", "datasets", "docs", "models", "papers", "spaces")
 _PAGES_OF_REVISIONS = ("tree", "blob", "resolve", "raw", "commit", "commits")
 _PAGES = (*_PAGES_OF_REVISIONS, "discussions")  # of a model
 _HUB_ID = re.compile(r"([a-zA-Z0-9][\w.-]*/)?[a-zA-Z0-9_]([\w.-]*\w)?", re.ASCII)
-_CONVERTED = "refs/gpt-cli-converted"  # in the cache of a model: our notes on conversions
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-
 
 _log = logging.getLogger(__name__)
 
@@ -94,13 +84,14 @@ def _bundled_folders(name: str) -> list[Path]:
 
 def bundled(name: str) -> Path:
     """Return the folder of a model that comes with the package."""
-    if folder := next(filter(Path.is_dir, _bundled_folders(name)), None):
+    folder = next(filter(Path.is_dir, _bundled_folders(name)), None)
+    if folder:
         return folder
     raise ModelNotFoundError(f"the bundled model {name} is missing: reinstall gpt2-cli")
 
 
 def hub_id(name: str) -> str:
-    """Return the Hub id of a model's name, or of the address of its page."""
+    """Return the Hub id that a model's name, or the address of its page, stands for."""
     name = _name_in_address(name) or name
     repo = SHORT_NAMES.get(name, name)
     if not _HUB_ID.fullmatch(repo) or len(repo) > 96 or "--" in repo or ".." in repo:
@@ -113,9 +104,9 @@ def hub_id(name: str) -> str:
 
 @cache
 def _name_in_address(address: str) -> str | None:
-    """Return the name of the model whose page on the Hub has an address; None if it has none.
+    """Return the name of a model from the address of its page on the Hub; None for another text.
 
-    It is said once that the name was taken. Raise ModelNotFoundError for the page of a revision.
+    Log once that the name was taken. Raise ModelNotFoundError for the page of a revision.
     """
     host, *parts = re.sub(r"^https?://|[?#].*", "", address).split("/")
     endpoint_host = os.getenv("HF_ENDPOINT", "").rstrip("/").partition("://")[2]
@@ -126,7 +117,7 @@ def _name_in_address(address: str) -> str | None:
         return None
     name = "/".join(names)
     page = parts[len(names) :]
-    if page[:1] and page[0] in _PAGES_OF_REVISIONS and page[1:2] not in ([], [""], ["main"]):
+    if len(page) > 1 and page[0] in _PAGES_OF_REVISIONS and page[1] not in ("", "main"):
         cure = f"give {name}, and --revision {unquote(page[1])}"
         raise ModelNotFoundError(f"{address:.80} is the page of a revision: {cure}")
     _log.warning("taking %s from its address", name)  # shown by default
@@ -139,7 +130,7 @@ def short_name(repo: str) -> str:
 
 
 def nearest(name: str) -> str:
-    """Return a hint at the model or the folder that an unknown name may mean, or ""."""
+    """Return a hint at the model or the folder that an unknown name may stand for, or ""."""
     short = short_name(name)
     if os.path.isdir(short):  # noqa: PTH112 (never raises)
         return f" (the folder is ./{short})"
@@ -156,20 +147,22 @@ def nearest(name: str) -> str:
 
 def check_folder(folder: Path) -> Path:
     """Return the folder of a model; refuse an adapter, and a folder whose subfolders are models."""
-    if not (folder / CONFIG).exists() and (folder / ADAPTER_CONFIG).exists():
+    if (folder / CONFIG).exists():
+        return folder
+    if (folder / ADAPTER_CONFIG).exists():
         raise ModelNotFoundError(
             f"{folder} is an adapter: load its model, with this folder as the option adapter "
             f"(-m MODEL --adapter {folder})"
         )
-    if not (folder / CONFIG).exists() and (inside := [*folder.glob(f"*/{CONFIG}")]):
-        models = sorted(path.parent for path in inside)
-        newest = max(models, key=lambda path: [*map(int, re.findall(r"\d+", path.name))])
+    models = sorted(path.parent for path in folder.glob(f"*/{CONFIG}"))
+    if models:  # such as the checkpoints of a training, with their numbers of steps
+        newest = max(models, key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)])
         raise ModelNotFoundError(f"{folder} is not a model: give one in it, such as {newest}")
     return folder
 
 
 def checked_revision(revision: str | None) -> str | None:
-    """Return the revision, if there is one, which is safe as the name of a file in `refs`."""
+    """Return a revision without slashes at its ends; refuse one that could lead out of `refs`."""
     if revision is None:
         return None
     if not revision.isprintable() or not revision.strip("/") or ".." in revision:
@@ -181,19 +174,16 @@ def checked_revision(revision: str | None) -> str | None:
 def cached_snapshot(repo: str, revision: str | None, select: Select = model_files) -> Path | None:
     """Return the folder of a revision in the Hub's cache if its files are complete, else None.
 
-    By default it is that of `main`, or else of a conversion of it.
+    The default revision is `main`.
     """
-    # Other tools may have cached a model under its short name.
-    for name in (repo, *(short for short, full in SHORT_NAMES.items() if full == repo)):
+    for name in (repo, short_name(repo)):  # other tools may have used the short name
         folder = repo_folder(name)
-        commits = [revision or "", _text(folder / "refs" / (revision or "main"))]
-        if revision is None:
-            marks = (folder / _CONVERTED).glob("*")
-            newest_first = sorted(marks, key=lambda mark: mark.stat().st_mtime, reverse=True)
-            commits += [mark.name for mark in newest_first]
-        for commit in commits:
-            if _COMMIT.fullmatch(commit) and _is_complete(folder / "snapshots" / commit, select):
-                return folder / "snapshots" / commit
+        commit = revision or ""
+        if not _COMMIT.fullmatch(commit):
+            commit = _text(folder / "refs" / (revision or "main"))
+        snapshot = folder / "snapshots" / commit
+        if _COMMIT.fullmatch(commit) and _is_complete(snapshot, select):
+            return snapshot
     return None
 
 
@@ -204,20 +194,8 @@ def cached_commits(repo: str) -> list[str]:
     return [folder.name for folder in newest_first if _is_complete(folder)]
 
 
-def mark_conversion(repo: str, commit: str, request: str) -> None:
-    """Note in the cache that a commit is that of a pull request, `refs/pr/N`, to be found again."""
-    mark = repo_folder(repo) / _CONVERTED / commit
-    mark.parent.mkdir(parents=True, exist_ok=True)
-    mark.write_text(request)
-
-
-def conversion_of(folder: Path) -> str | None:
-    """Return the pull request, `refs/pr/N`, that a snapshot in the cache was taken from, if any."""
-    return _text(folder.parent.parent / _CONVERTED / folder.name) or None
-
-
 def _text(path: Path) -> str:
-    """Return what a small file of the cache holds, or "" if there is none."""
+    """Return the text of a small file of the cache, or "" if there is none."""
     with suppress(OSError, ValueError):
         return path.read_text().strip()
     return ""

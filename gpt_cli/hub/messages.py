@@ -13,8 +13,12 @@ from gpt_cli.hub.local import nearest
 AGAIN = "run the command again"
 WAY_OUT = "or use a local model (`gpt-cli models` lists them), such as `tiny`"
 _NO_HUB = "does not answer like a Hub: check HF_ENDPOINT and the proxy"
-_SYSTEM_CODE = re.compile(r"\(os error (\d+)\)")  # in the words of hf_xet, also about networks
+_SYSTEM_CODE = re.compile(r"\(os error (\d+)\)")  # in messages of hf_xet, also about networks
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG)
+_PROXY_DENIES = (
+    "the proxy asks for a name and a password (407): put them into the variable, such as "
+    "HTTPS_PROXY=http://NAME:WORD@HOST:PORT"
+)
 
 
 class UnreachableError(Exception):
@@ -31,7 +35,7 @@ def endpoint() -> str:
 
 
 def shown(address: str) -> str:
-    """Return an address without a name and a password."""
+    """Return an address without its name and password."""
     return re.sub(r"//[^/@]*@", "//", address)
 
 
@@ -41,7 +45,7 @@ def first_line(error: BaseException) -> str:
 
 
 def disk_error(error: Exception) -> OSError | None:
-    """Return the error of the disk that an error of a download is, or None."""
+    """Return an error of a download as an error of the disk; None if it is another error."""
     if isinstance(error, OSError) and error.errno is not None:
         return error
     code = _SYSTEM_CODE.search(str(error))
@@ -51,7 +55,7 @@ def disk_error(error: Exception) -> OSError | None:
 
 
 def of_small_request(error: Exception) -> str:
-    """Return the message for an error of a request that only asks whether the Hub is there."""
+    """Return the message for an error of a request that only tests whether the Hub answers."""
     if isinstance(error, UnreachableError):
         return str(error)
     return f"{shown(endpoint())} does not answer ({first_line(error) or type(error).__name__})"
@@ -60,17 +64,20 @@ def of_small_request(error: Exception) -> str:
 def of_storage(error: Exception, *, silent: float | None) -> str:
     """Return why a file did not come from the storage that speaks Xet.
 
-    `silent` are the seconds after which a silent one was left.
+    If the storage was left because it was silent, `silent` is for how many seconds.
     """
     text = str(error)
     response = getattr(error, "response", None)
     if silent is not None:
         return f"the storage sent nothing for {silent:.0f} s"
     status = re.search(r"HTTP status \w+ error \((\d+)", text)
-    code = str(response.status_code) if response is not None else status and status[1]
+    code = status[1] if status else None
+    if response is not None:
+        code = str(response.status_code)
     host = re.search(r"\w+://([^/\s)]+)", text)
     if response is not None or "oken" in text or "Timeout" in type(error).__name__:
-        return "the Hub gave no access to the storage" + (f" ({code})" if code else "")
+        answer = f" ({code})" if code else ""
+        return f"the Hub gave no access to the storage{answer}"
     storage = f"the storage {host[1]}" if host else "the storage"
     if code:
         return f"{storage} answers {code}"
@@ -113,7 +120,7 @@ def of_download(repo: str, revision: str, error: BaseException) -> str:
 
 
 def _of_connection(repo: str, error: BaseException) -> str:
-    """Return the message for an error of the HTTP library, or of Python, by its kind."""
+    """Return the message for an error of the HTTP library or of Python."""
     server = _server_of(error)
     reason = first_line(error)
     kind = type(error).__name__
@@ -135,12 +142,6 @@ def _of_connection(repo: str, error: BaseException) -> str:
     if isinstance(error, MALFORMED):
         return f"{server} {_NO_HUB}"
     return f"the download of {repo} failed ({reason}): {AGAIN}"
-
-
-_PROXY_DENIES = (
-    "the proxy asks for a name and a password (407): put them into the variable, such as "
-    "HTTPS_PROXY=http://NAME:WORD@HOST:PORT"
-)
 
 
 def _server_of(error: BaseException) -> str:
@@ -171,14 +172,15 @@ def _of_status(repo: str, response: Any) -> str:
         case 407:
             return _PROXY_DENIES
         case 429:
-            wait = counted(seconds, "second") if (seconds := wait_of(response)) else "some minutes"
+            seconds = wait_of(response)
+            wait = counted(seconds, "second") if seconds else "some minutes"
             return f"too many requests to the Hub (429): wait {wait}, or set HF_TOKEN"
         case status:
             return f"the Hub answers {status} for {repo}: try again later, {WAY_OUT}"
 
 
 def wait_of(response: Any) -> int:
-    """Return the seconds to wait according to the two headers that the client respects."""
+    """Return the seconds to wait by the two headers that the client respects."""
     waits = re.findall(r"^\d+$", response.headers.get("Retry-After", ""))
     if response.status_code == 429:
         waits += re.findall(r"r\s*=\s*0\s*;\s*t\s*=\s*(\d+)", response.headers.get("RateLimit", ""))

@@ -1,4 +1,4 @@
-"""A test of whether a server accepts connections, which takes less time than an answer of it."""
+"""Test whether a server accepts connections, which takes less time than a request."""
 
 import errno
 import os
@@ -20,14 +20,15 @@ _UNDER_WAY = (0, errno.EINPROGRESS, errno.EWOULDBLOCK, getattr(errno, "WSAEWOULD
 
 
 def reach(address: str, seconds: float) -> None:
-    """Raise UnreachableError if nothing accepts connections to a server, or to its proxy.
+    """Raise UnreachableError if a server, or its proxy, does not accept connections.
 
-    A timeout of the client would not cover the name, and would count for each address of a server.
+    A timeout of the client would not cover the resolution of the name, and would count for each
+    address of the server.
     """
     server, variable = _first_server(urlsplit(address))
     port = server.port or _PORTS.get(server.scheme, 1080)
     host = server.hostname or ""
-    # A thread, as nothing else limits the time that a name takes.
+    # In a thread, because nothing else limits how long the resolution of a name takes.
     call = partial(_connect, host, port, seconds)
     name = f"{host}:{port}, the proxy of {variable}," if variable else messages.shown(address)
     try:
@@ -43,14 +44,15 @@ def _first_server(url: SplitResult) -> tuple[SplitResult, str | None]:
     port = url.port or _PORTS[url.scheme]
     proxies = {} if proxy_bypass(f"{url.hostname}:{port}") else getproxies()
     for scheme in (url.scheme, "all"):
-        if proxy := proxies.get(scheme):
+        proxy = proxies.get(scheme)
+        if proxy:
             address = proxy if "://" in proxy else f"http://{proxy}"
             return urlsplit(address), f"{scheme.upper()}_PROXY"
     return url, None
 
 
 def _connect(host: str, port: int, seconds: float) -> None:
-    """Connect to a server and leave it: to all of its addresses at once."""
+    """Connect to all addresses of a server at once, until one accepts; then disconnect."""
     addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     deadline = time.monotonic() + seconds
     error = OSError("it has no address")
@@ -82,4 +84,5 @@ def _connect(host: str, port: int, seconds: float) -> None:
 def _words(error: Exception) -> str:
     if isinstance(error, socket.gaierror):
         return "its name does not resolve"
-    return (isinstance(error, OSError) and error.strerror) or first_line(error)
+    reason = error.strerror if isinstance(error, OSError) else None
+    return reason or first_line(error)

@@ -2,16 +2,15 @@
 
 import logging
 import os
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Self
 
 from gpt_cli.hub.local import is_on, short_name
 from gpt_cli.system.machine import format_size
+from gpt_cli.system.terminal import columns, replace_line
 
 _TICK = 0.5  # seconds between two looks at the transfer
 _LOG_PAUSE = 30.0  # seconds between two lines in a log
@@ -23,14 +22,14 @@ _log = logging.getLogger(__name__)
 
 
 class Progress:
-    """Shows the bytes of all files of a model, and notices when none arrive.
+    """Show the bytes of all files of a model, and notice when none arrive.
 
-    A thread looks at them, as a transfer that is silent calls nobody.
+    A thread draws, because a silent transfer calls nothing.
 
     Attributes:
         bar_class: for the Hub's client, which makes one or two bars for each file.
-        bars: those of this file.
-        last_byte: the time when one arrived, by `time.monotonic`.
+        bars: the bars of the present file.
+        last_byte: when the last byte arrived, by `time.monotonic`.
     """
 
     def __init__(self, repo: str, size: int, *, quiet: bool):
@@ -39,10 +38,12 @@ class Progress:
         self._size = size
         self._quiet = quiet
         self._shown = size > 0 and not quiet
-        self._on_terminal = self._shown and _columns() > 0 and not _bars_are_off()
+        without_bars = is_on(os.getenv("HF_HUB_DISABLE_PROGRESS_BARS"))
+        self._on_terminal = self._shown and columns() > 0 and not without_bars
         self._done = 0  # bytes of the files before
         self.bars: list[_Bar] = []  # the client's, for this file
-        self._start = self.last_byte = self._last_line = time.monotonic()
+        self._start = time.monotonic()
+        self.last_byte = self._last_line = self._start
         self._past = deque([(self._start, 0)])  # times, and the bytes that had arrived
         self._on_tick: Callable[[], None] | None = None
         self._ended = threading.Event()
@@ -63,10 +64,10 @@ class Progress:
         if error is None and self._shown:
             self.say("%s: %s in %s", self._name, format_size(self._size), seconds)
         elif self._on_terminal:
-            self._replace("")
+            replace_line("")
 
     def begin_file(self, on_tick: Callable[[], None] | None = None) -> None:
-        """Count a file from 0. Call `on_tick` now and then, until it has arrived."""
+        """Count a file from 0. Call `on_tick` twice a second until the file has arrived."""
         self.bars.clear()
         self.last_byte = time.monotonic()
         self._past = deque([(self.last_byte, self._done)])
@@ -79,18 +80,19 @@ class Progress:
         self.bars.clear()
 
     def say(self, message: str, *arguments: object) -> None:
-        """Write a note, shown by default, in place of the bar; not if this is quiet."""
+        """Write a note in place of the bar, unless this is quiet. It is shown by default."""
         if self._quiet:
             return
         with self._drawing:
             if self._on_terminal:
-                self._replace("")
+                replace_line("")
             _log.warning(message, *arguments)
 
     def _run(self) -> None:
         self._show()
         while not self._ended.wait(_TICK):
-            if (on_tick := self._on_tick) is not None:
+            on_tick = self._on_tick  # `end_file` may set it to None in between
+            if on_tick:
                 on_tick()
             self._show()
 
@@ -98,29 +100,30 @@ class Progress:
         now = time.monotonic()
         if self._on_terminal:
             with self._drawing:
-                self._replace(self.line(_columns() - 1))
+                replace_line(self.line(columns() - 1))
         elif self._shown and now - self._last_line >= _LOG_PAUSE:
             self._last_line = now
             _log.warning("%s: %s", self._name, self._figures())
 
     def line(self, width: int) -> str:
-        """Return what a terminal of so many columns shows."""
+        """Return the line for a terminal that is `width` columns wide."""
         share = self._arrived / self._size
         figures = self._figures()
-        columns = min(width - len(f"{self._name}: 100% [] {figures}"), _WIDEST_BAR)
-        if columns < _NARROWEST_BAR:
+        length = min(width - len(f"{self._name}: 100% [] {figures}"), _WIDEST_BAR)
+        if length < _NARROWEST_BAR:
             line = f"{self._name}: {figures}"
             if len(line) > width:  # leave the owner out
                 line = f"{self._name.rpartition('/')[2]}: {figures}"
             return line[:width]
-        full = round(columns * share)
-        bar = "#" * full + "." * (columns - full)
+        full = round(length * share)
+        bar = "#" * full + "." * (length - full)
         return f"{self._name}: {share:4.0%} [{bar}] {figures}"
 
     @property
     def _arrived(self) -> int:
-        """The bytes of all files. The client may count those of a file in two bars."""
-        return min(self._done + max((bar.n for bar in [*self.bars]), default=0), self._size)
+        """The bytes of all files. The client may count the bytes of a file in two bars."""
+        of_file = max((bar.n for bar in self.bars.copy()), default=0)
+        return min(self._done + of_file, self._size)
 
     def _figures(self) -> str:
         """Return the bytes, the rate and the time left, in words."""
@@ -132,24 +135,21 @@ class Progress:
             past.popleft()
         then, before = past[0]
         rate = max(arrived - before, 0) / (now - then) if now > then else 0
-        (part, unit), whole = format_size(arrived).split(), format_size(self._size)
-        figures = f"{part if whole.endswith(f' {unit}') else f'{part} {unit}'} of {whole}"
-        if (silent := now - self.last_byte) >= _MENTIONED:
+        whole = format_size(self._size)
+        unit = whole.split()[1]
+        part = format_size(arrived).removesuffix(f" {unit}")  # "247 of 548 MB"
+        figures = f"{part} of {whole}"
+        silent = now - self.last_byte
+        if silent >= _MENTIONED:
             return f"{figures}, no data for {silent:.0f} s"
         if not rate:
             return figures
         left = _time((self._size - arrived) / rate)
         return f"{figures}, {format_size(rate)}/s, {left} left"
 
-    def _replace(self, line: str) -> None:
-        """Replace the line that the terminal shows."""
-        with suppress(OSError, ValueError):  # the terminal is gone: the download goes on
-            sys.stderr.write(f"\r{line.ljust(_columns() - 1)}\r")
-            sys.stderr.flush()
-
 
 class _Bar:
-    """Counts the bytes of a file for the client: the part of tqdm's interface that it uses."""
+    """Count the bytes of a file. This is the part of tqdm's interface that the client uses."""
 
     progress: Progress
 
@@ -160,12 +160,12 @@ class _Bar:
         self.progress.last_byte = time.monotonic()
 
     def update(self, n: float | None = 1) -> None:
-        """Count bytes of the file. They are negative if the client begins again."""
+        """Count bytes of the file: a negative number if the client begins again."""
         self.n += int(n or 0)
         self.update_transfer(n)
 
     def update_transfer(self, n: float | None = 1) -> None:
-        """Note bytes from the network, which are counted once they are in the file."""
+        """Note that bytes came from the network. They are counted once they are in the file."""
         if n:  # some clients report 0 many times a second
             self.progress.last_byte = time.monotonic()
 
@@ -182,19 +182,6 @@ class _Bar:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         pass
-
-
-def _bars_are_off() -> bool:
-    """Return whether the environment switches bars off."""
-    return is_on(os.getenv("HF_HUB_DISABLE_PROGRESS_BARS"))
-
-
-def _columns() -> int:
-    """Return the width of the terminal behind standard error; 0 if there is none."""
-    with suppress(OSError, ValueError):
-        if sys.stderr.isatty():
-            return os.get_terminal_size(sys.stderr.fileno()).columns or 80
-    return 0
 
 
 def _time(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""The Hub's storage of large files, which speaks Xet: when it is left for plain HTTP."""
+"""The Hub's storage of large files, which speaks Xet, and when to leave it for plain HTTP."""
 
 import time
 from collections.abc import Iterator
@@ -15,24 +15,25 @@ class Storage:
     """The storage during one request for a file, which may not be in it."""
 
     def __init__(self, exchange: Exchange, progress: Progress):
-        self._exchange, self.progress = exchange, progress
+        self._exchange = exchange
+        self.progress = progress
         self._was_silent = False
 
     def leave_if_silent(self) -> None:
-        """End a transfer that has brought nothing for some time; its call raises an error."""
+        """End a transfer that has been silent for a while; its call then raises an error."""
         silent = time.monotonic() - self.progress.last_byte
         if self.progress.bars and silent > _PATIENCE:
             self._was_silent = True
             self.leave()
 
     def leave(self) -> None:
-        """End all transfers. The next one begins a new session, which knows nothing of this one."""
+        """End all transfers. The next one begins a new session."""
         from huggingface_hub.utils._xet import abort_xet_session
 
         abort_xet_session()  # type: ignore[no-untyped-call]
 
     def has_failed(self, error: Exception) -> bool:
-        """Return whether an error is one of the storage, and HTTP may do better."""
+        """Return whether an error comes from the storage, so that HTTP may work."""
         from huggingface_hub.utils._runtime import is_xet_available
 
         if not is_xet_available() or messages.disk_error(error):
@@ -46,7 +47,7 @@ class Storage:
 
 @contextmanager
 def without_xet() -> Iterator[None]:
-    """Let the client fetch files over HTTP, as HF_HUB_DISABLE_XET=1 does if it is set before."""
+    """Let the client fetch files over HTTP, as with HF_HUB_DISABLE_XET=1."""
     from huggingface_hub import constants
 
     before = constants.HF_HUB_DISABLE_XET

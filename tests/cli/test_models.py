@@ -146,20 +146,12 @@ def test_info_of_a_local_model_needs_no_network(hub, case_folder):
     assert hub.requests == []
 
 
-def test_info_says_which_weights_are_taken_before_and_after_a_download(hub, case_folder):
+def test_info_says_before_a_download_which_weights_are_taken(hub, case_folder):
     saved = {path.name: path.read_bytes() for path in case_folder("saved").iterdir()}
     others = {name: data for name, data in saved.items() if name != "model.safetensors"}
     hub.add("acme/old", others | {"pytorch_model.bin": b""})
     (facts,) = records_here("info", "acme/old", "--json")
-    assert (facts["weights"], facts["request"]) == ("pytorch_model.bin", None)
-    hub.add_pull("acme/old", 22, saved)
-    taken = "model.safetensors", "refs/pr/22"
-    (facts,) = records_here("info", "acme/old", "--json")
-    assert (facts["folder"], facts["weights"], facts["request"]) == (None, *taken)
-    command = "generate", "-m", "acme/old", "-n", 1, "-q", "--json", "the"
-    assert records_here(*command)[0]["model"] == "acme/old@refs/pr/22"
-    (facts,) = records_here("info", "acme/old", "--json", "--offline")
-    assert (facts["weights"], facts["request"]) == taken
+    assert (facts["folder"], facts["weights"]) == (None, "pytorch_model.bin")
     hub.add("acme/code", saved | {"config.json": b'{"model_type": "gpt_bigcode"}'})
     code = refusal("info", "acme/code", code=4)
     assert (

@@ -178,18 +178,23 @@ def test_false_marks_do_not_take_long():
 @pytest.mark.parametrize(  # marks with no code, with one of 10 kB and with the longest one
     "unit", [b"\xb5\0\2\0", b"\xb5\0\2\x90\x4e", b"\xb5\0\2\xff\xff\x1f", b"\xb5\xb5\0\0\0"]
 )
-def test_the_time_of_the_search_behind_damage_is_linear(unit, salvage):
+def test_the_search_behind_damage_is_bounded(unit, salvage):
+    written, _ = packed([(1, False, 2, b"code")])
     checked = []
 
     def counting(data, start=0):
         checked.append(len(data))
         return crc32(data, start)
 
-    size = 2_000_000
-    with mock.patch.object(archive, "crc32", counting), suppress(InputError):
-        read(file_of(unit * (size // len(unit))), salvage=salvage)
-    assert sum(checked) <= 64 * (size + 3_000_000)
-    assert len(checked) <= 2 * (size + 3_000_000) // 64
+    data = file_of(*written, unit * (2_000_000 // len(unit)))
+    with (
+        mock.patch.object(archive, "_MOST_CHECKED", 20_000_000),
+        mock.patch.object(archive, "crc32", counting),
+        pytest.raises(InputError, match="f: segments from 1 on are damaged: get another copy"),
+    ):
+        read(data, salvage=salvage)
+    assert sum(checked) <= 20_000_000 + 2 * MAX_CODE_BYTES
+    assert len(checked) <= 2 * 20_000_000 // 4096 + 10  # a segment has two
 
 
 @pytest.mark.parametrize("junk", [b"\xb5\0\2\0" * 30_000, random.Random(1).randbytes(5_000_000)])

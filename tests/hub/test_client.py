@@ -380,23 +380,6 @@ def test_weights_of_pytorch_are_fetched_if_there_are_no_others_but_not_every_for
 OLD, PICKLED = "acme/old", {"model.safetensors": None}
 
 
-def test_the_conversion_of_the_bot_is_taken_and_found_again_without_the_hub(hub, caplog):
-    hub.add(OLD, model_files(**PICKLED))
-    hub.add_pull(OLD, 3, model_files(size=1000), author="somebody")  # the same title
-    hub.add_pull(OLD, 7, model_files(size=2000), status="closed")
-    hub.add_pull(OLD, 8, model_files(size=3000), parent="a" * 40)  # of an older commit
-    hub.add_pull(OLD, 22, model_files(size=5000))
-    folder = product.resolve(OLD)
-    assert (folder / "model.safetensors").stat().st_size == 5000
-    assert caplog.messages[0] == f"{OLD} has no safetensors: taking refs/pr/22"
-    hub.requests.clear()
-    assert product.resolve(OLD, offline=True) == folder
-    assert product.resolve(OLD, revision="refs/pr/22", offline=True) == folder
-    assert product.conversion_of(folder) == "refs/pr/22"
-    assert hub.requests == []
-    raised(ModelNotFoundError, product.resolve, OLD, revision="main", offline=True)
-
-
 def test_an_adapter_in_a_file_of_pytorch_is_taken_with_a_note(hub, caplog):
     hub.add("acme/lora", {"adapter_config.json": b"{}", "adapter_model.bin": b"pickle", "x": b""})
     _, folder = product.resolve_all("tiny", "acme/lora")
@@ -405,37 +388,19 @@ def test_an_adapter_in_a_file_of_pytorch_is_taken_with_a_note(hub, caplog):
     assert product.resolve_all("tiny", "acme/lora", offline=True)[1] == folder
 
 
-@pytest.mark.parametrize("number", [9, 23])
-def test_the_newest_conversion_is_found_without_the_hub(hub, number):
-    for request, size in ((22, 5000), (number, 6000)):
-        hub.add(OLD, model_files(**PICKLED, **{"README.md": b"%d" % size}))
-        hub.add_pull(OLD, request, model_files(size=size))
-        folder = product.download(OLD)
-    assert (folder / "model.safetensors").stat().st_size == 6000
-    assert product.resolve(OLD, offline=True) == folder
-    assert product.conversion_of(folder) == f"refs/pr/{number}"
-
-
-@pytest.mark.parametrize("case", ["by name", "no request", "cannot be listed", "to a folder"])
-def test_weights_of_pytorch_are_taken_without_a_conversion(hub, tmp_path, case, caplog):
+@pytest.mark.parametrize("to", [None, "folder"])
+def test_weights_of_pytorch_are_taken_with_a_note(hub, tmp_path, to, caplog):
     hub.add(OLD, model_files(**PICKLED))
-    if case in ("by name", "cannot be listed"):
-        hub.add_pull(OLD, 22, model_files())
-    if case == "cannot be listed":
-        hub.fail("404", on="/discussions")
-    to = tmp_path / "to" if case == "to a folder" else None
-    folder = product.download(OLD, revision="main" if case == "by name" else None, to=to)
+    folder = product.download(OLD, to=to and tmp_path / to)
     assert (folder / "pytorch_model.bin").is_file()
-    assert product.conversion_of(folder) is None
     assert caplog.messages[0] == f"{OLD} has no safetensors: taking pytorch_model.bin"
-    asked = any("/discussions" in request.path for request in hub.requests)
-    assert asked == (case != "by name")
+    pages = {request.path for request in hub.requests if request.path.startswith("/api/")}
+    assert pages == {f"/api/models/{OLD}/revision/main"}  # no search for other weights
 
 
 def test_safetensors_and_quiet_downloads_need_no_note(hub, caplog):
-    hub.add_pull(REPO, 22, model_files(size=5000))
-    assert (product.resolve(REPO) / "model.safetensors").stat().st_size == 4000
-    assert not any("/discussions" in request.path for request in hub.requests)
+    product.resolve(REPO)
+    assert not any("safetensors" in message for message in caplog.messages)
     hub.add(OLD, model_files(**PICKLED))
     caplog.clear()
     product.resolve(OLD, quiet=True)
@@ -681,13 +646,6 @@ def test_a_token_goes_to_the_hub_and_not_to_where_it_redirects(hub, size, xet, m
         assert token == elsewhere.get(
             request.path[: request.path.find("/", 1) + 1], "Bearer hf_secret"
         )
-
-
-def test_a_search_for_conversions_that_is_not_answered_is_given_up(hub, monkeypatch):
-    hub.add(OLD, model_files(**PICKLED))
-    hub.fail("stall", on="/discussions")
-    monkeypatch.setattr(connection, "_ANSWER", 0.3)
-    assert (product.resolve(OLD) / "pytorch_model.bin").is_file()
 
 
 def test_a_download_without_the_hub_says_that_it_is_switched_off(hub):

@@ -1,6 +1,7 @@
 """The bar and the lines that show a download."""
 
 import errno
+import io
 import logging
 import sys
 import time
@@ -104,14 +105,11 @@ def test_the_rate_is_that_of_the_last_seconds(gpt2, clock):
 
 
 def test_a_terminal_that_goes_away_is_no_error(monkeypatch):
-    class Gone:
+    class Gone(io.StringIO):
         def write(self, text):
             raise OSError(errno.EIO, "Input/output error")
 
-        def flush(self):
-            pass
-
-    monkeypatch.setattr(module, "_columns", lambda: 80)
+    monkeypatch.setattr(module, "columns", lambda: 80)
     monkeypatch.setattr(module, "_TICK", 0.01)
     monkeypatch.setattr(sys, "stderr", Gone())
     with Progress("acme/gpt", 1000, quiet=False) as progress:

@@ -1,9 +1,9 @@
 """A small Hub on 127.0.0.1 for the real client, which can inject faults.
 
-It serves a folder of repositories (`root/owner/name/file`), each with one commit and pull requests
-(`root/owner/name.refs/pr/NUMBER/file`), and records the requests. Large files are LFS files as on
-the Hub: they are redirected to another origin (`localhost` instead of `127.0.0.1`). With `xet`, the
-client gets them from a storage that speaks Xet, at `/cas` and `/xorb` of that origin.
+It serves a folder of repositories (`root/owner/name/file`), each with one commit, and records the
+requests. Large files are LFS files as on the Hub: they are redirected to another origin
+(`localhost` instead of `127.0.0.1`). With `xet`, the client gets them from a storage that speaks
+Xet, at `/cas` and `/xorb` of that origin.
 
     hub.add("owner/name", model_files())
     hub.fail("503", on="GET /api/", times=2)     # the first two such requests only
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
@@ -68,7 +68,6 @@ class LoopbackHub:
         self.root = root
         self.revisions = {"main", "v1"}  # names of each repository's only commit
         self.requests: list[Request] = []
-        self.pulls: dict[str, list[dict[str, Any]]] = {}  # pull requests by repository
         self.hashes = True  # whether the list of files has them
         self.xet = False  # whether large files are in a storage that speaks Xet
         self.storage = ""  # its address, if it is not this server
@@ -127,31 +126,6 @@ class LoopbackHub:
         for path in self.files(repo):
             digest.update(path.name.encode() + _sha256(_content(path)).encode())
         return digest.hexdigest()
-
-    def add_pull(
-        self,
-        repo: str,
-        number: int,
-        files: dict[str, bytes],
-        *,
-        author: str = "SFconvertbot",
-        status: str = "open",
-        parent: str = "",
-    ) -> None:
-        """Open a pull request with these files, by default on the current commit."""
-        self.add(f"{repo}.refs/pr/{number}", files)
-        title = "Adding `safetensors` variant of this model"
-        pull = {"num": number, "author": {"name": author}, "status": status, "title": title}
-        pull |= {"createdAt": "2024-01-01T00:00:00.000Z", "isPullRequest": True}
-        pull |= {"repo": {"name": repo, "type": "model"}}
-        pull |= {"parent": parent or self.commit(repo)}
-        self.pulls.setdefault(repo, []).append(pull)
-
-    def at(self, repo: str, revision: str) -> str:
-        """Return the folder of a revision of a repository."""
-        pulls = [f"{repo}.refs/pr/{pull['num']}" for pull in self.pulls.get(repo, [])]
-        named = (at for at in pulls if at.endswith(f".{revision}") or self.commit(at) == revision)
-        return next(named, repo)
 
     def files(self, repo: str) -> list[Path]:
         return sorted(path for path in (self.root / repo).rglob("*") if path.is_file())
@@ -245,14 +219,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def model_info(self, path: str, query: dict[str, list[str]]) -> None:
         hub: LoopbackHub = self.server.hub
-        if path.endswith("/discussions"):
-            self.discussions(path.removesuffix("/discussions"), query)
-            return
-        if "/commits/" in path:
-            self.commits(*path.split("/commits/"))
-            return
         repo, _, revision = path.partition("/revision/")
-        repo = hub.at(repo, unquote(revision))
         if not self.known(repo, unquote(revision) or "main"):
             return
         siblings = []
@@ -272,20 +239,6 @@ class _Handler(BaseHTTPRequestHandler):
         # The Hub's warnings are for its own tools; the second header is what a client would log.
         headers = {"Content-Type": "application/json", "X-HF-Warning": "unauthenticated; Log in!"}
         self.answer(200, json.dumps(info).encode(), headers)
-
-    def discussions(self, repo: str, query: dict[str, list[str]]) -> None:
-        """Answer with a page of one pull request, whatever the filters are."""
-        pulls, page = self.server.hub.pulls.get(repo, []), int(query["p"][0])
-        answer = {"discussions": pulls[page : page + 1], "count": len(pulls), "start": page}
-        self.json(answer)
-
-    def commits(self, repo: str, revision: str) -> None:
-        """Answer with the commit of a pull request and its parent."""
-        hub: LoopbackHub = self.server.hub
-        at = hub.at(repo, unquote(revision))
-        (parent,) = (pull["parent"] for pull in hub.pulls[repo] if at.endswith(f"/{pull['num']}"))
-        about = {"authors": [], "date": "2024-01-01T00:00:00.000Z", "title": "", "message": ""}
-        self.json([{"id": commit, **about} for commit in (hub.commit(at), parent)])
 
     def xet_token(self) -> None:
         """Answer with the address of the storage and a token for it."""
@@ -324,7 +277,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def resolve(self, repo: str, revision: str, name: str) -> None:
         hub: LoopbackHub = self.server.hub
-        repo = hub.at(repo, revision)
         if not self.known(repo, revision):
             return
         file = hub.root / repo / name
@@ -357,11 +309,7 @@ class _Handler(BaseHTTPRequestHandler):
         hub: LoopbackHub = self.server.hub
         if not (hub.root / repo).is_dir():
             self.error(404, "RepoNotFound")
-        elif not (
-            revision in hub.revisions
-            or hub.commit(repo).startswith(revision)
-            or repo.endswith(f".{revision}")
-        ):
+        elif not (revision in hub.revisions or hub.commit(repo).startswith(revision)):
             self.error(404, "RevisionNotFound")
         else:
             return True

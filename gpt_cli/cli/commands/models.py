@@ -129,7 +129,7 @@ def info(
     config, dtype, files = about.config, _held_dtype(about, model), ", ".join(about.vocabulary)
     itemsize = WEIGHT_TYPES[config.dtype].cache_itemsize
     facts = {"name": model.model, "folder": str(about.folder) if about.folder else None}
-    facts |= {"problem": about.problem, "weights": about.weights, "request": about.request}
+    facts |= {"problem": about.problem, "weights": about.weights}
     facts |= {"tokenizer": f"{about.tokenizer.kind} ({files})" if about.tokenizer else files}
     facts |= {"adapter": model.adapter} | asdict(config) | {"dtype": dtype}
     sizes = {

@@ -1,0 +1,37 @@
+"""Standard error, and the line of progress that a terminal replaces on it."""
+
+import os
+import sys
+from contextlib import suppress
+from typing import TextIO
+
+
+def columns() -> int:
+    """Return the width of the terminal behind standard error; 0 if there is none."""
+    with suppress(OSError, ValueError):
+        if sys.stderr is not None and sys.stderr.isatty():
+            return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    return 0
+
+
+def replace_line(line: str) -> None:
+    """Replace the line of progress that the terminal shows."""
+    width = (columns() or 80) - 1
+    write_error(f"\r{line[:width].ljust(width)}\r")
+
+
+def write_error(text: str) -> None:
+    """Write to standard error. Nothing happens if it is closed, or its terminal is gone."""
+    if sys.stderr is None:
+        return
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        silence(sys.stderr)
+
+
+def silence(stream: TextIO) -> None:
+    """Redirect a stream to the null device, so that exit does not retry a failed flush."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
