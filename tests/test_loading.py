@@ -145,10 +145,10 @@ def test_a_head_at_the_place_of_wte_is_tied_without_a_look(tmp_path, monkeypatch
     tensors = stored_tensors(CONFIG, head="wte")
     tensors["lm_head.weight"] = tensors["wte.weight"]
     write_torch(write_checkpoint(tmp_path, CONFIG), tensors)
-    config, stored = checkpoint.read(tmp_path)
-    rounded = checkpoint.rounded(stored, "float16", "a model")
+    opened = checkpoint.open_checkpoint(tmp_path)
+    rounded = checkpoint.rounded(opened.tensors, "float16", "a model")
     monkeypatch.setattr("gpt_cli.folder.tensors.Tensor.__getitem__", None)
-    assert "lm_head.weight" not in checkpoint.without_tied_head(rounded, config)
+    assert "lm_head.weight" not in checkpoint.without_tied_head(rounded, opened.config_json)
 
 
 @pytest.mark.parametrize("dtype", SHORT)

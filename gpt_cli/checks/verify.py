@@ -27,11 +27,9 @@ from gpt_cli.engine import Engine
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError, counted
 from gpt_cli.folder.config import is_matrix
 from gpt_cli.folder.dtypes import SHORT, WEIGHT_TYPES
-from gpt_cli.folder.tokenizer import read_tokenizer, with_special_tokens
 from gpt_cli.generation.generate import Completion
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.gpt2 import checkpoint
-from gpt_cli.gpt2.adapter import merge
 from gpt_cli.gpt2.digests import TEXT, logits_digest
 from gpt_cli.gpt2.source import MODEL, is_edited
 from gpt_cli.gpt2.weights import named_weights
@@ -128,17 +126,14 @@ def _reference(engine: Engine, dtypes: Iterable[str]) -> _Reference:
 
 def _loader(name: str, folder: Path, adapter: Path | None) -> tuple[Callable[[Ops], Engine], str]:
     """Return a function that loads a model in a dtype and on a device, and the stored dtype."""
-    tokenizer = read_tokenizer(folder)
-    config, stored = checkpoint.read(folder)
-    config = with_special_tokens(config, tokenizer, folder)
-    tensors = merge(stored, folder, adapter) if adapter else stored
+    opened = checkpoint.open_checkpoint(folder, adapter)
 
     def load(ops: Ops) -> Engine:
-        model = checkpoint.assemble(config, ops, tensors)
-        return Engine(LoadedModel(model, tokenizer), name, 0.0)
+        model = checkpoint.assemble(opened.config, ops, opened.tensors)
+        return Engine(LoadedModel(model, opened.tokenizer), name, 0.0)
 
-    dtype = checkpoint.stored_dtype(stored)
-    return load, "float32" if adapter else dtype  # an adapter changes some matrices
+    # An adapter changes some matrices.
+    return load, "float32" if adapter else opened.stored_dtype
 
 
 def cure(failed: Sequence[str]) -> str:

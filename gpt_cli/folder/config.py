@@ -95,19 +95,14 @@ class GPT2Config(Declared):
 
     @classmethod
     def from_folder(cls, folder: Path) -> "GPT2Config":
-        """Read `config.json`, and eos_token_id from `generation_config.json` if it has one."""
+        """Read `config.json`; `with_special_tokens` settles the start and end tokens."""
         path = folder / "config.json"
         if not path.exists():
             fault = "is a link to itself or to nothing" if path.is_symlink() else "is missing"
             raise CheckpointError(
                 f"{path} {fault}: give the folder of a whole model, or get the model again"
             )
-        raw = read_json(path)
-        generation = folder / "generation_config.json"
-        if generation.is_file():
-            eos = read_json(generation).get("eos_token_id")
-            raw |= {} if eos is None else {"eos_token_id": eos}
-        return cls.from_dict(raw, source=str(path))
+        return cls.from_dict(read_json(path), source=str(path))
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any], source: str = "config") -> "GPT2Config":

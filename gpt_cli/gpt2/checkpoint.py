@@ -10,7 +10,8 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from gpt_cli.errors import CheckpointError, InputError, did_you_mean
 from gpt_cli.folder.config import SCALE, GPT2Config, expected_shapes, is_matrix, is_transposed
 from gpt_cli.folder.dtypes import NAMES_OF_CODES, SHORT
 from gpt_cli.folder.tensors import Tensor
+from gpt_cli.folder.tokenizer import Tokenizer, read_tokenizer, with_special_tokens
 from gpt_cli.folder.weight_files import read_tensors, weight_files
 from gpt_cli.gpt2.model import GPT2, MLP, Attention, Block
 from gpt_cli.gpt2.weights import Weights, untied_weights
@@ -41,14 +43,65 @@ _MATCHING = "get the weights and the config.json of the same GPT-2"
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A model's folder whose configuration and tensors fit together. The rest is read when needed.
+
+    Attributes:
+        folder: the model's.
+        adapter: the folder of a LoRA adapter, or None.
+        bos_token: the start token, a name or an id, if it replaces the model's.
+        config_json: the configuration in config.json. `config` also has the special tokens.
+        stored_tensors: the tensors in the files, by the names in GPT-2. `tensors` are those of the
+            model, which an adapter changes.
+    """
+
+    folder: Path
+    adapter: Path | None
+    bos_token: str | int | None
+    config_json: GPT2Config
+    stored_tensors: Mapping[str, Tensor | Int8Rows]
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Read the tokenizer; see `read_tokenizer` for errors."""
+        return read_tokenizer(self.folder)
+
+    @cached_property
+    def config(self) -> GPT2Config:
+        """Settle the special tokens; see `with_special_tokens` for errors."""
+        return with_special_tokens(self.config_json, self.tokenizer, self.folder, self.bos_token)
+
+    @cached_property
+    def tensors(self) -> Mapping[str, Rows]:
+        """Merge the adapter into the tensors; see `adapter.merge` for errors."""
+        if self.adapter is None:
+            return self.stored_tensors
+        from gpt_cli.gpt2.adapter import merge  # most models need none
+
+        return merge(self.stored_tensors, self.folder, self.adapter)
+
+    @property
+    def stored_dtype(self) -> str:
+        """Return the type in which the files hold all matrices; float32 if they differ."""
+        stored = {
+            "I8" if isinstance(tensor, Int8Rows) else tensor.dtype
+            for name, tensor in self.stored_tensors.items()
+            if is_matrix(name, tensor.shape)
+        }
+        return NAMES_OF_CODES[stored.pop()] if len(stored) == 1 else "float32"
+
+
 def load(folder: Path, ops: Ops) -> GPT2:
     """Read the checkpoint in a folder, and put it on the device of `ops`."""
-    config, tensors = read(folder)
-    return assemble(config, ops, tensors)
+    opened = open_checkpoint(folder)
+    return assemble(opened.config_json, ops, opened.tensors)
 
 
-def read(folder: Path) -> tuple[GPT2Config, dict[str, Tensor | Int8Rows]]:
-    """Return a checkpoint's configuration and its tensors, without reading the tensors' data.
+def open_checkpoint(
+    folder: Path, adapter: Path | None = None, *, bos_token: str | int | None = None
+) -> Checkpoint:
+    """Open the checkpoint in a folder, without reading the tensors' data.
 
     Tensors beside the transformer, such as the heads of classifiers, are left out, with a note.
     CheckpointError if a file, a tensor or a field is missing, damaged or not GPT-2's.
@@ -63,7 +116,7 @@ def read(folder: Path) -> tuple[GPT2Config, dict[str, Tensor | Int8Rows]]:
     if others:
         names = ", ".join(f"{name!r:.80}" for name in others[:3])
         _log.warning("%s: ignoring tensors beside the transformer, such as %s", folder, names)
-    return config, tensors
+    return Checkpoint(folder, adapter, bos_token, config, tensors)
 
 
 def find_tensors(folder: Path) -> dict[str, Tensor | Int8Rows]:
@@ -81,13 +134,6 @@ def find_tensors(folder: Path) -> dict[str, Tensor | Int8Rows]:
                 )
             tensors[name] = tensor
     return _with_scales(tensors, folder)
-
-
-def stored_dtype(tensors: Mapping[str, Tensor | Int8Rows]) -> str:
-    """Return "int8", "bfloat16" or "float16" if all matrices are stored so, else "float32"."""
-    matrices = [tensor for name, tensor in tensors.items() if is_matrix(name, tensor.shape)]
-    stored = {"I8" if isinstance(matrix, Int8Rows) else matrix.dtype for matrix in matrices}
-    return NAMES_OF_CODES[stored.pop()] if len(stored) == 1 else "float32"
 
 
 def rounded(tensors: Mapping[str, Rows], dtype: str, name: str) -> dict[str, Rows]:

@@ -104,11 +104,12 @@ def test_the_logits_are_those_of_the_original_that_is_rounded_when_loaded(
 
 @pytest.mark.parametrize("case", STORED)
 def test_in_float32_it_is_a_model_of_the_rounded_weights(original, in_int8, computed_by, case):
-    config, tensors = checkpoint.read(original(case))
+    opened = checkpoint.open_checkpoint(original(case))
+    tensors = dict(opened.tensors)
     for name, tensor in tensors.items():
         if is_matrix(name, tensor.shape):
             tensors[name] = quantize(tensor[:], transposed=is_transposed(name))[:]
-    model = checkpoint.assemble(config, get_ops("cpu", "float32"), tensors)
+    model = checkpoint.assemble(opened.config, get_ops("cpu", "float32"), tensors)
     expected = forward(model, np.array(IDS))
     engine = load(in_int8(case), "float32")
     assert engine.model.ops.dtype == "float32"
