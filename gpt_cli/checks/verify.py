@@ -78,9 +78,8 @@ def verify(name: str, folder: Path, adapter: Path | None = None) -> Iterator[Che
     yield _check_source()
     yield _check_files(folder, facts.get("sha256", {}))
     load, stored = _loader(name, folder, adapter)
-    dtype = "int8" if stored == "int8" else "float32"
-    others = [stored] if stored in SHORT else []
-    others += [] if dtype == "int8" else ["int8"]
+    dtype = stored if stored in _NOISE else "float32"
+    others = [name for name in (stored, "int8") if name != dtype]
     numpy = _reference(load(NumPyOps(dtype)), {dtype, *others} & {*_NOISE})
     engine, known = load(get_ops("cpu", dtype)), facts.get("digests", {})
     yield from _check_ways(engine, facts, numpy.limits[dtype])
@@ -251,9 +250,11 @@ def _check_dtype(
     except GPTCLIError as error:
         yield Check(f"bits in {dtype}", None, str(error))
         return
-    if dtype == "int8":
+    if dtype in numpy.limits:  # other types are widened exactly
         limits = numpy.limits[dtype]
-        yield _compare("cpu in int8 = float32", computed.logprobs(engine), numpy.logprobs, limits)
+        yield _compare(
+            f"cpu in {dtype} = float32", computed.logprobs(engine), numpy.logprobs, limits
+        )
     yield _check_bits(f"bits in {dtype}", engine, known)
     results[dtype] = _results_for_gpu(engine)
 
@@ -275,7 +276,7 @@ def _check_cuda(
     except GPTCLIError as error:
         return Check(name, None, str(error))
     if of_cpu is None:
-        limits = numpy.limits["int8" if dtype == "int8" else "float32"]
+        limits = numpy.limits[dtype if dtype in numpy.limits else "float32"]
         return _compare(name, computed.logprobs(engine), numpy.logprobs, limits)
     results = computed.exact(engine)
     digest = results["logits"]

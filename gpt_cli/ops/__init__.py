@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli.errors import InputError, ResourceError, did_you_mean
-from gpt_cli.folder.dtypes import NAMES, SHORT
+from gpt_cli.folder.dtypes import NAMES, SHORT, WEIGHT_TYPES
 from gpt_cli.options.declare import THREADS, OptionError, OptionResourceError, check
 from gpt_cli.options.request import SamplingParams
 from gpt_cli.system import gpu
@@ -250,7 +250,7 @@ def check_available(device: str, dtype: str) -> list[str]:
         raise InputError(f"{_VARIABLE} must be {' or '.join(names)}{why}, not {choice!r}")
     if choice:
         names = [choice]
-    elif dtype == "int8" and "numpy" in names:  # slower than float32
+    elif WEIGHT_TYPES[dtype].has_groups and "numpy" in names:  # slower than float32
         names.remove("numpy")
     if names == ["native"] and native_library() is None:
         needs = (

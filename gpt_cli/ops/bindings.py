@@ -13,8 +13,8 @@ import numpy as np
 
 from gpt_cli.errors import InputError
 from gpt_cli.folder import config
+from gpt_cli.folder.dtypes import GROUP, WEIGHT_TYPES
 from gpt_cli.ops import Array, LayerNorm
-from gpt_cli.ops.int8 import GROUP
 from gpt_cli.ops.memory import Arena, address
 from gpt_cli.system.machine import native_library
 
@@ -151,8 +151,9 @@ class Layers:
         matrices = [w.weight for w in linears]
         shapes = [(matrix.n_in, matrix.n_out) for matrix in matrices]
         right = shapes == [(C, 3 * C), (C, C), (C, inner), (inner, C)] and C % H == 0
-        int8 = {matrix.format == "int8" for matrix in (*matrices, first.attn.c_attn.weight)}
-        check(right and len(int8) == 1 and b.attn.n_head == H, "a layer", matrices[0].panels)
+        has_groups = first.attn.c_attn.weight.has_groups
+        alike = all(matrix.has_groups == has_groups for matrix in matrices)
+        check(right and alike and b.attn.n_head == H, "a layer", matrices[0].panels)
         fields = {"scale": b.attn.scale, "activation": ACTIVATIONS.index(b.mlp.activation)}
         for name, w in zip(_LINEARS, linears, strict=True):
             fields |= {name: w.weight.matrix, f"{name}_bias": vector_of(w.bias, w.weight.n_out)}
@@ -174,7 +175,10 @@ class Packed:
     """A matrix (n_in, n_out) in panels, at first of zeros: see native/kernels.h."""
 
     def __init__(self, n_in: int, n_out: int, format: str, arena: Arena):
-        self.n_in, self.n_out, self.format = n_in, n_out, format
+        self.n_in = n_in
+        self.n_out = n_out
+        self.format = format
+        self.has_groups = WEIGHT_TYPES[format].has_groups
         index, storage = _formats()[format]
         units, length = -(-n_in // storage.unit_rows), storage.unit_bytes // storage.weight_bytes
         count = -(-n_out // layout().columns)
@@ -190,11 +194,13 @@ class Packed:
 
     def is_finite(self) -> bool:
         """Return whether all weights are finite, by the exponents of weights or scales."""
-        if self.format == "float32":
+        if self.panels.dtype == FLOAT32:
             return bool(np.isfinite(self.panels).all())
-        scales = slice(-2 * layout().columns if self.format == "int8" else 0, None)
-        exponent = np.uint16(0x7C00 if self.format == "float16" else 0x7F80)
-        return not ((self.panels[..., scales].view(np.uint16) & exponent) == exponent).any()
+        numbers = self.panels
+        if self.has_groups:
+            numbers = numbers[..., -2 * layout().columns :]  # the scales
+        exponent = np.uint16(WEIGHT_TYPES[self.format].exponent)
+        return not ((numbers.view(np.uint16) & exponent) == exponent).any()
 
 
 @cache

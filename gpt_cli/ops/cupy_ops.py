@@ -14,7 +14,7 @@ import numpy as np
 from cupy.cuda import runtime
 
 from gpt_cli.errors import CheckpointError
-from gpt_cli.folder.dtypes import NAMES, WEIGHT_TYPES
+from gpt_cli.folder.dtypes import GROUP, NAMES, WEIGHT_TYPES
 from gpt_cli.ops import Array, LayerNorm, Linear, Ops, Rows, Steps
 from gpt_cli.ops.cuda import compiler, decoding, plans, structs
 from gpt_cli.ops.cuda.decoding import choice_fields, scratch_fields
@@ -22,7 +22,7 @@ from gpt_cli.ops.cuda.launcher import Launcher
 from gpt_cli.ops.cuda.layers import ACTIVATIONS, Layers, Tokens, norm_of
 from gpt_cli.ops.cuda.passes import Passes, Places
 from gpt_cli.ops.cuda.placed import Placed
-from gpt_cli.ops.int8 import GROUP, LARGEST, Int8Rows, quantize
+from gpt_cli.ops.int8 import LARGEST, Int8Rows, quantize
 from gpt_cli.ops.short import round_to
 from gpt_cli.options.request import SamplingParams
 
@@ -52,7 +52,8 @@ class CuPyOps(Ops):
 
     def __init__(self, dtype: str = "float32"):
         self.dtype = dtype
-        self.cache_type = np.dtype(f"f{WEIGHT_TYPES[dtype].cache_itemsize}")
+        self._kind = WEIGHT_TYPES[dtype]
+        self.cache_type = np.dtype(f"f{self._kind.cache_itemsize}")
         try:
             properties = runtime.getDeviceProperties(runtime.getDevice())
             self.gpu = plans.Device(
@@ -80,11 +81,9 @@ class CuPyOps(Ops):
         n_in, n_out = (length, n_rows) if transposed else (n_rows, length)
         if not n_in or not n_out:
             raise ValueError("a matrix must have rows and columns")
-        size = plans.padded(n_in, self.dtype) // plans.unit_rows(self.dtype)
-        size *= plans.unit_bytes(self.dtype)
-        placed = Placed(
-            cupy.empty((-(-n_out // plans.PANEL), size), np.uint8), n_in, n_out, self.dtype
-        )
+        layout = plans.LAYOUTS[self.dtype]
+        shape = -(-n_out // plans.PANEL), layout.units(n_in) * layout.unit_bytes
+        placed = Placed(cupy.empty(shape, np.uint8), n_in, n_out, self.dtype)
         step = max(1, _PIECE // length // GROUP) * GROUP
         for first in range(0, n_rows, step):
             part, scales = self._converted(rows, slice(first, first + step), transposed)
@@ -96,10 +95,10 @@ class CuPyOps(Ops):
 
     def _converted(self, rows: Rows, part: slice, transposed: bool) -> tuple[Array, Array | None]:
         """Return a range of rows in the type in memory, and the scales of their groups."""
-        if self.dtype == "float32":
-            return cupy.asarray(np.ascontiguousarray(rows[part], np.float32)), None
-        if self.dtype != "int8":
+        if self._kind.is_short:
             return cupy.asarray(round_to(rows[part], self.dtype)), None
+        if not self._kind.has_groups:
+            return cupy.asarray(np.ascontiguousarray(rows[part], np.float32)), None
         if not isinstance(rows, Int8Rows):
             rows, part = quantize(rows[part], transposed=transposed), slice(None)
         weight, scale = (np.ascontiguousarray(array) for array in rows.parts(part))
@@ -134,11 +133,11 @@ class CuPyOps(Ops):
         if not rows:
             return y
         fields = {"w": matrix.struct, "bias": w.bias, "x": x, "y": y, "rows": rows}
-        if self.dtype == "int8":
+        if self._kind.has_groups:
             digits = cupy.empty((rows, matrix.units, 2 * GROUP), np.uint8)
             fields |= {"digits": digits, "steps": cupy.empty(rows, np.float32)}
         job = structs.pack("linear", activation=ACTIVATIONS.index(activation), **fields)
-        if self.dtype == "int8":
+        if self._kind.has_groups:
             self.launch(plans.round_rows(rows), job)
         shape = rows, matrix.n_in, matrix.n_out
         self.launch(plans.linear(*shape, self.dtype, self.gpu), job)

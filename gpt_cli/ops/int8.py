@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpt_cli.folder.dtypes import GROUP
 from gpt_cli.ops import Array, Rows
-
-GROUP = 64  # weights; also in files, and in native/kernels.h, which is compared
 
 LARGEST = 127  # -128 is not used, so that every weight can be negated
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from gpt_cli.errors import CheckpointError
-from gpt_cli.folder.dtypes import NAMES_OF_CODES, SHORT, WEIGHT_TYPES
+from gpt_cli.folder.dtypes import GROUP, NAMES_OF_CODES, WEIGHT_TYPES
 from gpt_cli.folder.tensors import Tensor
 from gpt_cli.ops import Array, DraftOps, LayerNorm, Linear, Rows, Steps, bindings
 from gpt_cli.ops.bindings import FLOAT32, INT64, Packed, Struct, check, contiguous, readable
-from gpt_cli.ops.int8 import GROUP, Int8Rows, quantize, scales_shape
+from gpt_cli.ops.int8 import Int8Rows, quantize, scales_shape
 from gpt_cli.ops.memory import Arena, Workspace, address
 from gpt_cli.ops.short import RoundedRows
 from gpt_cli.options.request import SamplingParams
@@ -44,7 +44,8 @@ class NativeOps(DraftOps):
         layout = bindings.layout()
         self.level = bindings.choose_level()
         self.dtype = dtype
-        self.cache_type = np.dtype(f"f{WEIGHT_TYPES[dtype].cache_itemsize}")
+        self._kind = WEIGHT_TYPES[dtype]
+        self.cache_type = np.dtype(f"f{self._kind.cache_itemsize}")
         self._half = self.cache_type != FLOAT32
         self.cache_panel: int = layout.columns
         self._tile_rows, self._row_padding = layout.max_tile_rows, layout.row_padding
@@ -58,7 +59,7 @@ class NativeOps(DraftOps):
         return None if free is None else free + self._workspace.free_bytes()
 
     def draft_ops(self) -> DraftOps | None:
-        if self.dtype == "int8":
+        if self._kind.has_groups:
             return None
         ops = NativeOps("int8")
         ops.threads = self.threads
@@ -78,12 +79,12 @@ class NativeOps(DraftOps):
         if not n_in or not n_out:
             raise ValueError("a matrix must have rows and columns")
         stored, scales = rows, None
-        if self.dtype == "int8" and isinstance(rows, Int8Rows):
+        if self._kind.has_groups and isinstance(rows, Int8Rows):
             stored, scales = rows.weight, contiguous(rows.scale[:], FLOAT32)
             check(scales.shape == scales_shape(n_rows, length, transposed), "the scales", scales)
         as_stored = isinstance(stored, Tensor) and NAMES_OF_CODES.get(stored.dtype) == self.dtype
         is_rounded = isinstance(rows, RoundedRows) and rows.dtype == self.dtype
-        widened = self.dtype in SHORT and not (as_stored or is_rounded)
+        widened = self._kind.is_short and not (as_stored or is_rounded)
         packed = Packed(n_in, n_out, "float32" if widened else self.dtype, self._weights)
         target = {"to": packed.struct, "transposed": transposed}
         if isinstance(stored, Tensor) and as_stored:
@@ -100,7 +101,7 @@ class NativeOps(DraftOps):
         """Return a range of rows in the type in memory, and the scales of their groups."""
         if isinstance(rows, RoundedRows) and rows.dtype == self.dtype:
             return rows.bits(part), None
-        if self.dtype != "int8":
+        if not self._kind.has_groups:
             return np.ascontiguousarray(rows[part], FLOAT32), None
         if not isinstance(rows, Int8Rows):
             rows, part = quantize(rows[part], transposed=transposed), slice(None)
@@ -109,7 +110,8 @@ class NativeOps(DraftOps):
 
     def quantize(self, matrix: Packed) -> Packed:
         # With the bits of `int8.quantize`.
-        check(self.dtype == "int8" != matrix.format, "the matrix", matrix.panels)
+        right = self._kind.has_groups and not matrix.has_groups
+        check(right, "the matrix", matrix.panels)
         packed = Packed(matrix.n_in, matrix.n_out, self.dtype, self._weights)
         bindings.Quantize(w=matrix.struct, to=packed.struct).run(self.threads)
         return packed
@@ -149,10 +151,11 @@ class NativeOps(DraftOps):
 
     def _linear(self, x: Array, w: Linear, y: Array, activation: str | None = None) -> Struct:
         packed: Packed = w.weight
-        check((packed.format == "int8") == (self.dtype == "int8"), "the weight", packed.panels)
+        has_groups = self._kind.has_groups
+        check(packed.has_groups == has_groups, "the weight", packed.panels)
         check(x.shape[1] == packed.n_in, "x", x)
         scratch = None
-        if self.dtype == "int8":
+        if has_groups:
             size = len(x) * (-(-packed.n_in // GROUP) * self._digits_bytes + 4)
             scratch = self._workspace.empty((size,), _BYTE)
         bias = None if w.bias is None else bindings.vector_of(w.bias, packed.n_out)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import gpt_cli.ops
+from gpt_cli.folder.dtypes import GROUP
 from gpt_cli.ops import bindings
 from gpt_cli.ops.cuda import compiler, decoding, plans, structs
-from gpt_cli.ops.int8 import GROUP
 from support.cuda_kernels import FORMATS
 from support.emulated_kernels import Card, compile_kernels, read_source
 
@@ -44,8 +44,8 @@ def test_structs_and_constants_are_those_of_python(dtype):
     assert values["sizeof(struct layer)"] == plans._LAYER_BYTES
     expected = {
         "PANEL": plans.PANEL, "SLOTS": plans.SLOTS, "WARP": plans.WARP, "GROUP": GROUP,
-        "SPAN": plans.SPAN, "ROW_UNIT": plans.unit_rows(dtype),
-        "UNIT_BYTES": plans.unit_bytes(dtype), "ROW_THREADS": plans._ROW_THREADS,
+        "SPAN": plans.SPAN, "ROW_UNIT": plans.LAYOUTS[dtype].unit_rows,
+        "UNIT_BYTES": plans.LAYOUTS[dtype].unit_bytes, "ROW_THREADS": plans._ROW_THREADS,
         "PASS_WARPS": plans.PASS_WARPS, "PADDING": plans._PADDING,
         "TILE_KEYS": plans._TILE_KEYS, "PARTIAL_SUMS": plans.PARTIAL_SUMS,
         "LOG_SUM_STEP": plans.LOG_SUM_STEP,

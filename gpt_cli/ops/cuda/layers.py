@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from gpt_cli.folder import config
+from gpt_cli.folder.dtypes import WEIGHT_TYPES
 from gpt_cli.ops import LayerNorm, Linear
 from gpt_cli.ops.cuda import plans, structs
 
@@ -50,7 +51,8 @@ class Layers:
         self._C = C = h[0].attn.c_attn.weight.n_in
         self._D, inner = C // self._H, h[0].mlp.c_fc.weight.n_out
         launch = plans.attend(B * self._H, T, self._D, S, self._device)
-        digits = 2 * plans.padded(max(C, inner), self._dtype) if self._dtype == "int8" else 0
+        self._rounds = WEIGHT_TYPES[self._dtype].has_groups  # activations, for products
+        digits = 2 * plans.LAYOUTS[self._dtype].padded(max(C, inner)) if self._rounds else 0
         self._memory = Memory(
             ops.xp, 4 * self.rows * C, 4 * self.rows * max(3 * C, inner),
             4 * plans.attend_scratch(launch, S), self.rows * digits, 4 * self.rows,
@@ -92,7 +94,7 @@ class Layers:
             "linear", w=matrix.struct, bias=w.bias, x=x, residual=residual, y=y, rows=rows,
             digits=self._digits, steps=self._steps, activation=ACTIVATIONS.index(activation),
         )  # fmt: skip
-        if self._dtype == "int8":
+        if self._rounds:
             self._launch(plans.round_rows(rows), job)
         shape = rows, matrix.n_in, matrix.n_out
         self._launch(plans.linear(*shape, self._dtype, self._device), job)
