@@ -274,6 +274,6 @@ def test_damaged_weights_stay_damaged(tmp_path, dtype, name):
 
 def test_without_the_library_rounding_is_refused(case_folder, monkeypatch):
     monkeypatch.delenv("GPT_CLI_OPS", raising=False)
-    monkeypatch.setattr("gpt_cli.ops.native_library", lambda: None)
+    monkeypatch.setattr("gpt_cli.ops.select.native_library", lambda: None)
     with pytest.raises(OptionError, match="bfloat16 needs the compiled library"):
         load(case_folder("saved"), "bfloat16")

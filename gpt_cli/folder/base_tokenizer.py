@@ -2,10 +2,10 @@
 
 import codecs
 import re
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from copy import copy
-from typing import Protocol
 
 from gpt_cli.errors import CheckpointError, InputError
 from gpt_cli.folder.special_tokens import SpecialIds
@@ -14,7 +14,7 @@ from gpt_cli.folder.special_tokens import SpecialIds
 _STRETCHES = re.compile("([\udc80-\udcff]+)|[^\udc80-\udcff]+")
 
 
-class Tokenizer(Protocol):
+class Tokenizer(ABC):
     """Converts text to ids and back."""
 
     kind: str  # "GPT-2's own", or that of the library's model, such as "Unigram"
@@ -46,6 +46,7 @@ class Tokenizer(Protocol):
             ) from None
         return self._encode(text, special=special)
 
+    @abstractmethod
     def _encode(self, text: str, *, special: bool) -> list[int]:
         """Return the ids of a text, which is valid Unicode."""
 
@@ -62,6 +63,7 @@ class Tokenizer(Protocol):
                 ids += self._exact_ids(stretch[0], special=special)
         return ids
 
+    @abstractmethod
     def _exact_ids(self, text: str, *, special: bool) -> list[int]:
         """Return ids whose joined bytes are those of a text, if all bytes have tokens."""
 
@@ -70,9 +72,11 @@ class Tokenizer(Protocol):
             raise InputError("this model has no tokens for single bytes: give text in UTF-8")
         return [self.byte_ids[byte] for byte in data]
 
+    @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`; undecodable bytes become U+FFFD."""
 
+    @abstractmethod
     def piece(self, id: int, before: int | None = None) -> bytes:
         """Return what a token adds to a text whose last token is `before`; None: it is empty."""
 
@@ -87,6 +91,7 @@ class Tokenizer(Protocol):
         """Return a decoder of the ids that follow a prompt."""
         return Stream(self, prompt)
 
+    @abstractmethod
     def token_bytes(self, id: int) -> bytes | None:
         """Return the bytes of a token, perhaps a part of a character; None if it has none.
 
@@ -97,6 +102,7 @@ class Tokenizer(Protocol):
         """Return a token as text, or as the vocabulary writes it if tokens have no bytes."""
         return (self.token_bytes(id) or b"").decode(errors="replace")
 
+    @abstractmethod
     def token_id(self, name: str) -> int | None:
         """Return the id of a special token or of a text that is one token, else None."""
 

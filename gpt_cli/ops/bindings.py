@@ -14,7 +14,7 @@ import numpy as np
 from gpt_cli.errors import InputError
 from gpt_cli.folder import config
 from gpt_cli.folder.dtypes import GROUP, WEIGHT_TYPES
-from gpt_cli.ops import Array, LayerNorm
+from gpt_cli.ops.contract import Array, Block, LayerNorm
 from gpt_cli.ops.memory import Arena, address
 from gpt_cli.system.machine import native_library
 
@@ -137,14 +137,14 @@ class _Layout(ctypes.Structure):
 class Layers:
     """The layers of a model (`model.Block`s) as an array of structs."""
 
-    def __init__(self, h: tuple[Any, ...]):
+    def __init__(self, h: tuple[Block, ...]):
         self.h = [weakref.ref(b) for b in h]
         self.width = h[0].attn.c_attn.weight.n_in
         self._blocks = [self._block(b, h[0]) for b in h]  # with the arrays that they point to
         self._array = (BlockStruct * len(h))(*self._blocks)
         self.struct = ctypes.addressof(self._array)
 
-    def _block(self, b: Any, first: Any) -> Struct:
+    def _block(self, b: Block, first: Block) -> Struct:
         """Return a block as a struct, after a check that it is like the first one."""
         C, H, inner = self.width, first.attn.n_head, first.mlp.c_fc.weight.n_out
         linears = b.attn.c_attn, b.attn.c_proj, b.mlp.c_fc, b.mlp.c_proj
@@ -163,7 +163,7 @@ class Layers:
 _layers: weakref.WeakKeyDictionary[Any, Layers] = weakref.WeakKeyDictionary()  # by the first
 
 
-def layers_of(h: tuple[Any, ...]) -> Layers:
+def layers_of(h: tuple[Block, ...]) -> Layers:
     """Return the layers of a model as structs, which are kept for the next pass."""
     layers = _layers.get(h[0])
     if layers is None or layers.h != [weakref.ref(b) for b in h]:
@@ -224,13 +224,13 @@ def library() -> ctypes.CDLL:
 
 
 @cache
-def layout() -> Any:
+def layout() -> _Layout:
     """Return `gpt2_layout`: the constants of the library."""
     return _Layout.in_dll(library(), "gpt2_layout")
 
 
 @cache
-def _formats() -> dict[str, tuple[int, Any]]:
+def _formats() -> dict[str, tuple[int, _Storage]]:
     """Return the indices and the `struct storage` of the formats, by their names."""
     storage = layout().storage[: layout().formats]
     return {one.name.decode(): (index, one) for index, one in enumerate(storage)}

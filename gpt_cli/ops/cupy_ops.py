@@ -15,7 +15,7 @@ from cupy.cuda import runtime
 
 from gpt_cli.errors import CheckpointError
 from gpt_cli.folder.dtypes import GROUP, NAMES, WEIGHT_TYPES
-from gpt_cli.ops import Array, LayerNorm, Linear, Ops, Rows, Steps
+from gpt_cli.ops.contract import Array, Block, Cache, LayerNorm, Linear, Model, Ops, Rows, Steps
 from gpt_cli.ops.cuda import compiler, decoding, plans, structs
 from gpt_cli.ops.cuda.decoding import choice_fields, scratch_fields
 from gpt_cli.ops.cuda.launcher import Launcher
@@ -255,7 +255,7 @@ class CuPyOps(Ops):
 
     # --- several operations in one launch --------------------------------------------------------
 
-    def layers(self, x: Array, h: tuple[Any, ...], visible: Array, cache: Any) -> Array:
+    def layers(self, x: Array, h: tuple[Block, ...], visible: Array, cache: Cache) -> Array:
         B, T, _ = x.shape
         result = cupy.array(x, np.float32, order="C")
         if self._passes.most_rows(h, cache) >= B * T and (cache.new == T).all():
@@ -271,8 +271,8 @@ class CuPyOps(Ops):
 
     def decode(
         self,
-        model: Any,
-        cache: Any,
+        model: Model,
+        cache: Cache,
         last: Array,
         uniforms: Array,
         banned: Array,

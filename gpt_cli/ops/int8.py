@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpt_cli.folder.dtypes import GROUP
-from gpt_cli.ops import Array, Rows
+from gpt_cli.ops.contract import Array, Rows
 
 LARGEST = 127  # -128 is not used, so that every weight can be negated
 

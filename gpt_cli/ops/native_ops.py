@@ -14,8 +14,19 @@ import numpy as np
 from gpt_cli.errors import CheckpointError
 from gpt_cli.folder.dtypes import GROUP, NAMES_OF_CODES, WEIGHT_TYPES
 from gpt_cli.folder.tensors import Tensor
-from gpt_cli.ops import Array, DraftOps, LayerNorm, Linear, Rows, Steps, bindings
+from gpt_cli.ops import bindings
 from gpt_cli.ops.bindings import FLOAT32, INT64, Packed, Struct, check, contiguous, readable
+from gpt_cli.ops.contract import (
+    Array,
+    Block,
+    Cache,
+    DraftOps,
+    LayerNorm,
+    Linear,
+    Model,
+    Rows,
+    Steps,
+)
 from gpt_cli.ops.int8 import Int8Rows, quantize, scales_shape
 from gpt_cli.ops.memory import Arena, Workspace, address
 from gpt_cli.ops.short import RoundedRows
@@ -237,7 +248,7 @@ class NativeOps(DraftOps):
             start, target = (address(x) + layer * x.strides[0] for x in (panels, to))
             bindings.Narrow(x=start, y=target, rows=B * H, stride=stride, n=n).run(self.threads)
 
-    def layers(self, x: Array, h: tuple[Any, ...], visible: Array, cache: Any) -> Array:
+    def layers(self, x: Array, h: tuple[Block, ...], visible: Array, cache: Cache) -> Array:
         B, T, C = x.shape
         past, lengths = _counts_of(cache.lengths, (B,)), _counts_of(cache.new, (B,))
         seen = _counts_of(visible, (B, T))
@@ -250,7 +261,13 @@ class NativeOps(DraftOps):
         return y.reshape(x.shape)
 
     def _all_layers(
-        self, h: tuple[Any, ...], x: Array, cache: Any, visible: Array, past: Array, lengths: Array
+        self,
+        h: tuple[Block, ...],
+        x: Array,
+        cache: Cache,
+        visible: Array,
+        past: Array,
+        lengths: Array,
     ) -> Struct:
         """Return all layers as one operation on x (B * T, C); its y must be set."""
         layers, keys, values = bindings.layers_of(h), cache.keys, cache.values
@@ -313,8 +330,8 @@ class NativeOps(DraftOps):
 
     def draft(
         self,
-        model: Any,
-        cache: Any,
+        model: Model,
+        cache: Cache,
         last: Array,
         uniforms: Array,
         banned: Array,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from gpt_cli.folder.dtypes import WEIGHT_TYPES
-from gpt_cli.ops import Array, LayerNorm, Linear, Ops, Rows
+from gpt_cli.ops.contract import Array, LayerNorm, Linear, Ops, Rows
 from gpt_cli.ops.int8 import Int8Rows, quantize, round_activations
 from gpt_cli.system.machine import blas_threads
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpt_cli.ops import Array, Rows
+from gpt_cli.ops.contract import Array, Rows
 
 _QUIET = np.uint16(0x40)  # bit of a NaN in bfloat16: its other bits may all be in the lower half
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from types import ModuleType
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from gpt_cli.errors import counted, import_extra
@@ -53,7 +54,7 @@ class Constraint:
         return OptionError(self.kind, f"is not valid as {name}{position}: {line:.500}")
 
 
-def import_llguidance() -> Any:
+def import_llguidance() -> ModuleType:
     """Return the package llguidance; raise ResourceError if it is not installed."""
     return import_extra("a constraint needs llguidance", "llguidance", "llguidance")
 

@@ -6,7 +6,7 @@ import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 _LEAST = 7, 5  # compute capability: CUDA 13 compiles for none below
 _PACKAGES = ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x")  # they share their files
@@ -115,7 +115,7 @@ def driver_version() -> tuple[int, int]:
     return version.value // 1000, version.value % 1000 // 10
 
 
-def capability(driver: Any) -> tuple[int, int]:
+def capability(driver: ctypes.CDLL) -> tuple[int, int]:
     """Return the compute capability of the first device, such as (9, 0)."""
     device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     driver.cuDeviceGet(ctypes.byref(device), 0)

@@ -370,7 +370,7 @@ def test_a_scale_that_is_not_finite_is_noticed(source, computed_by, dtype, bits)
 def without_library(monkeypatch):
     """Let commands run as if gpt-cli had been installed without its library."""
     monkeypatch.delenv("GPT_CLI_OPS", raising=False)
-    monkeypatch.setattr("gpt_cli.ops.native_library", lambda: None)
+    monkeypatch.setattr("gpt_cli.ops.select.native_library", lambda: None)
 
 
 @pytest.mark.usefixtures("without_library")

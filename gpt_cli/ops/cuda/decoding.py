@@ -1,21 +1,22 @@
 """Several tokens of many texts, one after the other, without waiting for the GPU between them."""
 
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from gpt_cli.ops import Array
+from gpt_cli.ops.contract import Array, Cache, Model
 from gpt_cli.ops.cuda import plans, structs
-from gpt_cli.ops.cuda.layers import Layers, Memory, Tokens, norm_of
+from gpt_cli.ops.cuda.layers import DeviceOps, Layers, Memory, Tokens, norm_of
 from gpt_cli.options.request import SamplingParams
 
 CHOICE_ARRAYS = 6  # in structs.cu
 
 
 def decode(
-    ops: Any,
-    model: Any,
-    cache: Any,
+    ops: DeviceOps,
+    model: Model,
+    cache: Cache,
     last: Array,
     uniforms: Array,
     banned: Array,
@@ -62,7 +63,7 @@ def choice_fields(params: SamplingParams) -> dict[str, Any]:
     return filters | {"temperature": params.temperature}
 
 
-def scratch_fields(xp: Any, rows: int, n: int) -> dict[str, Any]:
+def scratch_fields(xp: ModuleType, rows: int, n: int) -> dict[str, Any]:
     """Return the fields for the memory of the choice of a token among n."""
     size = scratch_size(n)
     return {"scratch": xp.empty((rows, CHOICE_ARRAYS, size), np.float32), "scratch_size": size}

@@ -7,14 +7,15 @@ nothing is allocated, and there are no views of arrays: what follows computes ad
 from dataclasses import dataclass
 from itertools import accumulate
 from types import ModuleType
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
 from gpt_cli.folder import config
 from gpt_cli.folder.dtypes import WEIGHT_TYPES
-from gpt_cli.ops import LayerNorm, Linear
+from gpt_cli.ops.contract import Block, Cache, LayerNorm, Linear
 from gpt_cli.ops.cuda import plans, structs
+from gpt_cli.ops.cuda.launcher import Launcher
 
 ACTIVATIONS = (None, *config.ACTIVATIONS)  # in the order of `enum activation`
 _ALIGNMENT = 256  # bytes
@@ -30,6 +31,15 @@ class Tokens:
     S: int  # the most of these
 
 
+class DeviceOps(Protocol):
+    """What a pass needs of `CuPyOps`."""
+
+    launch: Launcher
+    gpu: plans.Device
+    xp: ModuleType
+    dtype: str
+
+
 class Memory:
     """Arrays on the device in one allocation, which are not initialized."""
 
@@ -43,7 +53,7 @@ class Memory:
 class Layers:
     """The layers `h` for B texts of T new tokens, each of up to S tokens in all."""
 
-    def __init__(self, ops: Any, h: tuple[Any, ...], cache: Any, B: int, T: int, S: int):
+    def __init__(self, ops: DeviceOps, h: tuple[Block, ...], cache: Cache, B: int, T: int, S: int):
         self._launch, self._device, self._dtype = ops.launch, ops.gpu, ops.dtype
         self._h, self._cache, self._B, self._T = h, cache, B, T
         self._norms = [(norm_of(b.ln_1), norm_of(b.ln_2)) for b in h]
@@ -67,13 +77,13 @@ class Layers:
             self._block(x, b, norms, layer, tokens)
 
     def _block(
-        self, x: int, b: Any, norms: tuple[bytes, bytes], layer: int, tokens: Tokens
+        self, x: int, b: Block, norms: tuple[bytes, bytes], layer: int, tokens: Tokens
     ) -> None:
         """Compute one layer, as `block` in model.py does."""
         normalized, wide = self.normalized, self._wide
         self.layer_norm(x, norms[0])
         self.linear(normalized, b.attn.c_attn, wide)
-        self._attention(b.attn, layer, tokens)
+        self._attention(b, layer, tokens)
         self.linear(normalized, b.attn.c_proj, x, residual=x)
         self.layer_norm(x, norms[1])
         self.linear(normalized, b.mlp.c_fc, wide, b.mlp.activation)
@@ -99,7 +109,7 @@ class Layers:
         shape = rows, matrix.n_in, matrix.n_out
         self._launch(plans.linear(*shape, self._dtype, self._device), job)
 
-    def _attention(self, attn: Any, layer: int, tokens: Tokens) -> None:
+    def _attention(self, b: Block, layer: int, tokens: Tokens) -> None:
         """Store keys and values, and attend: (rows, 3C) -> (rows, C), `normalized`."""
         B, H, T, D, C, qkv = self._B, self._H, self._T, self._D, self._C, self._wide
         shape = {
@@ -110,7 +120,7 @@ class Layers:
         )
         self._launch(plans.store(B * H, T), job)
         job = structs.pack(
-            "attend", q=qkv, visible=tokens.visible, S=tokens.S, scale=attn.scale,
+            "attend", q=qkv, visible=tokens.visible, S=tokens.S, scale=b.attn.scale,
             scratch=self._scratch, y=self.normalized, **shape,
         )  # fmt: skip
         self._launch(plans.attend(B * H, T, D, tokens.S, self._device), job)
@@ -121,7 +131,7 @@ def norm_of(ln: LayerNorm) -> bytes:
     return structs.pack("norm", weight=ln.weight, bias=ln.bias, epsilon=ln.epsilon)
 
 
-def cache_fields(cache: Any, layer: int) -> dict[str, int]:
+def cache_fields(cache: Cache, layer: int) -> dict[str, int]:
     """Return the fields of one layer of a cache; a cache of one layer serves all in turn."""
     keys, values = cache.keys, cache.values
     layer %= len(keys)

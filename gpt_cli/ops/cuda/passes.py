@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpt_cli.ops import Array
+from gpt_cli.ops.contract import Array, Block, Cache, Model
 from gpt_cli.ops.cuda import compiler, plans, structs
 from gpt_cli.ops.cuda.decoding import CHOICE_ARRAYS, choice_fields, scratch_size
 from gpt_cli.ops.cuda.layers import ACTIVATIONS, Memory, norm_of
@@ -57,13 +57,13 @@ class Passes:
         self._kernels: dict[tuple[int, ...], tuple[Any, compiler.Kernel]] = {}  # with modules
         self._tables: weakref.WeakKeyDictionary[Any, _Table] = weakref.WeakKeyDictionary()
 
-    def most_rows(self, h: tuple[Any, ...], cache: Any, V: int = 0) -> int:
+    def most_rows(self, h: tuple[Block, ...], cache: Cache, V: int = 0) -> int:
         """Return the most rows of a pass, with logits of V tokens; 0 if this GPU can have none."""
         if self._capability < _OLDEST:
             return 0
         return plans.most_pass_rows(self._shape(h, cache, V), self._device)
 
-    def layers(self, x: Array, h: tuple[Any, ...], cache: Any, places: Places) -> None:
+    def layers(self, x: Array, h: tuple[Block, ...], cache: Cache, places: Places) -> None:
         """Replace x (rows, C) by the output of the last of the layers."""
         numbers = _Upload(self._xp, _arrays_of(places))
         fields = numbers.addresses | {"x": x, "steps": 1, "only_layers": 1}
@@ -71,8 +71,8 @@ class Passes:
 
     def decode(
         self,
-        model: Any,
-        cache: Any,
+        model: Model,
+        cache: Cache,
         last: Array,
         uniforms: Array,
         banned: Array,
@@ -105,7 +105,7 @@ class Passes:
         new, logprobs, is_finite = numbers.read(*results)
         return new[1:], logprobs, is_finite
 
-    def _shape(self, h: tuple[Any, ...], cache: Any, V: int) -> plans.PassShape:
+    def _shape(self, h: tuple[Block, ...], cache: Cache, V: int) -> plans.PassShape:
         C, inner = h[0].attn.c_attn.weight.n_in, h[0].mlp.c_fc.weight.n_out
         D, panels = C // h[0].attn.n_head, cache.keys.shape[3]
         return plans.PassShape(self._dtype, len(h), C, inner, D, V, panels)
@@ -113,8 +113,8 @@ class Passes:
     def _launch(
         self,
         shape: plans.PassShape,
-        h: tuple[Any, ...],
-        cache: Any,
+        h: tuple[Block, ...],
+        cache: Cache,
         rows: int,
         fields: dict[str, Any],
     ) -> None:
@@ -148,7 +148,7 @@ class Passes:
         self._kernels[macros] = module, compiler.Kernel(module, "pass", self._device.shared)
         return self._kernels[macros]
 
-    def _table(self, h: tuple[Any, ...]) -> Array:
+    def _table(self, h: tuple[Block, ...]) -> Array:
         """Return the layers of a model as structs on the device; they are kept."""
         table = self._tables.get(h[0])
         if table is None or table.h != [weakref.ref(b) for b in h]:
@@ -187,12 +187,12 @@ class _Upload:
 class _Table:
     """The layers of a model (`model.Block`s) as an array of `struct layer` on the device."""
 
-    def __init__(self, xp: ModuleType, h: tuple[Any, ...]):
+    def __init__(self, xp: ModuleType, h: tuple[Block, ...]):
         self.h = [weakref.ref(b) for b in h]
         layers = b"".join([self._layer(b) for b in h])
         self.structs = xp.asarray(np.frombuffer(layers, np.uint8))
 
-    def _layer(self, b: Any) -> bytes:
+    def _layer(self, b: Block) -> bytes:
         linears = {
             "c_attn": b.attn.c_attn, "attn_c_proj": b.attn.c_proj,
             "c_fc": b.mlp.c_fc, "mlp_c_proj": b.mlp.c_proj,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gpt_cli.folder.dtypes import GROUP, WEIGHT_TYPES
-from gpt_cli.ops import Array
+from gpt_cli.ops.contract import Array
 from gpt_cli.ops.cuda import plans, structs
 
 _LIBRARY_COLUMNS = 32  # of a panel in native/kernels.h
