@@ -20,8 +20,16 @@ from gpt_cli.folder.weight_files import read_tensors
 _SUFFIXES = (".safetensors", ".npz", ".npy")
 # Of zipfile and NumPy: a member may have a password, and a header may claim any size.
 _DAMAGED = (
-    *(OSError, EOFError, RuntimeError, MemoryError, SyntaxError, TokenError),
-    *(BadZipFile, zlib.error, LZMAError, *MALFORMED),
+    OSError,
+    EOFError,
+    RuntimeError,
+    MemoryError,
+    SyntaxError,
+    TokenError,
+    BadZipFile,
+    zlib.error,
+    LZMAError,
+    *MALFORMED,
 )
 _ANY = ""  # the name of the array of .npy
 _FILE_AND_KEY = re.compile(rf"(.*(?:{'|'.join(map(re.escape, _SUFFIXES))})):([^/]*)", re.DOTALL)
@@ -84,7 +92,8 @@ class ArrayFile:
         if path.suffix not in _SUFFIXES:
             raise InputError(f"{name!r:.200} must end with {' or '.join(_SUFFIXES)}")
         if folder:  # one answer for what is outside and what is missing
-            if not (inside := _inside(folder, path)):
+            inside = _inside(folder, path)
+            if inside is None:
                 raise InputError(f"{name:.200} is not a file in the folder for edits")
             path = inside
         try:

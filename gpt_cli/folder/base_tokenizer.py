@@ -30,7 +30,7 @@ class Tokenizer(ABC):
         """Set the ids of the vocabulary and of added tokens; CheckpointError if one repeats."""
         self.size = 1 + max(ids, default=-1)
         self._ids = array("q", [*ids, *added])
-        if len({*ids, *added}) < len(self._ids):
+        if len(set(self._ids)) < len(self._ids):
             raise CheckpointError(f"{self.source}: two tokens have the same id: get it again")
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
@@ -108,13 +108,12 @@ class Tokenizer(ABC):
 
     def all_bytes(self, vocab_size: int) -> list[bytes]:
         """Return the bytes of the ids below `vocab_size`; b"" for those without a token."""
-        missing = {*self.missing_ids(vocab_size)}
-        ids = range(vocab_size)
-        return [b"" if id in missing else self.token_bytes(id) or b"" for id in ids]
+        missing = set(self.missing_ids(vocab_size))
+        return [b"" if id in missing else self.token_bytes(id) or b"" for id in range(vocab_size)]
 
     def missing_ids(self, vocab_size: int) -> list[int]:
         """Return the ids below `vocab_size` that have no token, such as padding rows of wte."""
-        return sorted({*range(vocab_size)}.difference(self._ids))
+        return sorted(set(range(vocab_size)).difference(self._ids))
 
 
 class Stream:
@@ -143,8 +142,9 @@ class Stream:
         return self._decoder.decode(b"", final=True)
 
     def _piece(self, id: int) -> bytes:
-        before, self._before = self._before, id
-        return self._tokenizer.piece(id, before)
+        piece = self._tokenizer.piece(id, self._before)
+        self._before = id
+        return piece
 
 
 def check_bytes(

@@ -32,7 +32,8 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     """
     settings = TokenizerSettings.from_folder(folder)
     present = {name for files in VOCABULARIES for name in files if (folder / name).is_file()}
-    if (files := vocabulary(present)) is None:
+    files = vocabulary(present)
+    if files is None:
         names = ", or ".join(" and ".join(files) for files in VOCABULARIES)
         raise CheckpointError(f"{folder} has no tokenizer: add the model's {names}")
     source = " and ".join([str(folder / files[0]), *files[1:]])
@@ -57,7 +58,8 @@ def _description(folder: Path, settings: TokenizerSettings, present: set[str]) -
     """
     path = folder / "tokenizer.json"
     if present.issuperset(BYTE_BPE):
-        data, merges = read_small(path), read_small(folder / "merges.txt")
+        data = read_small(path)
+        merges = read_small(folder / "merges.txt")
         last = _PUNCTUATION.sub(b"", merges.rstrip().rpartition(b"\n")[2])
         if last and _PUNCTUATION.sub(b"", data[-_TAIL:]).endswith(last):
             head = data.partition(b'"vocab"')[0].rstrip().removesuffix(b",")
@@ -73,7 +75,8 @@ def _description(folder: Path, settings: TokenizerSettings, present: set[str]) -
 
 def _is_gpt2s(description: dict[str, Any]) -> bool:
     """Return whether a tokenizer.json describes a tokenizer of GPT-2's own kind."""
-    model, split = description["model"], description.get("pre_tokenizer") or {}
+    model = description["model"]
+    split = description.get("pre_tokenizer") or {}
     return (
         model.get("type", "BPE") == "BPE"
         and not any(model.get(part) for part in _UNUSUAL)
@@ -88,11 +91,13 @@ def _byte_bpe(
     folder: Path, settings: TokenizerSettings, description: dict[str, Any] | None, source: str
 ) -> ByteBPE:
     """Return a tokenizer of GPT-2's own kind, which the parts of a description may define."""
-    added, adds_space = settings.added, settings.adds_space
+    added = settings.added
+    adds_space = settings.adds_space
     if description:
         added = {token["content"]: token["id"] for token in description.get("added_tokens") or []}
         adds_space = bool(description["pre_tokenizer"].get("add_prefix_space"))
-        if "vocab" in (model := description["model"]):
+        model = description["model"]
+        if "vocab" in model:
             merged = [  # as "left right" or ["left", "right"]
                 merge.replace(" ", "") if isinstance(merge, str) else "".join(merge)
                 for merge in model["merges"]
@@ -151,7 +156,8 @@ def _end_tokens(config: GPT2Config, tokenizer: Tokenizer, folder: Path) -> tuple
     path = folder / "generation_config.json"
     generation = read_json(path) if path.is_file() else {}
     ends = config.eos_token_id
-    if (declared := generation.get("eos_token_id")) is not None:
+    declared = generation.get("eos_token_id")
+    if declared is not None:
         try:
             ends = GPT2Config.parse_json({"eos_token_id": declared})["eos_token_id"]
         except OptionError as error:
