@@ -48,7 +48,7 @@ COVERED = {
         f"cli/show/{x}" for x in ("colours", "commands", "picture", "terminal", "views")
     ],
     "cli/test_vector.py": ["scoring/vectors"],
-    "gpt2/test_edits.py": ["folder/arrays"],
+    "gpt2/test_edits.py": ["folder/array_file"],
     "gpt2/test_hooks.py": ["scoring/introspection"],
     "compression/test_codec.py": ["gpt2/digests"],
     "folder/test_pipeline.py": ["folder/special_tokens", "folder/vocabularies"],

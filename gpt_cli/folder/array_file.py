@@ -53,7 +53,7 @@ def _inside(folder: Path, path: Path) -> Path | None:
 
 
 def _read_npy(file: IO[bytes]) -> NDArray[Any]:
-    """Return the array of a file; objects, whose pickles could run code, are refused."""
+    """Return the array of a file. Objects are refused: their pickles could run code."""
     with warnings.catch_warnings(action="ignore"):  # about a header by Python 2
         array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
     return array
@@ -83,7 +83,7 @@ def _open(path: Path) -> Mapping[str, Any]:
 
 
 class ArrayFile:
-    """A file of named arrays; that of .npy has any name. InputError if it cannot be read."""
+    """A file of named arrays; the array of .npy has any name. InputError if it cannot be read."""
 
     def __init__(self, name: str, folder: Path | None = None):
         """Open a file; with a folder, only one in it, to which the name is relative."""
