@@ -24,7 +24,9 @@ _VERSION = 9  # of native/native.h
 
 EDITED = (None, "scores", "pattern")  # `enum edited`
 ACTIVATIONS = (None, *config.ACTIVATIONS)  # `enum activation`
-FLOAT32, FLOAT64, INT64 = np.dtype("f4"), np.dtype("f8"), np.dtype("i8")
+FLOAT32 = np.dtype("f4")
+FLOAT64 = np.dtype("f8")
+INT64 = np.dtype("i8")
 # By the bytes of a weight.
 _PANEL_TYPES: dict[int, np.dtype[Any]] = {4: FLOAT32, 2: np.dtype("u2"), 1: np.dtype("u1")}
 
@@ -47,7 +49,7 @@ class Struct(ctypes.Structure):
                 setattr(self, name, value)
 
     def point(self, name: str, array: Array) -> None:
-        """Set a pointer to an array, and NAME_stride, if there is one, to that of its rows."""
+        """Set a pointer to an array, and NAME_stride, if there is one, to its rows' stride."""
         self._fields[name] = array
         setattr(self, name, address(array))
         if name in self.strides:
@@ -63,8 +65,12 @@ STRUCTS: dict[str, type[Struct]] = {}  # by name, in the order of `gpt2_layout.s
 
 def _fields(declarations: str) -> list[tuple[str, Any]]:
     """Return fields from declarations as in C: a type (of `_TYPES`, or a struct), then names."""
-    types, split = _TYPES | STRUCTS, map(str.split, declarations.split(";"))
-    return [(name, types[kind]) for kind, *names in split for name in names]
+    types = _TYPES | STRUCTS
+    fields = []
+    for declaration in declarations.split(";"):
+        kind, *names = declaration.split()
+        fields += [(name, types[kind]) for name in names]
+    return fields
 
 
 def _struct(name: str, declarations: str) -> type[Struct]:
@@ -156,7 +162,8 @@ class Layers:
         check(right and alike and b.attn.n_head == H, "a layer", matrices[0].panels)
         fields = {"scale": b.attn.scale, "activation": ACTIVATIONS.index(b.mlp.activation)}
         for name, w in zip(_LINEARS, linears, strict=True):
-            fields |= {name: w.weight.matrix, f"{name}_bias": vector_of(w.bias, w.weight.n_out)}
+            fields[name] = w.weight.matrix
+            fields[f"{name}_bias"] = vector_of(w.bias, w.weight.n_out)
         return BlockStruct(ln_1=norm_of(b.ln_1, C), ln_2=norm_of(b.ln_2, C), **fields)
 
 
@@ -180,12 +187,15 @@ class Packed:
         self.format = format
         self.has_groups = WEIGHT_TYPES[format].has_groups
         index, storage = _formats()[format]
-        units, length = -(-n_in // storage.unit_rows), storage.unit_bytes // storage.weight_bytes
+        units = -(-n_in // storage.unit_rows)
+        length = storage.unit_bytes // storage.weight_bytes  # of a unit
         count = -(-n_out // layout().columns)
         self.panels = arena.zeros((count, units, length), _PANEL_TYPES[storage.weight_bytes])
         self.width = count * layout().columns  # padded to whole panels
-        panels = {"panels": self.panels, "panel_bytes": self.panels.strides[0]}
-        self.matrix = Matrix(n_in=n_in, n_out=n_out, format=index, **panels)
+        self.matrix = Matrix(
+            panels=self.panels, panel_bytes=self.panels.strides[0],
+            n_in=n_in, n_out=n_out, format=index,
+        )  # fmt: skip
         self.struct = ctypes.addressof(self.matrix)
 
     def library_panels(self) -> Iterator[Array]:
@@ -216,7 +226,7 @@ def library() -> ctypes.CDLL:
     sizes = [ctypes.sizeof(kind) for kind in STRUCTS.values()]
     with suppress(ValueError):  # it has no `gpt2_layout`
         constants = _Layout.in_dll(lib, "gpt2_layout")
-        if (constants.version, constants.group, [*constants.sizes]) == (_VERSION, GROUP, sizes):
+        if (constants.version, constants.group, list(constants.sizes)) == (_VERSION, GROUP, sizes):
             lib.gpt2_layers_scratch.restype = lib.gpt2_linear_ranges.restype = c_int64
             lib.gpt2_use_level.restype = None
             return lib

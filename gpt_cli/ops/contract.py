@@ -45,7 +45,7 @@ class Steps(NamedTuple):
 
     scores: Array
     pattern: Array
-    edited: Literal["scores", "pattern"] | None = None  # the one that the computation begins with
+    edited: Literal["scores", "pattern"] | None = None  # the step that the computation begins with
 
 
 class Rows(Protocol):
@@ -143,7 +143,7 @@ class Ops(ABC):
         """
 
     def copyto(self, to: Array, panels: Array) -> None:
-        """Copy panels of the keys or values of a cache to those of another, which may be narrower.
+        """Copy panels of the keys or values of a cache to another cache, which may be narrower.
 
         Both are (layers, B, H, a range of the panels, ...).
         """
@@ -160,14 +160,17 @@ class Ops(ABC):
     def attend_in_steps(
         self, q: Array, keys: Array, values: Array, scale: float, visible: Array, steps: Steps
     ) -> Array:
-        """Return what `attend` does, and fill in its steps, or begin with the one that is edited.
+        """Return what `attend` does, and fill in its steps, or begin with the edited step.
 
         The scores are scaled, and -inf for keys that are not visible. S is at least the largest of
         `visible`.
         """
-        xp, (scores, pattern, edited) = self.xp, steps
-        q, k, v = (x[:, :, : scores.shape[-1]].astype("f4") for x in (q, keys, values))
-        hidden = xp.arange(scores.shape[-1]) >= xp.asarray(visible)[:, None, :, None]
+        xp = self.xp
+        scores, pattern, edited = steps
+        S = scores.shape[-1]
+        k = keys[:, :, :S].astype("f4")
+        v = values[:, :, :S].astype("f4")
+        hidden = xp.arange(S) >= xp.asarray(visible)[:, None, :, None]
         if edited is None:
             scores[...] = scale * (q @ k.swapaxes(-1, -2))
         if edited != "pattern":
@@ -185,7 +188,9 @@ class Ops(ABC):
         return self.xp.exp(x)
 
     def choose(self, logits: Array, uniforms: Array, params: SamplingParams) -> Array | None:
-        """Choose as `sampling.sample` does after its penalties, or return None if it is to do so.
+        """Return the tokens that `sampling.sample` chooses after its penalties.
+
+        Return None if the operation cannot choose with these options.
 
         logits (B, V), uniforms (B,) -> ids (B,). The temperature is above 0.
         """

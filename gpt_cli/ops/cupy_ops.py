@@ -45,7 +45,8 @@ class CuPyOps(Ops):
 
     name = "cupy"
     threads = 1
-    pass_tokens, logits_rows = 4096, 1024  # fewer do not keep all processors busy
+    pass_tokens = 4096  # fewer do not keep all processors busy
+    logits_rows = 1024
     xp: ModuleType = cupy
     batch_invariant = one_type = True
     cache_panel = plans.SLOTS
@@ -87,10 +88,12 @@ class CuPyOps(Ops):
         step = max(1, _PIECE // length // GROUP) * GROUP
         for first in range(0, n_rows, step):
             part, scales = self._converted(rows, slice(first, first + step), transposed)
-            fields = {"panels": placed.panels, "rows": part, "scales": scales, "first": first}
-            fields |= {"n_in": n_in, "n_out": n_out, "units": placed.units}
-            fields |= {"count": min(step, n_rows - first), "transposed": transposed}
-            self._run(plans.pack(fields["count"], length, self.gpu), "pack", **fields)
+            count = min(step, n_rows - first)
+            self._run(
+                plans.pack(count, length, self.gpu), "pack", panels=placed.panels, rows=part,
+                scales=scales, n_in=n_in, n_out=n_out, units=placed.units, first=first,
+                count=count, transposed=transposed,
+            )  # fmt: skip
         return placed
 
     def _converted(self, rows: Rows, part: slice, transposed: bool) -> tuple[Array, Array | None]:
@@ -99,9 +102,12 @@ class CuPyOps(Ops):
             return cupy.asarray(round_to(rows[part], self.dtype)), None
         if not self._kind.has_groups:
             return cupy.asarray(np.ascontiguousarray(rows[part], np.float32)), None
-        if not isinstance(rows, Int8Rows):
-            rows, part = quantize(rows[part], transposed=transposed), slice(None)
-        weight, scale = (np.ascontiguousarray(array) for array in rows.parts(part))
+        if isinstance(rows, Int8Rows):
+            weight, scale = rows.parts(part)
+        else:
+            weight, scale = quantize(rows[part], transposed=transposed).parts(slice(None))
+        weight = np.ascontiguousarray(weight)
+        scale = np.ascontiguousarray(scale)
         _check_int8(weight, scale)
         return cupy.asarray(weight), cupy.asarray(scale, np.float32)
 
@@ -118,7 +124,8 @@ class CuPyOps(Ops):
 
     def layer_norm(self, x: Array, ln: LayerNorm) -> Array:
         x = cupy.ascontiguousarray(x, np.float32)
-        y, C = cupy.empty(x.shape, np.float32), x.shape[-1]
+        y = cupy.empty(x.shape, np.float32)
+        C = x.shape[-1]
         rows = x.size // C
         if rows:
             launch = plans.layer_norm(rows, C)
@@ -134,8 +141,8 @@ class CuPyOps(Ops):
             return y
         fields = {"w": matrix.struct, "bias": w.bias, "x": x, "y": y, "rows": rows}
         if self._kind.has_groups:
-            digits = cupy.empty((rows, matrix.units, 2 * GROUP), np.uint8)
-            fields |= {"digits": digits, "steps": cupy.empty(rows, np.float32)}
+            fields["digits"] = cupy.empty((rows, matrix.units, 2 * GROUP), np.uint8)
+            fields["steps"] = cupy.empty(rows, np.float32)
         job = structs.pack("linear", activation=ACTIVATIONS.index(activation), **fields)
         if self._kind.has_groups:
             self.launch(plans.round_rows(rows), job)
@@ -170,7 +177,8 @@ class CuPyOps(Ops):
     ) -> tuple[Array, Array]:
         # Keys (layers, B, H, panels, D, SLOTS), values (layers, B, H, panels, SLOTS, D). What is
         # not yet written is never read.
-        shape, slots = (layers, batch, heads, -(-capacity // plans.SLOTS)), plans.SLOTS
+        slots = plans.SLOTS
+        shape = layers, batch, heads, -(-capacity // slots)
         keys = cupy.empty((*shape, size, slots), self.cache_type)
         return keys, cupy.empty((*shape, slots, size), self.cache_type)
 
@@ -181,10 +189,12 @@ class CuPyOps(Ops):
         if int((past + lengths).max(initial=0)) > keys.shape[2] * plans.SLOTS:
             raise IndexError(f"the cache has room for {keys.shape[2] * plans.SLOTS} tokens")
         k, v = _alike(k, v)
-        fields = {"k": k, "v": v, "past": _on_device(past), "lengths": _on_device(lengths)}
-        fields |= _strides(k) | _cache_fields(keys, values)
         if k.size:
-            self._run(plans.store(B * H, T), "store", B=B, H=H, T=T, D=D, **fields)
+            self._run(
+                plans.store(B * H, T), "store", k=k, v=v, past=_on_device(past),
+                lengths=_on_device(lengths), B=B, H=H, T=T, D=D, **_strides(k),
+                **_cache_fields(keys, values),
+            )  # fmt: skip
 
     def attend(self, q: Array, keys: Array, values: Array, scale: float, visible: Array) -> Array:
         return self._attend(q, keys, values, scale, visible)
@@ -206,7 +216,8 @@ class CuPyOps(Ops):
         self, q: Array, keys: Array, values: Array, scale: float, visible: Array, **fields: Any
     ) -> Array:
         B, H, T, D = q.shape
-        most, capacity = int(visible.max(initial=1)), keys.shape[2] * plans.SLOTS
+        most = int(visible.max(initial=1))
+        capacity = keys.shape[2] * plans.SLOTS
         if visible.min(initial=1) < 1 or most > capacity:
             raise IndexError(f"visible must be from 1 to {capacity} keys")
         (q,) = _alike(q)
@@ -216,9 +227,10 @@ class CuPyOps(Ops):
             return y.reshape(B, T, H, D).swapaxes(1, 2)
         launch = plans.attend(B * H, T, D, S, self.gpu)
         scratch = cupy.empty(plans.attend_scratch(launch, S), np.float32)
-        fields |= _strides(q) | _cache_fields(keys, values)
-        fields |= {"q": q, "visible": _on_device(visible), "y": y, "scratch": scratch}
-        self._run(launch, "attend", B=B, H=H, T=T, D=D, S=S, scale=scale, **fields)
+        self._run(
+            launch, "attend", q=q, visible=_on_device(visible), y=y, scratch=scratch, B=B, H=H,
+            T=T, D=D, S=S, scale=scale, **_strides(q), **_cache_fields(keys, values), **fields,
+        )  # fmt: skip
         return y.reshape(B, T, H, D).swapaxes(1, 2)
 
     def log_normalizer(self, logits: Array) -> Array:
@@ -264,7 +276,8 @@ class CuPyOps(Ops):
             self._passes.layers(result, h, cache, places)
         elif x.size:
             past, lengths = _on_device(cache.lengths), _on_device(cache.new)
-            seen, S = _on_device(visible), int(visible.max())
+            seen = _on_device(visible)
+            S = int(visible.max())
             tokens = Tokens(past.data.ptr, lengths.data.ptr, seen.data.ptr, S)
             Layers(self, h, cache, B, T, S).run(result.data.ptr, tokens)
         return result

@@ -65,7 +65,8 @@ def quantize(rows: Rows, *, transposed: bool = False) -> Int8Rows:
     )
     for start in range(0, n_rows, GROUP):
         part = slice(start, start + GROUP)
-        matrix, (weight, scale) = rows[part], quantized.parts(part)
+        matrix = rows[part]
+        weight, scale = quantized.parts(part)
         if transposed:
             largest = np.maximum.reduceat(np.abs(matrix), range(0, length, GROUP), axis=1)
         else:

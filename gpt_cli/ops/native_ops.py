@@ -39,7 +39,8 @@ _CACHE_LINE = 64  # bytes
 LARGEST_TOP_K = 1024  # in C, whose sort is slower than NumPy's
 
 # Results of packing other than 0 and an errno.
-_FILE_ENDED, _INVALID_INT8 = -1, -2
+_FILE_ENDED = -1
+_INVALID_INT8 = -2
 
 
 class NativeOps(DraftOps):
@@ -59,7 +60,8 @@ class NativeOps(DraftOps):
         self.cache_type = np.dtype(f"f{self._kind.cache_itemsize}")
         self._half = self.cache_type != FLOAT32
         self.cache_panel: int = layout.columns
-        self._tile_rows, self._row_padding = layout.max_tile_rows, layout.row_padding
+        self._tile_rows = layout.max_tile_rows
+        self._row_padding = layout.row_padding
         self._digits_bytes = layout.digits_bytes  # of a group of numbers
         self.threads = min(threads(), MOST_THREADS)
         self._weights = Arena()
@@ -89,9 +91,11 @@ class NativeOps(DraftOps):
         n_in, n_out = (length, n_rows) if transposed else (n_rows, length)
         if not n_in or not n_out:
             raise ValueError("a matrix must have rows and columns")
-        stored, scales = rows, None
+        stored = rows
+        scales = None
         if self._kind.has_groups and isinstance(rows, Int8Rows):
-            stored, scales = rows.weight, contiguous(rows.scale[:], FLOAT32)
+            stored = rows.weight
+            scales = contiguous(rows.scale[:], FLOAT32)
             check(scales.shape == scales_shape(n_rows, length, transposed), "the scales", scales)
         as_stored = isinstance(stored, Tensor) and NAMES_OF_CODES.get(stored.dtype) == self.dtype
         is_rounded = isinstance(rows, RoundedRows) and rows.dtype == self.dtype
@@ -114,9 +118,10 @@ class NativeOps(DraftOps):
             return rows.bits(part), None
         if not self._kind.has_groups:
             return np.ascontiguousarray(rows[part], FLOAT32), None
-        if not isinstance(rows, Int8Rows):
-            rows, part = quantize(rows[part], transposed=transposed), slice(None)
-        weight, scale = rows.parts(part)
+        if isinstance(rows, Int8Rows):
+            weight, scale = rows.parts(part)
+        else:
+            weight, scale = quantize(rows[part], transposed=transposed).parts(slice(None))
         return np.ascontiguousarray(weight, np.int8), contiguous(scale, FLOAT32)
 
     def quantize(self, matrix: Packed) -> Packed:
@@ -141,8 +146,10 @@ class NativeOps(DraftOps):
     def _embed(self, wte: Packed, wpe: Array, ids: Array, positions: Array, x: Array) -> Struct:
         wpe = contiguous(wpe, FLOAT32)
         check(wpe.ndim == 2 and wpe.shape[1] == wte.n_in, "wpe", wpe)
-        tokens = {"ids": ids, "positions": positions, "x": x, "tokens": ids.size}
-        return bindings.Embed(wte=wte.struct, wpe=wpe, n_positions=len(wpe), **tokens)
+        return bindings.Embed(
+            wte=wte.struct, wpe=wpe, ids=ids, positions=positions, x=x,
+            tokens=ids.size, n_positions=len(wpe),
+        )  # fmt: skip
 
     def layer_norm(self, x: Array, ln: LayerNorm) -> Array:
         rows = _rows_of(x)
@@ -155,7 +162,8 @@ class NativeOps(DraftOps):
         return bindings.LayerNormRows(norm=bindings.norm_of(ln, C), x=x, y=y, rows=rows, C=C)
 
     def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
-        rows, packed = _rows_of(x), w.weight
+        rows = _rows_of(x)
+        packed: Packed = w.weight
         y = self._empty_rows(len(rows), packed.width)
         self._linear(rows, w, y, activation).run(self.threads)
         return y[:, : packed.n_out].reshape(*x.shape[:-1], packed.n_out)
@@ -170,8 +178,10 @@ class NativeOps(DraftOps):
             size = len(x) * (-(-packed.n_in // GROUP) * self._digits_bytes + 4)
             scratch = self._workspace.empty((size,), _BYTE)
         bias = None if w.bias is None else bindings.vector_of(w.bias, packed.n_out)
-        result = {"y": y, "activation": bindings.ACTIVATIONS.index(activation), "scratch": scratch}
-        return bindings.LinearRows(w=packed.struct, bias=bias, x=x, rows=len(x), **result)
+        return bindings.LinearRows(
+            w=packed.struct, bias=bias, x=x, y=y, scratch=scratch, rows=len(x),
+            activation=bindings.ACTIVATIONS.index(activation),
+        )  # fmt: skip
 
     def new_cache(
         self, layers: int, batch: int, heads: int, capacity: int, size: int
@@ -179,10 +189,11 @@ class NativeOps(DraftOps):
         # Keys (layers, B, H, panels, D, COLUMNS), values (layers, B, H, panels, COLUMNS, width), as
         # `struct store` in native/kernels.h says; `width` is D padded to whole panels.
         columns = self.cache_panel
-        shape, width = (layers, batch, heads, -(-capacity // columns)), self._padded(size)
-        options: dict[str, Any] = {"dtype": self.cache_type, "waste": 2}
-        keys = self._workspace.empty((*shape, size, columns), **options)
-        return keys, self._workspace.empty((*shape, columns, width), **options)
+        shape = layers, batch, heads, -(-capacity // columns)
+        keys_shape = (*shape, size, columns)
+        values_shape = (*shape, columns, self._padded(size))
+        keys = self._workspace.empty(keys_shape, self.cache_type, waste=2)
+        return keys, self._workspace.empty(values_shape, self.cache_type, waste=2)
 
     def store(
         self, k: Array, v: Array, keys: Array, values: Array, past: Array, lengths: Array
@@ -218,8 +229,11 @@ class NativeOps(DraftOps):
         y = self._empty_rows(B * T, H * D)
         shape = self.threads, min(T, self._tile_rows), _capacity(keys) + self._row_padding
         scratch = self._workspace.empty(shape, FLOAT32)
-        fields |= {"q": q, "visible": _counts_of(visible, (B, T)), "T": T, **_strides(q)}
-        if bindings.Attend(y=y, scratch=scratch, **fields, **cache).run(self.threads):
+        call = bindings.Attend(
+            q=q, visible=_counts_of(visible, (B, T)), T=T, y=y, scratch=scratch,
+            **_strides(q), **cache, **fields,
+        )  # fmt: skip
+        if call.run(self.threads):
             raise IndexError(f"visible must be from 1 to {_capacity(keys)} keys")
         return y.reshape(B, T, H, D).swapaxes(1, 2)
 
@@ -242,10 +256,12 @@ class NativeOps(DraftOps):
             alike = array.shape == to.shape and array.dtype == dtype
             runs = array.strides[1] == H * array.strides[2] and array[0, 0, 0].flags.c_contiguous
             check(alike and runs, "a cache", array)
-        stride, n = to.strides[2] // 2, math.prod(to.shape[3:])
+        stride = to.strides[2] // 2
+        n = math.prod(to.shape[3:])
         check(panels.strides[2] == 4 * stride and n % self.cache_panel == 0, "a cache", panels)
         for layer in range(layers):
-            start, target = (address(x) + layer * x.strides[0] for x in (panels, to))
+            start = address(panels) + layer * panels.strides[0]
+            target = address(to) + layer * to.strides[0]
             bindings.Narrow(x=start, y=target, rows=B * H, stride=stride, n=n).run(self.threads)
 
     def layers(self, x: Array, h: tuple[Block, ...], visible: Array, cache: Cache) -> Array:
@@ -253,7 +269,9 @@ class NativeOps(DraftOps):
         past, lengths = _counts_of(cache.lengths, (B,)), _counts_of(cache.new, (B,))
         seen = _counts_of(visible, (B, T))
         call = self._all_layers(h, _rows_of(x), cache, seen, past, lengths)
-        y = self._empty_rows(B * T, C)  # after the larger scratch, whose memory it could occupy
+        y = self._empty_rows(
+            B * T, C
+        )  # after the scratch, which is larger: it could take its memory
         call.point("y", y)
         if call.run(self.threads):
             capacity = _capacity(cache.keys[0])
@@ -270,15 +288,19 @@ class NativeOps(DraftOps):
         lengths: Array,
     ) -> Struct:
         """Return all layers as one operation on x (B * T, C); its y must be set."""
-        layers, keys, values = bindings.layers_of(h), cache.keys, cache.values
-        (B, T), C, H = visible.shape, layers.width, h[0].attn.n_head
+        layers = bindings.layers_of(h)
+        keys, values = cache.keys, cache.values
+        B, T = visible.shape
+        C, H = layers.width, h[0].attn.n_head
         check(x.shape[1] == C, "x", x)
         check(len(keys) == len(values) and len(keys) in (1, len(h)), "keys", keys)
-        fields = self._cache(keys[0], values[0], B, H, C // H)
         step = len(keys) > 1  # without a cache, all layers use the same memory
-        fields |= {"keys_bytes": step * keys.strides[0], "values_bytes": step * values.strides[0]}
-        fields |= {"visible": visible, "past": past, "lengths": lengths, "n_layer": len(h), "T": T}
-        call = bindings.AllLayers(blocks=layers.struct, x=x, **fields)
+        call = bindings.AllLayers(
+            blocks=layers.struct, x=x, visible=visible, past=past, lengths=lengths,
+            n_layer=len(h), T=T, keys_bytes=step * keys.strides[0],
+            values_bytes=step * values.strides[0],
+            **self._cache(keys[0], values[0], B, H, C // H),
+        )  # fmt: skip
         size = bindings.layers_scratch(call, self.threads) + _CACHE_LINE
         scratch = self._workspace.empty((size,), _BYTE)
         call.point("scratch", scratch[-address(scratch) % _CACHE_LINE :])
@@ -314,7 +336,8 @@ class NativeOps(DraftOps):
         n = logits.shape[-1]
         if not 0 < params.top_k <= min(n, LARGEST_TOP_K):
             return None
-        rows, draws = _rows_of(logits), contiguous(uniforms, bindings.FLOAT64)
+        rows = _rows_of(logits)
+        draws = contiguous(uniforms, bindings.FLOAT64)
         check(draws.shape == (len(rows),), "uniforms", draws)
         ids = np.empty(len(rows), INT64)
         self._choose(rows, draws, ids, params).run(self.threads)
@@ -323,10 +346,11 @@ class NativeOps(DraftOps):
     def _choose(self, logits: Array, uniforms: Array, ids: Array, params: SamplingParams) -> Struct:
         rows, n = logits.shape
         scratch = self._workspace.empty((self.threads, 4 * n), FLOAT32)
-        filters = {"temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p}
-        filters["log_min_p"] = params.log_min_p
-        arrays = {"logits": logits, "uniforms": uniforms, "ids": ids, "scratch": scratch}
-        return bindings.Choose(rows=rows, n=n, **arrays, **filters)
+        return bindings.Choose(
+            logits=logits, uniforms=uniforms, ids=ids, scratch=scratch, rows=rows, n=n,
+            top_k=params.top_k, top_p=params.top_p, log_min_p=params.log_min_p,
+            temperature=params.temperature,
+        )  # fmt: skip
 
     def draft(
         self,
@@ -344,8 +368,9 @@ class NativeOps(DraftOps):
         above 0. Keys and values are appended beyond the lengths of the cache, which stay. Results
         that are not finite give an arbitrary draft. (Steps in Python took 1.5 times as long.)
         """
-        head, C, (count, B) = model.lm_head, model.wte.n_in, uniforms.shape
-        V = head.weight.n_out
+        head = model.lm_head
+        C, V = model.wte.n_in, head.weight.n_out
+        count, B = uniforms.shape
         if not 0 < params.top_k <= min(V, LARGEST_TOP_K):
             return None
         check(len(cache.keys) == len(cache.values) == len(model.h), "keys", cache.keys)
@@ -353,22 +378,23 @@ class NativeOps(DraftOps):
         check(cache.lengths.shape == last.shape == (B,), "last", last)
         ids = np.empty((count + 1, B), INT64)
         ids[0] = last
-        banned, draws = contiguous(banned, INT64), contiguous(uniforms, bindings.FLOAT64)
+        banned = contiguous(banned, INT64)
+        draws = contiguous(uniforms, bindings.FLOAT64)
         positions = cache.lengths.astype(INT64)
-        visible, x, y = (positions + 1)[:, None], *np.empty((2, B, C), FLOAT32)
+        visible = (positions + 1)[:, None]
+        x, y = np.empty((2, B, C), FLOAT32)
         logits = self._workspace.empty((B, head.weight.width), FLOAT32)
         layers = self._all_layers(model.h, x, cache, visible, positions, np.ones(B, INT64))
         layers.point("y", y)
-        state = {"positions": positions, "visible": visible, "banned": banned, "count": count}
         call = bindings.Draft(
             embed=self._embed(model.wte, model.wpe, ids[0], positions, x),
             layers=layers,
             ln_f=self._layer_norm(y, model.ln_f, x),
             lm_head=self._linear(x, head, logits),
             choose=self._choose(logits[:, :V], draws, ids[1:], params),
-            banned_count=len(banned),
-            **state,
-        )
+            positions=positions, visible=visible, count=count,
+            banned=banned, banned_count=len(banned),
+        )  # fmt: skip
         if call.run(self.threads):
             raise IndexError(f"too many tokens for a cache of {cache.keys.shape[3]} panels")
         return ids[1:]

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 def check_available(device: str, dtype: str) -> list[str]:
     """Return the names of the implementations that `get_ops` tries, without loading one.
 
-    The type "auto" is not known yet: its implementations are those of float32.
+    For "auto", return the implementations for float32: the type is not known yet.
     InputError if there is none, or GPT_CLI_OPS is invalid; ResourceError without a needed GPU.
     """
     why = "" if dtype == "auto" else f" for {dtype}"
@@ -109,8 +109,8 @@ def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
 def ops_for(stored: str, device: str, threads: int | None = None, *, mixed: bool = False) -> Ops:
     """Return the operations of a device for weights that are stored in a type.
 
-    They hold 16-bit weights as they are stored, and widen them exactly. In float32, they hold those
-    that NumPy computes with, and on a GPU `mixed` ones, of which some are not in this type.
+    They hold 16-bit weights as they are stored, and widen them exactly. But they hold them in
+    float32 if NumPy computes, and on a GPU if some weights are not in this type (`mixed`).
     """
     if stored not in SHORT:
         return get_ops(device, stored, threads)
@@ -121,7 +121,7 @@ def ops_for(stored: str, device: str, threads: int | None = None, *, mixed: bool
 
 
 def _check_name(option: str, name: str, names: Iterable[str]) -> None:
-    """Raise OptionError if a name is not among those of an option."""
+    """Raise OptionError for an unknown name."""
     known = list(dict.fromkeys(["auto", *names]))
     if name not in known:
         hint = did_you_mean(_SYNONYMS.get(name, name), known)

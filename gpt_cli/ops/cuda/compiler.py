@@ -36,7 +36,9 @@ def load(names: Sequence[str], options: Sequence[str]) -> "Module":
     A module in the cache needs no NVRTC, a library of 100 MB. Several threads may load at once,
     and then compile at the same time.
     """
-    code, options, capability = source(names), (*OPTIONS, *options), _capability()
+    code = source(names)
+    options = (*OPTIONS, *options)
+    capability = _capability()
     file = _cache_file(code, options, capability)
     binary = _cached(file) if file else None
     if binary is not None:
@@ -92,7 +94,8 @@ class Kernel:
 
         self._function = module.get_function(name)  # keeps the module loaded
         self._address = self._function.ptr
-        self._driver, self._stream = driver, get_current_stream
+        self._driver = driver
+        self._stream = get_current_stream
         attribute = driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         driver.funcSetAttribute(self._address, attribute, shared)
 
@@ -115,8 +118,9 @@ def set_constant(module: "Module", name: str, value: bytes) -> None:
     """Write a variable in constant memory before the next launch on the current stream."""
     from cupy.cuda import get_current_stream, runtime
 
-    address, kind = module.get_global_var(name), runtime.memcpyHostToDevice
+    address = module.get_global_var(name)
     source = cast(c_char_p(value), c_void_p).value
+    kind = runtime.memcpyHostToDevice
     # From memory that is not pinned, the driver copies `value` before it returns.
     runtime.memcpyAsync(address, source, len(value), kind, get_current_stream().ptr)
 
@@ -184,7 +188,7 @@ def _cache_file(code: str, options: Sequence[str], capability: int) -> Path | No
     """
     if os.environ.get("CUPY_CACHE_IN_MEMORY") == "1":
         return None
-    key = "\0".join((code, *options, str(capability))).encode()
+    key = "\0".join([code, *options, str(capability)]).encode()
     return gpu.kernel_cache() / f"gpt-cli-{hashlib.sha256(key).hexdigest()}.cubin"
 
 

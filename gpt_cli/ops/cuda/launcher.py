@@ -15,7 +15,8 @@ class Launcher:
 
     def __init__(self, modules: "dict[str, Future[Module]]", device: plans.Device):
         """Take the modules by kernel. A launch waits for the module that it needs."""
-        self._modules, self._device = modules, device
+        self._modules = modules
+        self._device = device
         self._kernels: dict[str, compiler.Kernel] = {}
 
     def __call__(self, launch: plans.Launch, argument: bytes) -> None:

@@ -45,22 +45,27 @@ class Memory:
 
     def __init__(self, xp: ModuleType, *sizes: int):
         """Allocate arrays of so many bytes; `addresses` are theirs."""
-        ends = [*accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
-        self._memory = xp.empty(ends[-1], np.uint8)
-        self.addresses = [self._memory.data.ptr + start for start in (0, *ends[:-1])]
+        aligned = (-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
+        *starts, end = accumulate(aligned, initial=0)
+        self._memory = xp.empty(end, np.uint8)
+        self.addresses = [self._memory.data.ptr + start for start in starts]
 
 
 class Layers:
     """The layers `h` for B texts of T new tokens, each of up to S tokens in all."""
 
     def __init__(self, ops: DeviceOps, h: tuple[Block, ...], cache: Cache, B: int, T: int, S: int):
-        self._launch, self._device, self._dtype = ops.launch, ops.gpu, ops.dtype
-        self._h, self._cache, self._B, self._T = h, cache, B, T
+        self._launch = ops.launch
+        self._device = ops.gpu
+        self._dtype = ops.dtype
+        self._h = h
+        self._cache = cache
         self._norms = [(norm_of(b.ln_1), norm_of(b.ln_2)) for b in h]
-        self._H, self.rows = h[0].attn.n_head, B * T
-        self._C = C = h[0].attn.c_attn.weight.n_in
-        self._D, inner = C // self._H, h[0].mlp.c_fc.weight.n_out
-        launch = plans.attend(B * self._H, T, self._D, S, self._device)
+        H = h[0].attn.n_head
+        C, inner = h[0].attn.c_attn.weight.n_in, h[0].mlp.c_fc.weight.n_out
+        self._B, self._T, self._H, self._C, self._D = B, T, H, C, C // H
+        self.rows = B * T
+        launch = plans.attend(B * H, T, C // H, S, self._device)
         self._rounds = WEIGHT_TYPES[self._dtype].has_groups  # activations, for products
         digits = 2 * plans.LAYOUTS[self._dtype].padded(max(C, inner)) if self._rounds else 0
         self._memory = Memory(
@@ -68,8 +73,8 @@ class Layers:
             4 * plans.attend_scratch(launch, S), self.rows * digits, 4 * self.rows,
         )  # fmt: skip
         # (rows, C): layer norms, and results of attention; (rows, 3C) or (rows, inner)
-        self.normalized, self._wide, *others = self._memory.addresses
-        self._scratch, self._digits, self._steps = others
+        addresses = self._memory.addresses
+        self.normalized, self._wide, self._scratch, self._digits, self._steps = addresses
 
     def run(self, x: int, tokens: Tokens) -> None:
         """Replace x (rows, C), at this address, by the output of the last layer."""
@@ -91,15 +96,15 @@ class Layers:
 
     def layer_norm(self, x: int, ln: bytes) -> None:
         """Normalize x (rows, C) to `normalized`."""
-        rows, y = self.rows, self.normalized
-        job = structs.pack("layer_norm", ln=ln, x=x, y=y, rows=rows, C=self._C)
-        self._launch(plans.layer_norm(rows, self._C), job)
+        job = structs.pack("layer_norm", ln=ln, x=x, y=self.normalized, rows=self.rows, C=self._C)
+        self._launch(plans.layer_norm(self.rows, self._C), job)
 
     def linear(
         self, x: int, w: Linear, y: int, activation: str | None = None, residual: int = 0
     ) -> None:
         """Write residual + activation(x @ weight + bias) to y, which may be the residual."""
-        matrix, rows = w.weight, self.rows
+        matrix = w.weight
+        rows = self.rows
         job = structs.pack(
             "linear", w=matrix.struct, bias=w.bias, x=x, residual=residual, y=y, rows=rows,
             digits=self._digits, steps=self._steps, activation=ACTIVATIONS.index(activation),
@@ -111,10 +116,12 @@ class Layers:
 
     def _attention(self, b: Block, layer: int, tokens: Tokens) -> None:
         """Store keys and values, and attend: (rows, 3C) -> (rows, C), `normalized`."""
-        B, H, T, D, C, qkv = self._B, self._H, self._T, self._D, self._C, self._wide
+        B, H, T, D, C = self._B, self._H, self._T, self._D, self._C
+        qkv = self._wide
         shape = {
             "b_stride": 3 * C * T, "h_stride": D, "t_stride": 3 * C, "B": B, "H": H, "T": T, "D": D,
-        } | cache_fields(self._cache, layer)  # fmt: skip
+            **cache_fields(self._cache, layer),
+        }  # fmt: skip
         job = structs.pack(
             "store", k=qkv + 4 * C, v=qkv + 8 * C, past=tokens.past, lengths=tokens.lengths, **shape
         )

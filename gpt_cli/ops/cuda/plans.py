@@ -132,7 +132,7 @@ LAYOUTS = {name: _layout(kind) for name, kind in WEIGHT_TYPES.items()}
 
 @lru_cache(maxsize=256)
 def linear(rows: int, n_in: int, n_out: int, dtype: str, device: Device) -> Launch:
-    """Return the launch that takes the least time, by that of the busiest multiprocessor."""
+    """Return the launch that takes the least time, on its busiest multiprocessor."""
 
     def time(tile: Tile) -> float:
         blocks = -(-rows // tile.rows) * -(-n_out // tile.columns)
@@ -222,9 +222,9 @@ _TILE_KEYS = 32  # whose values are copied together
 _MOST_STAGES = 8  # of a ring
 _LAYER_BYTES = 216  # of `struct layer`
 
-# What shared memory is divided into, the best first: tiles of values, units of a stage / those of
-# 4 KB, and the fewest stages of a ring. Copies of weights take about as long as two to four stages
-# of 4 KB are used.
+# How shared memory is divided, the best first: tiles of values, the size of a stage / 4 KB, and the
+# fewest stages of a ring. A copy of weights takes about as long as the use of two to four stages of
+# 4 KB.
 _DIVISIONS = ((6, 1.0, 5), (3, 1.0, 4), (3, 1.0, 3), (3, 0.5, 3), (2, 0.25, 3))
 
 
