@@ -51,7 +51,7 @@ _MERGE = "merge it into its model with PEFT (merge_and_unload), and load that"
 
 _RANKS = between(1, 2**20)
 _ALPHAS = between(-(2**20), 2**20)
-# Limits with which patterns and names are matched in seconds, whoever wrote them.
+# With these limits, matching takes seconds, whoever wrote the patterns and the names.
 _MOST = 500
 _NAMES = Range(lambda names: len(names) <= _MOST, f"up to {_MOST} names")
 _COSTLY = r"\)[*+]|\[\[|--|\|\||([*+(].*){3}"
@@ -89,7 +89,7 @@ class LoraConfig(Declared):
 
     @classmethod
     def from_file(cls, path: Path) -> "LoraConfig":
-        """Read a configuration; CheckpointError if a field is wrong or asks for more than LoRA."""
+        """Read a configuration; CheckpointError if a field is wrong or needs more than LoRA."""
         raw = read_json(path)
         names = [field.name for field in fields(cls)]
         known = {*names, *_OF_TRAINING, *_ALLOWED}

@@ -17,7 +17,7 @@ _STRETCHES = re.compile("([\udc80-\udcff]+)|[^\udc80-\udcff]+")
 class Tokenizer(ABC):
     """Converts text to ids and back."""
 
-    kind: str  # "GPT-2's own", or that of the library's model, such as "Unigram"
+    kind: str  # "GPT-2's own", or the kind of the library's model, such as "Unigram"
     source: str  # the files, as errors name them
     special: dict[str, int]  # the names of special tokens, and their ids
     byte_ids: Sequence[int]  # the tokens of the 256 single bytes, or none
@@ -78,7 +78,10 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def piece(self, id: int, before: int | None = None) -> bytes:
-        """Return what a token adds to a text whose last token is `before`; None: it is empty."""
+        """Return the bytes that a token adds to a text with the last token `before`.
+
+        `before` is None if the text is empty.
+        """
 
     def pieces(self, ids: Iterable[int], prompt: Sequence[int] = ()) -> Iterator[bytes]:
         """Yield what each token adds to the text of a prompt and the tokens before it."""

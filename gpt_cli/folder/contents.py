@@ -9,7 +9,7 @@ from gpt_cli.system.files import read_json
 
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
-# The files of a tokenizer's vocabulary; of those that a folder has, the first ones count.
+# The files of a tokenizer's vocabulary. If a folder has several of these, the first counts.
 BYTE_BPE = ("vocab.json", "merges.txt")
 VOCABULARIES = (
     ("tokenizer.json",),
@@ -99,7 +99,7 @@ def tokenizer_files(names: Collection[str]) -> list[str]:
 
 
 def vocabulary(names: Collection[str]) -> tuple[str, ...] | None:
-    """Return the files of the vocabulary that counts, if `names` has one."""
+    """Return the files of the vocabulary among `names`, or None; see VOCABULARIES."""
     return next((files for files in VOCABULARIES if all(name in names for name in files)), None)
 
 

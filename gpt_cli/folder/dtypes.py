@@ -1,4 +1,4 @@
-"""The types in which weights are held: one table of all that depends on the type."""
+"""The types of weights in memory: one table of all that depends on the type."""
 
 from dataclasses import dataclass
 
@@ -44,7 +44,7 @@ class WeightType:
         return self.stored_bytes == 2
 
 
-# The order is that of their numbers in compressed files, and of `enum format` in the kernels.
+# In the order of their numbers in compressed files, and of `enum format` in the kernels.
 _TYPES = (
     WeightType("float32", "F32", 4, False, 0x7F80, 4, (4, 14.2), 1e-6),
     WeightType("bfloat16", "BF16", 2, False, 0x7F80, 4, (3, 7), None),

@@ -126,8 +126,7 @@ def with_special_tokens(
 ) -> GPT2Config:
     """Return a configuration with the start and end tokens that texts have.
 
-    The start token is `bos_token`, a name or an id; or else the tokenizer's, or that of
-    config.json.
+    The start token is `bos_token`, a name or an id; by default the tokenizer's, or config.json's.
 
     Raise OptionError if `bos_token` is not a token of the model; CheckpointError if the tokenizer
     has more tokens than the model, special ones apart, or generation_config.json is not valid.

@@ -188,7 +188,7 @@ def _parts(state: Any) -> tuple[dict[str, _View], dict[str, _Storage]]:
 
 
 class _File(FileIO):
-    """A file in which no single read is larger than a pickle or a directory may be."""
+    """A file that reads at most `_LARGEST` bytes at a time."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Read up to `size` bytes, or up to the limit; ValueError if `size` is beyond it."""
@@ -256,7 +256,7 @@ def _span(file: _File, entry: zipfile.ZipInfo) -> tuple[int, int]:
     """Return where an entry of a zip file begins and ends; it must be uncompressed."""
     file.seek(entry.header_offset)
     header = file.read(30)
-    name = int.from_bytes(header[26:28], "little")  # its length, and that of other fields
+    name = int.from_bytes(header[26:28], "little")  # the lengths of two fields
     extra = int.from_bytes(header[28:30], "little")
     plain = entry.compress_type == zipfile.ZIP_STORED and not entry.flag_bits & 1
     if not header.startswith(b"PK\3\4") or not plain or entry.compress_size != entry.file_size:

@@ -15,7 +15,7 @@ from gpt_cli.system.files import read_small
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = range(1, 5)  # types of pieces
 _UNIGRAM = 1
-_LONGEST_PIECE = 1000  # bytes, far above that of any model
+_LONGEST_PIECE = 1000  # bytes, far above any model's
 _BERT_TOKENS = ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]")
 # What GPT-SW3 removes from texts, and what it reads as a space.
 _REMOVED = r"[\x00-\x08\x0b-\x1f\x7f-\x{9f}\x{a0}\x{ad}\x{200b}]"
@@ -74,7 +74,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _varint(file: BytesIO) -> int:
-    """Return a whole number, of which each byte but the last has a bit more than its 7."""
+    """Return a whole number, 7 bits a byte; the highest bit says that another byte follows."""
     value = 0
     for shift in range(0, 63, 7):
         byte = file.read(1)[0]

@@ -45,15 +45,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A model's folder whose configuration and tensors fit together. The rest is read when needed.
+    """A model's folder, opened: its configuration and tensors fit together.
+
+    The data of the tensors, the tokenizer and the adapter are read when they are needed.
 
     Attributes:
         folder: the model's.
         adapter: the folder of a LoRA adapter, or None.
         bos_token: the start token, a name or an id, if it replaces the model's.
         config_json: the configuration in config.json. `config` also has the special tokens.
-        stored_tensors: the tensors in the files, by the names in GPT-2. `tensors` are those of the
-            model, which an adapter changes.
+        stored_tensors: the tensors in the files, by the names in GPT-2. An adapter changes some of
+            them: see `tensors`.
     """
 
     folder: Path
@@ -183,13 +185,17 @@ def _problems(tensors: Mapping[str, Tensor | Int8Rows], config: GPT2Config) -> I
         known.add(name)
         if name not in tensors:
             yield f"the tensor {name} is missing: {_MATCHING}"
-        elif (shape := tensors[name].shape) != required:
+            continue
+        shape = tensors[name].shape
+        if shape != required:
             shapes = f"the shape {list(shape)}, but config.json requires {list(required)}"
             yield f"the tensor {name} has {shapes}: {_MATCHING}"
-    if (layers := len([*filter(_LAYER.fullmatch, tensors)])) > config.n_layer:
+    layers = sum(_LAYER.fullmatch(name) is not None for name in tensors)
+    if layers > config.n_layer:
         count = f"config.json has n_layer {config.n_layer}"
         yield f"{count}, and the weights have {layers} layers: {_MATCHING}"
-    if unknown := sorted(tensors.keys() - known):
+    unknown = sorted(tensors.keys() - known)
+    if unknown:
         names = ", ".join(unknown[:3])
         yield f"tensors that GPT-2 does not have, such as {names}: {_MATCHING}"
     for name, tensor in tensors.items():
@@ -221,8 +227,9 @@ def build(config: GPT2Config, ops: Ops, weights: Mapping[str, Any]) -> GPT2:
         return Linear(weights[f"{name}.weight"], weights[f"{name}.bias"])
 
     def layer_norm(name: str) -> LayerNorm:
-        weight, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
-        return LayerNorm(weight, bias, config.layer_norm_epsilon)
+        return LayerNorm(
+            weights[f"{name}.weight"], weights[f"{name}.bias"], config.layer_norm_epsilon
+        )
 
     def block(layer: int) -> Block:
         h = f"h.{layer}"
@@ -272,7 +279,8 @@ def with_weights(model: GPT2, arrays: Mapping[str, Any]) -> GPT2:
     """
     if model.ops.one_type and model.ops.dtype in SHORT:
         model = _in_float32(model)  # else the new weights would be rounded
-    weights, shapes = untied_weights(model), dict(expected_shapes(model.config, head=True))
+    weights = untied_weights(model)
+    shapes = dict(expected_shapes(model.config, head=True))
     for name, values in arrays.items():
         if name not in shapes:
             raise InputError(f"the model has no weight {name}{did_you_mean(str(name), shapes)}")
@@ -299,13 +307,21 @@ def _in_float32(model: GPT2) -> GPT2:
 
 def without_tied_head(tensors: Mapping[str, Rows], config: GPT2Config) -> dict[str, Rows]:
     """Remove a head that is stored although it is tied and equal to wte."""
-    wte, head = tensors["wte.weight"], tensors.get("lm_head.weight")
-    if head is None or not config.tie_word_embeddings:
-        return dict(tensors)
-    stored, other = (x.rows if isinstance(x, RoundedRows) else x for x in (wte, head))
-    if isinstance(other, Tensor) and other == stored:  # two names of one place in a PyTorch file
-        return {name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
-    parts = [slice(start, start + _COMPARED) for start in range(0, wte.shape[0], _COMPARED)]
-    if any(not np.array_equal(wte[part], head[part]) for part in parts):
-        return dict(tensors)
-    return {name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
+    without = dict(tensors)
+    head = tensors.get("lm_head.weight")
+    if head is not None and config.tie_word_embeddings and _are_equal(tensors["wte.weight"], head):
+        del without["lm_head.weight"]
+    return without
+
+
+def _are_equal(rows: Rows, others: Rows) -> bool:
+    """Return whether two matrices of the same shape have the same values."""
+    stored = _before_rounding(rows)
+    if isinstance(stored, Tensor) and stored == _before_rounding(others):
+        return True  # two names of one place in a PyTorch file
+    parts = [slice(start, start + _COMPARED) for start in range(0, rows.shape[0], _COMPARED)]
+    return all(np.array_equal(rows[part], others[part]) for part in parts)
+
+
+def _before_rounding(rows: Rows) -> Rows:
+    return rows.rows if isinstance(rows, RoundedRows) else rows
