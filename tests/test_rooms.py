@@ -65,6 +65,7 @@ COVERED = {
     "ops/test_many_rows.py": ["ops/cuda/decoding", "ops/cuda/layers"],
     "ops/test_cupy_models.py": ["ops/cuda/passes"],
     "ops/test_native_pool.py": ["ops/memory"],
+    "ops/test_structs.py": ["ops/kernels"],
     "ops/test_ops.py": ["ops/contract", "ops/numpy_ops"],
     "options/test_declare.py": ["options/request"],
     "serve/test_answer.py": ["serve/metrics", "serve/refusals"],

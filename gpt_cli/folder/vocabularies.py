@@ -13,7 +13,11 @@ from gpt_cli.folder.pipeline import SPACE
 from gpt_cli.folder.special_tokens import TokenizerSettings
 from gpt_cli.system.files import read_small
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = range(1, 5)  # types of pieces
+# Types of pieces.
+_NORMAL = 1
+_UNKNOWN = 2
+_CONTROL = 3
+_USER_DEFINED = 4
 _UNIGRAM = 1
 _LONGEST_PIECE = 1000  # bytes, far above any model's
 _BERT_TOKENS = ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]")

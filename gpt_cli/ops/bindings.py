@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from gpt_cli.errors import InputError
-from gpt_cli.folder import config
 from gpt_cli.folder.dtypes import GROUP, WEIGHT_TYPES
 from gpt_cli.ops.contract import Array, Block, LayerNorm
+from gpt_cli.ops.kernels import ACTIVATIONS
 from gpt_cli.ops.memory import Arena, address
 from gpt_cli.system.machine import native_library
 
@@ -22,8 +22,6 @@ LEVELS = ("avx512vnni", "avx512", "avxvnni", "avx2", "neondot", "neon")
 _VARIABLE = "GPT_CLI_LEVEL"  # environment variable that selects a level
 _VERSION = 9  # of native/native.h
 
-EDITED = (None, "scores", "pattern")  # `enum edited`
-ACTIVATIONS = (None, *config.ACTIVATIONS)  # `enum activation`
 FLOAT32 = np.dtype("f4")
 FLOAT64 = np.dtype("f8")
 INT64 = np.dtype("i8")

@@ -13,21 +13,20 @@ import cupy
 import numpy as np
 from cupy.cuda import runtime
 
-from gpt_cli.errors import CheckpointError
 from gpt_cli.folder.dtypes import GROUP, NAMES, WEIGHT_TYPES
 from gpt_cli.ops.contract import Array, Block, Cache, LayerNorm, Linear, Model, Ops, Rows, Steps
 from gpt_cli.ops.cuda import compiler, decoding, plans, structs
 from gpt_cli.ops.cuda.decoding import choice_fields, scratch_fields
 from gpt_cli.ops.cuda.launcher import Launcher
-from gpt_cli.ops.cuda.layers import ACTIVATIONS, Layers, Tokens, norm_of
+from gpt_cli.ops.cuda.layers import Layers, Tokens, norm_of
 from gpt_cli.ops.cuda.passes import Passes, Places
 from gpt_cli.ops.cuda.placed import Placed
-from gpt_cli.ops.int8 import LARGEST, Int8Rows, quantize
+from gpt_cli.ops.int8 import LARGEST, Int8Rows, invalid, quantize
+from gpt_cli.ops.kernels import ACTIVATIONS, EDITED, LARGEST_TOP_K, strides
 from gpt_cli.ops.short import round_to
 from gpt_cli.options.request import SamplingParams
 
 _PIECE = 4 * 1024 * 1024  # numbers that are read, rounded and copied at a time
-_EDITED = (None, "scores", "pattern")  # in the order of `enum edited`
 _COMMON = ("device.cu", "arithmetic.cu", "structs.cu")
 # Modules that are compiled at the same time. The first one has what comes before the layers, and
 # takes the least time: the kernel of a pass is then compiled beside the others.
@@ -37,7 +36,6 @@ _OPERATIONS = (
     (*_COMMON, "attention.cu"),
     (*_COMMON, "logits.cu", "sampling.cu", "tokens.cu"),
 )
-LARGEST_TOP_K = 1024  # as in `native_ops`
 
 
 class CuPyOps(Ops):
@@ -192,7 +190,7 @@ class CuPyOps(Ops):
         if k.size:
             self._run(
                 plans.store(B * H, T), "store", k=k, v=v, past=_on_device(past),
-                lengths=_on_device(lengths), B=B, H=H, T=T, D=D, **_strides(k),
+                lengths=_on_device(lengths), B=B, H=H, T=T, D=D, **strides(k),
                 **_cache_fields(keys, values),
             )  # fmt: skip
 
@@ -203,7 +201,7 @@ class CuPyOps(Ops):
         self, q: Array, keys: Array, values: Array, scale: float, visible: Array, steps: Steps
     ) -> Array:
         scores, pattern = (cupy.ascontiguousarray(array, np.float32) for array in steps[:2])
-        edited = _EDITED.index(steps.edited)
+        edited = EDITED.index(steps.edited)
         y = self._attend(
             q, keys, values, scale, visible, scores=scores, pattern=pattern, edited=edited
         )
@@ -229,7 +227,7 @@ class CuPyOps(Ops):
         scratch = cupy.empty(plans.attend_scratch(launch, S), np.float32)
         self._run(
             launch, "attend", q=q, visible=_on_device(visible), y=y, scratch=scratch, B=B, H=H,
-            T=T, D=D, S=S, scale=scale, **_strides(q), **_cache_fields(keys, values), **fields,
+            T=T, D=D, S=S, scale=scale, **strides(q), **_cache_fields(keys, values), **fields,
         )  # fmt: skip
         return y.reshape(B, T, H, D).swapaxes(1, 2)
 
@@ -310,10 +308,7 @@ def _check_int8(weight: Array, scale: Array) -> None:
     """Raise CheckpointError for int8 that `gpt-cli quantize` does not write."""
     rest = np.ascontiguousarray(scale, np.float32).view(np.uint32) & 0xFFFF
     if (weight < -LARGEST).any() or (rest[np.isfinite(scale)] != 0).any():
-        raise CheckpointError(
-            "a matrix: int8 weights must be from -127 to 127, with scales that bfloat16 can hold: "
-            "make the folder again with `gpt-cli quantize`"
-        )
+        raise invalid("a matrix")
 
 
 def _alike(*arrays: Array) -> tuple[Array, ...]:
@@ -327,12 +322,6 @@ def _alike(*arrays: Array) -> tuple[Array, ...]:
     ):
         return arrays
     return tuple(cupy.ascontiguousarray(x, np.float32) for x in arrays)
-
-
-def _strides(x: Array) -> dict[str, int]:
-    """Return the strides of x (B, H, T, D) in elements, by their names in structs.cu."""
-    names = "b_stride", "h_stride", "t_stride"
-    return {name: stride // 4 for name, stride in zip(names, x.strides[:3], strict=True)}
 
 
 def _cache_fields(keys: Array, values: Array) -> dict[str, Any]:

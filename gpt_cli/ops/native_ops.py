@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from gpt_cli.errors import CheckpointError
 from gpt_cli.folder.dtypes import GROUP, NAMES_OF_CODES, WEIGHT_TYPES
 from gpt_cli.folder.tensors import Tensor
-from gpt_cli.ops import bindings
+from gpt_cli.ops import bindings, int8
 from gpt_cli.ops.bindings import FLOAT32, INT64, Packed, Struct, check, contiguous, readable
 from gpt_cli.ops.contract import (
     Array,
@@ -28,6 +27,7 @@ from gpt_cli.ops.contract import (
     Steps,
 )
 from gpt_cli.ops.int8 import Int8Rows, quantize, scales_shape
+from gpt_cli.ops.kernels import ACTIVATIONS, EDITED, LARGEST_TOP_K, strides
 from gpt_cli.ops.memory import Arena, Workspace, address
 from gpt_cli.ops.short import RoundedRows
 from gpt_cli.options.request import SamplingParams
@@ -36,7 +36,6 @@ from gpt_cli.system.machine import MOST_THREADS, threads
 _PIECE = 256 * 1024  # numbers read and packed at a time: 1 MB, which stays in the cache
 _BYTE = np.dtype("u1")
 _CACHE_LINE = 64  # bytes
-LARGEST_TOP_K = 1024  # in C, whose sort is slower than NumPy's
 
 # Results of packing other than 0 and an errno.
 _FILE_ENDED = -1
@@ -180,7 +179,7 @@ class NativeOps(DraftOps):
         bias = None if w.bias is None else bindings.vector_of(w.bias, packed.n_out)
         return bindings.LinearRows(
             w=packed.struct, bias=bias, x=x, y=y, scratch=scratch, rows=len(x),
-            activation=bindings.ACTIVATIONS.index(activation),
+            activation=ACTIVATIONS.index(activation),
         )  # fmt: skip
 
     def new_cache(
@@ -205,7 +204,7 @@ class NativeOps(DraftOps):
         cache = self._cache(keys, values, B, H, D)
         past, lengths = _counts_of(past, (B,)), _counts_of(lengths, (B,))
         check(v.shape == k.shape, "v", v)
-        call = bindings.Store(k=k, v=v, past=past, lengths=lengths, T=T, **_strides(k), **cache)
+        call = bindings.Store(k=k, v=v, past=past, lengths=lengths, T=T, **strides(k), **cache)
         if call.run(self.threads):
             raise IndexError(f"the cache has room for {_capacity(keys)} tokens")
 
@@ -215,7 +214,7 @@ class NativeOps(DraftOps):
     def attend_in_steps(
         self, q: Array, keys: Array, values: Array, scale: float, visible: Array, steps: Steps
     ) -> Array:
-        fields = steps._asdict() | {"edited": bindings.EDITED.index(steps.edited)}
+        fields = steps._asdict() | {"edited": EDITED.index(steps.edited)}
         for array in steps[:2]:
             right = array.shape[:3] == q.shape[:3] and array.shape == steps.scores.shape
             check(right and array.dtype == FLOAT32 and array.flags.c_contiguous, "steps", array)
@@ -231,7 +230,7 @@ class NativeOps(DraftOps):
         scratch = self._workspace.empty(shape, FLOAT32)
         call = bindings.Attend(
             q=q, visible=_counts_of(visible, (B, T)), T=T, y=y, scratch=scratch,
-            **_strides(q), **cache, **fields,
+            **strides(q), **cache, **fields,
         )  # fmt: skip
         if call.run(self.threads):
             raise IndexError(f"visible must be from 1 to {_capacity(keys)} keys")
@@ -309,7 +308,7 @@ class NativeOps(DraftOps):
     def activate(self, x: Array, activation: str) -> Array:
         x = np.ascontiguousarray(x, FLOAT32)
         y = self._workspace.empty(x.shape, FLOAT32)
-        kind = bindings.ACTIVATIONS.index(activation)
+        kind = ACTIVATIONS.index(activation)
         bindings.Activate(x=x, y=y, n=x.size, activation=kind).run(self.threads)
         return y
 
@@ -418,16 +417,7 @@ def _pack(name: str, **fields: Any) -> None:
     if error == _FILE_ENDED:
         raise EOFError
     if error == _INVALID_INT8:
-        raise CheckpointError(
-            f"{name}: int8 weights must be from -127 to 127, with scales that bfloat16 can hold: "
-            "make the folder again with `gpt-cli quantize`"
-        )
-
-
-def _strides(x: Array) -> dict[str, int]:
-    """Return the strides of x (B, H, T, D) in floats, by their names in C."""
-    names = "b_stride", "h_stride", "t_stride"
-    return {name: step // 4 for name, step in zip(names, x.strides[:3], strict=True)}
+        raise int8.invalid(name)
 
 
 def _capacity(keys: Array) -> int:

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt_cli.ops import LayerNorm, Linear, Steps
-from gpt_cli.ops.bindings import ACTIVATIONS
 from gpt_cli.ops.cuda import plans
 from gpt_cli.ops.int8 import quantize
+from gpt_cli.ops.kernels import ACTIVATIONS
 from support.checkpoints import filed
 from support.cuda_kernels import (
     FORMATS,

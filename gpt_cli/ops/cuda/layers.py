@@ -11,13 +11,12 @@ from typing import Protocol
 
 import numpy as np
 
-from gpt_cli.folder import config
 from gpt_cli.folder.dtypes import WEIGHT_TYPES
 from gpt_cli.ops.contract import Block, Cache, LayerNorm, Linear
 from gpt_cli.ops.cuda import plans, structs
 from gpt_cli.ops.cuda.launcher import Launcher
+from gpt_cli.ops.kernels import ACTIVATIONS
 
-ACTIVATIONS = (None, *config.ACTIVATIONS)  # in the order of `enum activation`
 _ALIGNMENT = 256  # bytes
 
 

@@ -11,7 +11,8 @@ import numpy as np
 from gpt_cli.ops.contract import Array, Block, Cache, Model
 from gpt_cli.ops.cuda import compiler, plans, structs
 from gpt_cli.ops.cuda.decoding import CHOICE_ARRAYS, choice_fields, scratch_size
-from gpt_cli.ops.cuda.layers import ACTIVATIONS, Memory, norm_of
+from gpt_cli.ops.cuda.layers import Memory, norm_of
+from gpt_cli.ops.kernels import ACTIVATIONS
 from gpt_cli.options.request import SamplingParams
 
 FILES = (
