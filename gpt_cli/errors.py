@@ -112,10 +112,10 @@ def import_extra(purpose: str, package: str, *modules: str) -> ModuleType:
     The purpose begins the message, such as "Parquet needs pyarrow".
     """
     try:
-        first, *_ = [import_module(module) for module in modules]
+        imported = [import_module(module) for module in modules]
     except ImportError as error:
         raise ResourceError(f"{purpose} ({error}): pip install {package}") from None
-    return first
+    return imported[0]
 
 
 def counted(count: int, noun: str) -> str:

@@ -1,17 +1,16 @@
 """Load a model: from a name to an engine."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from gpt_cli import hub
 from gpt_cli.engine import Engine
 from gpt_cli.folder.dtypes import SHORT
 from gpt_cli.folder.tensors import unchanged
-from gpt_cli.folder.tokenizer import read_tokenizer, with_special_tokens
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.memory import weights_bytes
-from gpt_cli.ops import Rows, check_available, get_ops, ops_for
+from gpt_cli.ops import check_available, get_ops, ops_for
 from gpt_cli.options.arguments import checks_arguments
 from gpt_cli.system.machine import check_room
 from gpt_cli.system.signals import raise_swallowed
@@ -61,34 +60,29 @@ def load(
         name, adapter, revision=revision, offline=offline, quiet=quiet
     )
     with unchanged(folder, *adapters):
-        config, tensors = checkpoint.read(folder)
-        stored = checkpoint.stored_dtype(tensors)
+        opened = checkpoint.open_checkpoint(folder, *adapters, bos_token=bos_token)
         if dtype == "auto":
-            ops = ops_for(stored, device, threads, mixed=bool(adapters))
+            ops = ops_for(opened.stored_dtype, device, threads, mixed=bool(adapters))
         else:
             ops = get_ops(device, dtype, threads)
-        weights: Mapping[str, Rows] = tensors
-        if adapters:
-            from gpt_cli.gpt2.adapter import merge  # most models need none
-
-            weights = merge(tensors, folder, *adapters)
+        weights = opened.tensors
         if dtype in SHORT:
             weights = checkpoint.rounded(weights, dtype, name)
         # Matrices that an adapter changes are not in 16 bits, unless they are rounded.
         widest = "float32" if adapters and dtype == "auto" else ops.dtype
         check_room(
             f"the weights of {name} in {ops.dtype} take",
-            weights_bytes(config, widest),
+            weights_bytes(opened.config_json, widest),
             ops.free_memory(),
             "choose a smaller model or dtype, or another device",
         )
         start = time.perf_counter()
-        tokenizer = read_tokenizer(folder)  # not beside the weights: both would take longer
-        config = with_special_tokens(config, tokenizer, folder, bos_token)
+        config = opened.config  # reads the tokenizer; beside the weights, both would take longer
         network = checkpoint.assemble(config, ops, weights)
     seconds = time.perf_counter() - start
     raise_swallowed()  # such as while CuPy or pyarrow was imported
     speculator = Speculator(network)
-    loaded = LoadedModel(network, tokenizer, speculator if speculate and speculator.pays else None)
+    drafts = speculator if speculate and speculator.pays else None
+    loaded = LoadedModel(network, opened.tokenizer, drafts)
     engine = Engine(loaded, name, seconds, adapter)
     return engine.with_edits(edits) if edits else engine

@@ -145,10 +145,10 @@ def test_a_head_at_the_place_of_wte_is_tied_without_a_look(tmp_path, monkeypatch
     tensors = stored_tensors(CONFIG, head="wte")
     tensors["lm_head.weight"] = tensors["wte.weight"]
     write_torch(write_checkpoint(tmp_path, CONFIG), tensors)
-    config, stored = checkpoint.read(tmp_path)
-    rounded = checkpoint.rounded(stored, "float16", "a model")
+    opened = checkpoint.open_checkpoint(tmp_path)
+    rounded = checkpoint.rounded(opened.tensors, "float16", "a model")
     monkeypatch.setattr("gpt_cli.folder.tensors.Tensor.__getitem__", None)
-    assert "lm_head.weight" not in checkpoint.without_tied_head(rounded, config)
+    assert "lm_head.weight" not in checkpoint.without_tied_head(rounded, opened.config_json)
 
 
 @pytest.mark.parametrize("dtype", SHORT)
@@ -274,6 +274,6 @@ def test_damaged_weights_stay_damaged(tmp_path, dtype, name):
 
 def test_without_the_library_rounding_is_refused(case_folder, monkeypatch):
     monkeypatch.delenv("GPT_CLI_OPS", raising=False)
-    monkeypatch.setattr("gpt_cli.ops.native_library", lambda: None)
+    monkeypatch.setattr("gpt_cli.ops.select.native_library", lambda: None)
     with pytest.raises(OptionError, match="bfloat16 needs the compiled library"):
         load(case_folder("saved"), "bfloat16")

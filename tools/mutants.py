@@ -32,7 +32,7 @@ for library in ("fsspec", "huggingface_hub", "hypothesis.extra.numpy", "numpy", 
 
 # The tests of each module, the fastest first: a mutant ends at the first that fails.
 ALONE = (
-    "scoring/score scoring/words gpt2/kv_cache folder/config "
+    "scoring/score texts/words gpt2/kv_cache folder/config "
     "options/declare records generation/speculate compression/range_coder "
     "jobs/parts jobs/parquet jobs/outputs gpt2/model serve/scheduler"
 )
@@ -62,7 +62,7 @@ TESTS = {
         "generation/test_speculate.py",
     ],
     "generation/drafts": ["generation/test_drafts.py", "generation/test_speculate.py"],
-    "generation/speculator": ["generation/test_drafts.py", "generation/test_speculate.py"],
+    "texts/speculator": ["generation/test_drafts.py", "generation/test_speculate.py"],
     "gpt2/checkpoint": ["gpt2/test_checkpoint.py", "gpt2/test_model.py", "gpt2/test_quantize.py"],
     "options/request": ["options/test_declare.py", "generation/test_sampling.py"],
     "generation/sampling": ["generation/test_sampling.py", "cli/test_app.py"],

@@ -45,9 +45,8 @@ def hook_values(engine: Engine, *, together: bool = False) -> Array:
     config = engine.model.config
     names = select_hooks(config, [f"blocks.{config.n_layer - 1}.*", FINAL])
     texts = [Text(engine.encode(prompt)[: config.n_positions]) for prompt in PROMPTS]
-    rows: list[dict[str, Array]] = []
-    for part in [texts] if together else [[text] for text in texts]:
-        rows += activations(engine.model, part, names)
+    batches = [texts] if together else [[text] for text in texts]
+    rows = [row for batch in batches for row in activations(engine.model, batch, names)]
     arrays = [array[np.isfinite(array)] for row in rows for array in row.values()]
     return np.concatenate([array / (array.std() or 1) for array in arrays])
 

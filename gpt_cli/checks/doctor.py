@@ -69,9 +69,10 @@ def _library() -> Finding:
         return Finding("library", "note", f"this processor lacks fused multiply-add: {slow}")
     lower = [other for other in available if other != level]
     also = f" (also here: {', '.join(lower)})" if lower else ""
-    choice, cure = os.environ.get("GPT_CLI_OPS") or "native", "unset GPT_CLI_OPS"
+    choice = os.environ.get("GPT_CLI_OPS") or "native"
     if choice == "native":
         return Finding("library", "ok", f"computes at the level {level}{also}")
+    cure = "unset GPT_CLI_OPS"
     if choice in ("numpy", "cupy"):
         text = f"compiled, for {level}{also}, but GPT_CLI_OPS={choice} is set"
         return Finding("library", "note", text, cure)
@@ -136,7 +137,8 @@ def _cache() -> Finding:
 def _terminal() -> Finding:
     if sys.stdout is None or not sys.stdout.isatty():
         return Finding("terminal", "ok", "output is not a terminal: plain text, no escape codes")
-    columns, encoding = shutil.get_terminal_size().columns, sys.stdout.encoding
+    columns = shutil.get_terminal_size().columns
+    encoding = sys.stdout.encoding
     colours = _COLOURS.get(Console(file=sys.stdout).color_system or "", "fewer than 256 colours")
     text = f"{os.environ.get('TERM', 'unknown')}, {columns} columns, {colours}, {encoding}"
     is_utf8 = encoding.lower().replace("-", "") == "utf8"

@@ -27,10 +27,8 @@ from gpt_cli.engine import Engine
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError, counted
 from gpt_cli.folder.config import is_matrix
 from gpt_cli.folder.dtypes import SHORT, WEIGHT_TYPES
-from gpt_cli.folder.tokenizer import read_tokenizer, with_special_tokens
 from gpt_cli.generation.generate import Completion
 from gpt_cli.gpt2 import checkpoint
-from gpt_cli.gpt2.adapter import merge
 from gpt_cli.gpt2.digests import TEXT, logits_digest
 from gpt_cli.gpt2.source import MODEL, is_edited
 from gpt_cli.gpt2.weights import named_weights
@@ -80,11 +78,11 @@ def verify(name: str, folder: Path, adapter: Path | None = None) -> Iterator[Che
     yield _check_source()
     yield _check_files(folder, facts.get("sha256", {}))
     load, stored = _loader(name, folder, adapter)
-    dtype = "int8" if stored == "int8" else "float32"
-    others = [stored] if stored in SHORT else []
-    others += [] if dtype == "int8" else ["int8"]
+    dtype = stored if stored in _NOISE else "float32"
+    others = [name for name in (stored, "int8") if name != dtype]
     numpy = _reference(load(NumPyOps(dtype)), {dtype, *others} & {*_NOISE})
-    engine, known = load(get_ops("cpu", dtype)), facts.get("digests", {})
+    engine = load(get_ops("cpu", dtype))
+    known = facts.get("digests", {})
     yield from _check_ways(engine, facts, numpy.limits[dtype])
     bits = _check_bits("bits", engine, known)
     yield bits
@@ -96,14 +94,22 @@ def verify(name: str, folder: Path, adapter: Path | None = None) -> Iterator[Che
             f"{ops.name} = numpy", computed.logprobs(engine), numpy.logprobs, numpy.limits[dtype]
         )
     yield _check_hooks(engine, numpy)
-    round_trip, results = _check_round_trip(engine), {dtype: _results_for_gpu(engine)}
+    round_trip = _check_round_trip(engine)
+    results = {dtype: _results_for_gpu(engine)}
     del engine
     for other in others:
+        try:
+            engine = load(get_ops("cpu", other))
+        except GPTCLIError as error:
+            yield Check(f"bits in {other}", None, str(error))
+            continue
         same = {other: bits.digest} if other in SHORT else known  # 16 bits are widened exactly
-        yield from _check_dtype(other, load, numpy, same, results)
+        yield from _check_dtype(other, engine, numpy, same)
+        results[other] = _results_for_gpu(engine)
+        del engine
     yield round_trip
-    for other in (dtype, *others):
-        yield _check_cuda(other, load, results.get(other), numpy)
+    for name in [dtype, *others]:
+        yield _check_cuda(name, load, results.get(name), numpy)
 
 
 @dataclass(frozen=True)
@@ -118,27 +124,23 @@ class _Reference:
 
 def _reference(engine: Engine, dtypes: Iterable[str]) -> _Reference:
     """Return the results of an engine that NumPy computes, and limits for dtypes."""
-    logprobs, hooked = computed.logprobs(engine), computed.hook_values(engine)
+    logprobs = computed.logprobs(engine)
     limits = {dtype: _limits(engine, logprobs, dtype) for dtype in dtypes}
-    dtype = engine.model.ops.dtype
-    return _Reference(
-        logprobs, hooked, limits, _limits(engine, hooked, dtype, computed.hook_values)
-    )
+    hooked = computed.hook_values(engine)
+    hook_limits = _limits(engine, hooked, engine.model.ops.dtype, computed.hook_values)
+    return _Reference(logprobs, hooked, limits, hook_limits)
 
 
 def _loader(name: str, folder: Path, adapter: Path | None) -> tuple[Callable[[Ops], Engine], str]:
     """Return a function that loads a model in a dtype and on a device, and the stored dtype."""
-    tokenizer = read_tokenizer(folder)
-    config, stored = checkpoint.read(folder)
-    config = with_special_tokens(config, tokenizer, folder)
-    tensors = merge(stored, folder, adapter) if adapter else stored
+    opened = checkpoint.open_checkpoint(folder, adapter)
 
     def load(ops: Ops) -> Engine:
-        model = checkpoint.assemble(config, ops, tensors)
-        return Engine(LoadedModel(model, tokenizer), name, 0.0)
+        model = checkpoint.assemble(opened.config, ops, opened.tensors)
+        return Engine(LoadedModel(model, opened.tokenizer), name, 0.0)
 
-    dtype = checkpoint.stored_dtype(stored)
-    return load, "float32" if adapter else dtype  # an adapter changes some matrices
+    # An adapter changes some matrices.
+    return load, "float32" if adapter else opened.stored_dtype
 
 
 def cure(failed: Sequence[str]) -> str:
@@ -170,11 +172,13 @@ def _check_source() -> Check:
 def _check_files(folder: Path, expected: dict[str, str]) -> Check:
     """Compare the files with their known hashes, or with the hashes that name the cache's blobs."""
     paths = {path.name: path for path in sorted(folder.iterdir()) if path.is_file()}
-    if missing := sorted(expected.keys() - paths.keys()):
+    missing = sorted(expected.keys() - paths.keys())
+    if missing:
         return Check("files", False, f"missing: {', '.join(missing)}")
     blobs = {name: path.resolve().name for name, path in paths.items() if path.is_symlink()}
     hashes = {name: digest for name, digest in blobs.items() if _HASH.fullmatch(digest)} | expected
-    if wrong := [n for n in sorted(hashes) if file_hash(paths[n], len(hashes[n])) != hashes[n]]:
+    wrong = [n for n in sorted(hashes) if file_hash(paths[n], len(hashes[n])) != hashes[n]]
+    if wrong:
         return Check("files", False, f"not as published: {', '.join(wrong)}")
     if not hashes:
         return Check("files", None, "no known hashes for a model in a plain folder")
@@ -184,7 +188,8 @@ def _check_files(folder: Path, expected: dict[str, str]) -> Check:
 def _check_ways(engine: Engine, facts: dict[str, Any], limits: Array) -> Iterator[Check]:
     """Check the texts of one implementation, computed in several ways."""
     yield _check_continuations(engine, facts.get("continuations", []))
-    ops, together = engine.model.ops, computed.texts(engine, computed.PROMPTS)
+    ops = engine.model.ops
+    together = computed.texts(engine, computed.PROMPTS)
     recomputed = computed.texts(engine, computed.PROMPTS, use_cache=False)
     yield _check_same("cache on = off", together, recomputed, ops, limits)
     alone = [computed.texts(engine, [prompt])[0] for prompt in computed.PROMPTS]
@@ -199,8 +204,8 @@ def _check_continuations(engine: Engine, continuations: Sequence[dict[str, Any]]
     for fact in continuations:
         (text,) = engine.generate([fact["prompt"]], max_tokens=fact["tokens"], temperature=0)
         if text.text != fact["text"]:
-            prompt, other = _quoted(fact["prompt"], 40), _quoted(text.text, 60)
-            return Check(name, False, f"{prompt} continues with {other}")
+            prompt = _quoted(fact["prompt"], 40)
+            return Check(name, False, f"{prompt} continues with {_quoted(text.text, 60)}")
     tokens = counted(sum(fact["tokens"] for fact in continuations), "token")
     return Check(name, True, f"{counted(len(continuations), 'text')} of {tokens}, as published")
 
@@ -216,7 +221,8 @@ def _check_same(
     """Compare the tokens and the log-probabilities of several texts."""
     if [text.ids for text in texts] != [other.ids for other in others]:
         return Check(name, False, "the tokens differ")
-    ours, theirs = (np.concatenate([t.logprobs for t in pair]) for pair in (texts, others))
+    ours = np.concatenate([text.logprobs for text in texts])
+    theirs = np.concatenate([text.logprobs for text in others])
     check = _compare(name, ours, theirs, limits)
     if not ops.batch_invariant:
         return check
@@ -229,7 +235,8 @@ def _check_bits(name: str, engine: Engine, known: Mapping[str, str | None]) -> C
     ops = engine.model.ops
     if ops.name != "native":
         return Check(name, None, _ONLY_NATIVE)
-    levels, counts = bindings.levels(), (1, max(2, ops.threads))
+    levels = bindings.levels()
+    counts = 1, max(2, ops.threads)
     digests = {}
     for level, count in itertools.product(levels, counts):
         with _computing(ops, level, count):
@@ -244,23 +251,15 @@ def _check_bits(name: str, engine: Engine, known: Mapping[str, str | None]) -> C
 
 
 def _check_dtype(
-    dtype: str,
-    load: Callable[[Ops], Engine],
-    numpy: _Reference,
-    known: Mapping[str, str | None],
-    results: dict[str, dict[str, Any] | None],
+    dtype: str, engine: Engine, numpy: _Reference, known: Mapping[str, str | None]
 ) -> Iterator[Check]:
-    """Check another dtype than the first on the CPU, and keep its results for `_check_cuda`."""
-    try:
-        engine = load(get_ops("cpu", dtype))
-    except GPTCLIError as error:
-        yield Check(f"bits in {dtype}", None, str(error))
-        return
-    if dtype == "int8":
+    """Check another dtype than the first on the CPU."""
+    if dtype in numpy.limits:  # other types are widened exactly
         limits = numpy.limits[dtype]
-        yield _compare("cpu in int8 = float32", computed.logprobs(engine), numpy.logprobs, limits)
+        yield _compare(
+            f"cpu in {dtype} = float32", computed.logprobs(engine), numpy.logprobs, limits
+        )
     yield _check_bits(f"bits in {dtype}", engine, known)
-    results[dtype] = _results_for_gpu(engine)
 
 
 def _results_for_gpu(engine: Engine) -> dict[str, Any] | None:
@@ -271,7 +270,7 @@ def _results_for_gpu(engine: Engine) -> dict[str, Any] | None:
 def _check_cuda(
     dtype: str, load: Callable[[Ops], Engine], of_cpu: dict[str, Any] | None, numpy: _Reference
 ) -> Check:
-    """Compare the bits of a GPU with those of the CPU, or its results with NumPy's in limits."""
+    """Compare a GPU with the CPU, bit for bit, or else with NumPy within limits."""
     name = f"cuda in {dtype} = cpu"
     try:
         if problem := gpu.problem():
@@ -280,11 +279,12 @@ def _check_cuda(
     except GPTCLIError as error:
         return Check(name, None, str(error))
     if of_cpu is None:
-        limits = numpy.limits["int8" if dtype == "int8" else "float32"]
+        limits = numpy.limits[dtype if dtype in numpy.limits else "float32"]
         return _compare(name, computed.logprobs(engine), numpy.logprobs, limits)
     results = computed.exact(engine)
     digest = results["logits"]
-    if other := [what for what, value in results.items() if value != of_cpu.get(what)]:
+    other = [what for what, value in results.items() if value != of_cpu.get(what)]
+    if other:
         return Check(name, False, f"other bits: {', '.join(other)}", digest=digest)
     _, *others = results
     return Check(name, True, f"{digest}, and the same {', '.join(others)}", digest=digest)
@@ -303,10 +303,12 @@ def _check_hooks(engine: Engine, numpy: _Reference) -> Check:
 
 def _check_round_trip(engine: Engine) -> Check:
     """Compress the sample text at the highest level, and decompress it at all with one thread."""
-    name, ops = "compress, decompress", engine.model.ops
+    name = "compress, decompress"
+    ops = engine.model.ops
     if ops.name != "native":
         return Check(name, None, _ONLY_NATIVE)
-    data, levels = TEXT.encode(), bindings.levels()
+    data = TEXT.encode()
+    levels = bindings.levels()
     try:
         codec = Codec(engine.model, engine.tokenizer)
     except InputError as error:  # such as without a start token
@@ -345,7 +347,9 @@ def _limits(
     compute: Callable[[Engine], Array] = computed.logprobs,
 ) -> Array:
     """Return the limits (2,) of `_differences` in a dtype: a multiple of the effect of noise."""
-    model, random, effects = reference.model, np.random.default_rng(0), []
+    model = reference.model
+    random = np.random.default_rng(0)
+    effects = []
     for _ in range(_TRIALS):
         weights = dict(named_weights(model))
         for name, weight in weights.items():
@@ -370,5 +374,6 @@ def _compare(
     """Compare results within limits (2,)."""
     differences = _differences(results, expected)
     text = "{} differ by at most {:.1e}, mean {:.1e} (limits: {:.0e}, {:.0e})"
-    passed, detail = bool((differences <= limits).all()), text.format(what, *differences, *limits)
+    passed = bool((differences <= limits).all())
+    detail = text.format(what, *differences, *limits)
     return Check(name, passed, detail, *differences.tolist())

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gpt_cli.errors import CheckpointError
 from gpt_cli.options.declare import (
@@ -21,20 +21,37 @@ from gpt_cli.options.declare import (
 )
 from gpt_cli.system.files import read_json
 
-# Fields that change nothing after the training. Any other field that is set is refused. What the
-# targets were is what the file of weights holds; the last two are of features that are off.
+T = TypeVar("T")
+
+# Fields that change nothing after the training. Any other field that is set is refused. The file of
+# weights shows what the targets were; the last two are of features that are off.
 _OF_TRAINING = (
-    *("fan_in_fan_out", "peft_version", "task_type", "revision", "auto_mapping", "inference_mode"),
-    *("lora_dropout", "target_modules", "exclude_modules", "layers_to_transform", "eva_config"),
-    *("layers_pattern", "megatron_core", "qalora_group_size"),
+    "fan_in_fan_out",
+    "peft_version",
+    "task_type",
+    "revision",
+    "auto_mapping",
+    "inference_mode",
+    "lora_dropout",
+    "target_modules",
+    "exclude_modules",
+    "layers_to_transform",
+    "eva_config",
+    "layers_pattern",
+    "megatron_core",
+    "qalora_group_size",
 )
 # The supported values of fields that are always set. Other initializers change the model, too.
-_ALLOWED: dict[str, Collection[object]] = {"peft_type": ("LORA",), "bias": (None, "none")}
-_ALLOWED["init_lora_weights"] = (None, True, False, "gaussian", "orthogonal", "eva")
+_ALLOWED: dict[str, Collection[object]] = {
+    "peft_type": ("LORA",),
+    "bias": (None, "none"),
+    "init_lora_weights": (None, True, False, "gaussian", "orthogonal", "eva"),
+}
 _MERGE = "merge it into its model with PEFT (merge_and_unload), and load that"
 
-_RANKS, _ALPHAS = between(1, 2**20), between(-(2**20), 2**20)
-# Limits with which patterns and names are matched in seconds, whoever wrote them.
+_RANKS = between(1, 2**20)
+_ALPHAS = between(-(2**20), 2**20)
+# With these limits, matching takes seconds, whoever wrote the patterns and the names.
 _MOST = 500
 _NAMES = Range(lambda names: len(names) <= _MOST, f"up to {_MOST} names")
 _COSTLY = r"\)[*+]|\[\[|--|\|\||([*+(].*){3}"
@@ -72,12 +89,12 @@ class LoraConfig(Declared):
 
     @classmethod
     def from_file(cls, path: Path) -> "LoraConfig":
-        """Read a configuration; CheckpointError if a field is wrong or asks for more than LoRA."""
+        """Read a configuration; CheckpointError if a field is wrong or needs more than LoRA."""
         raw = read_json(path)
         names = [field.name for field in fields(cls)]
-        known = (*names, *_OF_TRAINING, *_ALLOWED)
+        known = {*names, *_OF_TRAINING, *_ALLOWED}
         refused = [name for name, values in _ALLOWED.items() if raw.get(name) not in values]
-        refused += [name for name in raw if raw[name] and name not in known]
+        refused += [name for name, value in raw.items() if value and name not in known]
         if refused:
             shown = f"{refused[0]:.40} is {raw.get(refused[0])!r:.40}"
             raise CheckpointError(f"{path}: {shown}, which is not supported: {_MERGE}")
@@ -88,11 +105,15 @@ class LoraConfig(Declared):
 
     def rank_and_scale(self, module: str) -> tuple[int, float]:
         """Return the rank of the change of a module's matrix, and the factor of the change."""
-        ranks = (rank for pattern, rank in self.rank_pattern.items() if pattern.match(module))
-        alphas = (alpha for pattern, alpha in self.alpha_pattern.items() if pattern.match(module))
-        rank, alpha = next(ranks, self.r), next(alphas, self.lora_alpha)
+        rank = _first_match(self.rank_pattern, module, self.r)
+        alpha = _first_match(self.alpha_pattern, module, self.lora_alpha)
         return rank, alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     def saves(self, name: str) -> bool:
         """Return whether a tensor is in one of the modules to save."""
         return any(f".{module}." in f".{name}" for module in self.modules_to_save)
+
+
+def _first_match(numbers: Mapping[re.Pattern[str], T], module: str, default: T) -> T:
+    """Return the number of the first pattern that matches a module's name."""
+    return next((numbers[pattern] for pattern in numbers if pattern.match(module)), default)

@@ -2,10 +2,10 @@
 
 import codecs
 import re
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from copy import copy
-from typing import Protocol
 
 from gpt_cli.errors import CheckpointError, InputError
 from gpt_cli.folder.special_tokens import SpecialIds
@@ -14,10 +14,10 @@ from gpt_cli.folder.special_tokens import SpecialIds
 _STRETCHES = re.compile("([\udc80-\udcff]+)|[^\udc80-\udcff]+")
 
 
-class Tokenizer(Protocol):
+class Tokenizer(ABC):
     """Converts text to ids and back."""
 
-    kind: str  # "GPT-2's own", or that of the library's model, such as "Unigram"
+    kind: str  # "GPT-2's own", or the kind of the library's model, such as "Unigram"
     source: str  # the files, as errors name them
     special: dict[str, int]  # the names of special tokens, and their ids
     byte_ids: Sequence[int]  # the tokens of the 256 single bytes, or none
@@ -30,7 +30,7 @@ class Tokenizer(Protocol):
         """Set the ids of the vocabulary and of added tokens; CheckpointError if one repeats."""
         self.size = 1 + max(ids, default=-1)
         self._ids = array("q", [*ids, *added])
-        if len({*ids, *added}) < len(self._ids):
+        if len(set(self._ids)) < len(self._ids):
             raise CheckpointError(f"{self.source}: two tokens have the same id: get it again")
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
@@ -46,6 +46,7 @@ class Tokenizer(Protocol):
             ) from None
         return self._encode(text, special=special)
 
+    @abstractmethod
     def _encode(self, text: str, *, special: bool) -> list[int]:
         """Return the ids of a text, which is valid Unicode."""
 
@@ -62,6 +63,7 @@ class Tokenizer(Protocol):
                 ids += self._exact_ids(stretch[0], special=special)
         return ids
 
+    @abstractmethod
     def _exact_ids(self, text: str, *, special: bool) -> list[int]:
         """Return ids whose joined bytes are those of a text, if all bytes have tokens."""
 
@@ -70,11 +72,16 @@ class Tokenizer(Protocol):
             raise InputError("this model has no tokens for single bytes: give text in UTF-8")
         return [self.byte_ids[byte] for byte in data]
 
+    @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`; undecodable bytes become U+FFFD."""
 
+    @abstractmethod
     def piece(self, id: int, before: int | None = None) -> bytes:
-        """Return what a token adds to a text whose last token is `before`; None: it is empty."""
+        """Return the bytes that a token adds to a text with the last token `before`.
+
+        `before` is None if the text is empty.
+        """
 
     def pieces(self, ids: Iterable[int], prompt: Sequence[int] = ()) -> Iterator[bytes]:
         """Yield what each token adds to the text of a prompt and the tokens before it."""
@@ -87,6 +94,7 @@ class Tokenizer(Protocol):
         """Return a decoder of the ids that follow a prompt."""
         return Stream(self, prompt)
 
+    @abstractmethod
     def token_bytes(self, id: int) -> bytes | None:
         """Return the bytes of a token, perhaps a part of a character; None if it has none.
 
@@ -97,18 +105,18 @@ class Tokenizer(Protocol):
         """Return a token as text, or as the vocabulary writes it if tokens have no bytes."""
         return (self.token_bytes(id) or b"").decode(errors="replace")
 
+    @abstractmethod
     def token_id(self, name: str) -> int | None:
         """Return the id of a special token or of a text that is one token, else None."""
 
     def all_bytes(self, vocab_size: int) -> list[bytes]:
         """Return the bytes of the ids below `vocab_size`; b"" for those without a token."""
-        missing = {*self.missing_ids(vocab_size)}
-        ids = range(vocab_size)
-        return [b"" if id in missing else self.token_bytes(id) or b"" for id in ids]
+        missing = set(self.missing_ids(vocab_size))
+        return [b"" if id in missing else self.token_bytes(id) or b"" for id in range(vocab_size)]
 
     def missing_ids(self, vocab_size: int) -> list[int]:
         """Return the ids below `vocab_size` that have no token, such as padding rows of wte."""
-        return sorted({*range(vocab_size)}.difference(self._ids))
+        return sorted(set(range(vocab_size)).difference(self._ids))
 
 
 class Stream:
@@ -137,8 +145,9 @@ class Stream:
         return self._decoder.decode(b"", final=True)
 
     def _piece(self, id: int) -> bytes:
-        before, self._before = self._before, id
-        return self._tokenizer.piece(id, before)
+        piece = self._tokenizer.piece(id, self._before)
+        self._before = id
+        return piece
 
 
 def check_bytes(

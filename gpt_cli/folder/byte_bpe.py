@@ -52,9 +52,9 @@ class ByteBPE(Tokenizer):
             return CheckpointError(f"{source}: {problem}: {cure}")
 
         bpe = [*byte_alphabet(), *merged]
-        table, encode = charmap_build(byte_alphabet()), charmap_encode
+        table = charmap_build(byte_alphabet())
         try:
-            ranks = {encode(token, "strict", table)[0]: vocab[token] for token in bpe}
+            ranks = {charmap_encode(token, "strict", table)[0]: vocab[token] for token in bpe}
         except (KeyError, UnicodeEncodeError) as error:
             problem = f"a token of the merges is not in the vocabulary ({error!r:.80})"
             raise mismatch(problem) from None
@@ -70,7 +70,9 @@ class ByteBPE(Tokenizer):
         special |= {token: id for token, id in added.items() if ranks.get(token.encode()) != id}
         if "" in special:  # tiktoken would find it endlessly
             raise mismatch("a token is empty", "get it again")
-        self.source, self.special, self._adds_space = source, special, adds_space
+        self.source = source
+        self.special = special
+        self._adds_space = adds_space
         self.byte_ids = ids[:256]
         self._set_ids(ids, special.values())
         self._encoding = tiktoken.Encoding(

@@ -95,38 +95,36 @@ class GPT2Config(Declared):
 
     @classmethod
     def from_folder(cls, folder: Path) -> "GPT2Config":
-        """Read `config.json`, and eos_token_id from `generation_config.json` if it has one."""
+        """Read `config.json`; `with_special_tokens` settles the start and end tokens."""
         path = folder / "config.json"
         if not path.exists():
             fault = "is a link to itself or to nothing" if path.is_symlink() else "is missing"
             raise CheckpointError(
                 f"{path} {fault}: give the folder of a whole model, or get the model again"
             )
-        raw = read_json(path)
-        generation = folder / "generation_config.json"
-        if generation.is_file():
-            eos = read_json(generation).get("eos_token_id")
-            raw |= {} if eos is None else {"eos_token_id": eos}
-        return cls.from_dict(raw, source=str(path))
+        return cls.from_dict(read_json(path), source=str(path))
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any], source: str = "config") -> "GPT2Config":
         """Validate a parsed `config.json`; a CheckpointError names `source` and the field."""
         raw = {_ALIASES.get(name, name): value for name, value in raw.items()}
         try:
-            if (model_type := raw.get("model_type", "gpt2")) != "gpt2":
+            model_type = raw.get("model_type", "gpt2")
+            if model_type != "gpt2":
                 raise CheckpointError(
                     f"{source}: model_type is {model_type!r:.40}, not gpt2: gpt-cli computes GPT-2 "
                     "only: see docs/models.md"
                 )
             if raw.get("add_cross_attention"):
                 raise ValueError("add_cross_attention is set, unlike in GPT-2")
-            if (quantization := raw.get("quantization_config")) not in (None, INT8):
+            quantization = raw.get("quantization_config")
+            if quantization not in (None, INT8):
                 raise ValueError(f"quantization_config is {quantization!r:.80}, not {INT8}")
             names = [field.name for field in fields(cls)]
             values = {name: raw[name] for name in names if name in raw}
-            if name := values.get("activation_function"):
-                values["activation_function"] = _ACTIVATION_ALIASES.get(str(name), name)
+            activation = values.get("activation_function")
+            if activation:
+                values["activation_function"] = _ACTIVATION_ALIASES.get(str(activation), activation)
             values["dtype"] = "float32" if quantization is None else "int8"
             config = cls(**cls.parse_json(values))
             if config.n_embd % config.n_head:
@@ -146,8 +144,12 @@ def expected_shapes(
     The head is included if it is not tied, or with `head`: a tied head may be stored, too.
     """
     C, inner = config.n_embd, config.inner_size
-    attention = ("attn.c_attn", (C, 3 * C)), ("attn.c_proj", (C, C))
-    linear = *attention, ("mlp.c_fc", (C, inner)), ("mlp.c_proj", (inner, C))  # (n_in, n_out)
+    linear = (  # (n_in, n_out)
+        ("attn.c_attn", (C, 3 * C)),
+        ("attn.c_proj", (C, C)),
+        ("mlp.c_fc", (C, inner)),
+        ("mlp.c_proj", (inner, C)),
+    )
     yield "wte.weight", (config.vocab_size, C)
     yield "wpe.weight", (config.n_positions, C)
     for layer in range(config.n_layer):

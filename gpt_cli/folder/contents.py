@@ -7,16 +7,27 @@ from pathlib import Path
 from gpt_cli.errors import MALFORMED, CheckpointError, ModelNotFoundError
 from gpt_cli.system.files import read_json
 
-CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
-# The files of a tokenizer's vocabulary; of those that a folder has, the first ones count.
+CONFIG = "config.json"
+ADAPTER_CONFIG = "adapter_config.json"
+# The files of a tokenizer's vocabulary. If a folder has several of these, the first counts.
 BYTE_BPE = ("vocab.json", "merges.txt")
 VOCABULARIES = (
-    *(("tokenizer.json",), BYTE_BPE, ("vocab.txt",)),
-    *(("spiece.model",), ("sentencepiece.bpe.model",)),
+    ("tokenizer.json",),
+    BYTE_BPE,
+    ("vocab.txt",),
+    ("spiece.model",),
+    ("sentencepiece.bpe.model",),
 )
 TOKENIZER = (
-    *(name for names in VOCABULARIES for name in names),
-    *("added_tokens.json", "tokenizer_config.json", "special_tokens_map.json"),
+    "tokenizer.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "added_tokens.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
 )
 # Files of weights, the preferred ones first; an index names the files of a model in shards.
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -37,7 +48,8 @@ def select_weights(
         if name in names:
             return [name]
         if name + _INDEX in names:
-            return [name + _INDEX, *_read_index(get_index(name + _INDEX), Path(name).suffix)]
+            index = name + _INDEX
+            return [index, *_read_index(get_index(index), Path(name).suffix)]
     for name in _WEIGHTS:
         shard = re.compile(r"-\d+-of-\d+\.".join(map(re.escape, name.split("."))))
         if any(map(shard.fullmatch, names)):
@@ -87,7 +99,7 @@ def tokenizer_files(names: Collection[str]) -> list[str]:
 
 
 def vocabulary(names: Collection[str]) -> tuple[str, ...] | None:
-    """Return the files of the vocabulary that counts, if `names` has one."""
+    """Return the files of the vocabulary among `names`, or None; see VOCABULARIES."""
     return next((files for files in VOCABULARIES if all(name in names for name in files)), None)
 
 

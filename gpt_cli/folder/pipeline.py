@@ -53,7 +53,7 @@ class Pipeline(Tokenizer):
         self._set_ids([id for id in vocab.values() if id not in added], added)
         self.special = {token.content: id for id, token in added.items() if token.special}
         of_bytes = [f"<0x{n:02X}>" if self._falls_back else _ALPHABET[n] for n in range(256)]
-        has_all = self.has_bytes and vocab.keys() >= {*of_bytes}
+        has_all = self.has_bytes and all(name in vocab for name in of_bytes)
         self.byte_ids = [vocab[name] for name in of_bytes] if has_all else []
 
     @contextmanager
@@ -163,7 +163,8 @@ class _RunStream(Stream):
         return self.flush() + data.decode()
 
     def flush(self) -> str:
-        run, self._run = self._run, b""
+        run = self._run
+        self._run = b""
         try:
             return run.decode()
         except UnicodeDecodeError:

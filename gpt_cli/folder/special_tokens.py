@@ -43,9 +43,15 @@ class TokenizerSettings:
     @classmethod
     def from_folder(cls, folder: Path) -> "TokenizerSettings":
         """Read the files that exist."""
-        names = "tokenizer_config", "special_tokens_map", "added_tokens", "config"
-        paths = (folder / f"{name}.json" for name in names)
-        raw, tokens, added, config = (read_json(path) if path.is_file() else {} for path in paths)
+
+        def read(name: str) -> dict[str, Any]:
+            path = folder / name
+            return read_json(path) if path.is_file() else {}
+
+        raw = read("tokenizer_config.json")
+        tokens = read("special_tokens_map.json")
+        added = read("added_tokens.json")
+        config = read("config.json")
         kind = raw.get("tokenizer_class") or config.get("tokenizer_class") or "GPT2Tokenizer"
         values = raw if "added_tokens_decoder" in raw else raw | tokens  # as in transformers
         contents = {
@@ -85,17 +91,21 @@ class TokenizerSettings:
 
         With a tokenizer.json, transformers ignores `add_bos_token` and applies its template.
         """
-        names = [self.tokens.get("bos_token"), self.tokens.get("eos_token"), _STARTS.get(self.kind)]
-        named, eos, usual = (None if name is None else token_id(name) for name in names)
+
+        def id_of(name: str | None) -> int | None:
+            return None if name is None else token_id(name)
+
+        start = self.tokens.get("bos_token")
         declared = self.declared_bos if self.declared_bos in special else None
-        bos = next((id for id in (named, declared, usual) if id is not None), None)
+        starts = (id_of(start), declared, id_of(_STARTS.get(self.kind)))
+        bos = next((id for id in starts if id is not None), None)
         begins = self.raw.get("add_bos_token") is True
         if description is not None:
             parts = _template(description.get("post_processor"))
             first = parts[0].get("SpecialToken") if parts else None
             alone = bool(parts) and "Sequence" in parts[-1]  # nothing after the text
-            begins = first is not None and first["id"] == names[0] and (begins or alone)
-        return SpecialIds(bos, eos, begins)
+            begins = first is not None and first["id"] == start and (begins or alone)
+        return SpecialIds(bos, id_of(self.tokens.get("eos_token")), begins)
 
 
 def _template(processor: Any) -> list[dict[str, Any]]:

@@ -81,7 +81,8 @@ class Tensor:
         with self.opened() as (file, offset):
             file.seek(offset + first * stored.itemsize)
             while rest:
-                if not (size := file.readinto(rest)):
+                size = file.readinto(rest)
+                if not size:
                     raise EOFError
                 rest = rest[size:]
         return stored

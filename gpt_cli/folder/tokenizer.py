@@ -32,7 +32,8 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     """
     settings = TokenizerSettings.from_folder(folder)
     present = {name for files in VOCABULARIES for name in files if (folder / name).is_file()}
-    if (files := vocabulary(present)) is None:
+    files = vocabulary(present)
+    if files is None:
         names = ", or ".join(" and ".join(files) for files in VOCABULARIES)
         raise CheckpointError(f"{folder} has no tokenizer: add the model's {names}")
     source = " and ".join([str(folder / files[0]), *files[1:]])
@@ -57,7 +58,8 @@ def _description(folder: Path, settings: TokenizerSettings, present: set[str]) -
     """
     path = folder / "tokenizer.json"
     if present.issuperset(BYTE_BPE):
-        data, merges = read_small(path), read_small(folder / "merges.txt")
+        data = read_small(path)
+        merges = read_small(folder / "merges.txt")
         last = _PUNCTUATION.sub(b"", merges.rstrip().rpartition(b"\n")[2])
         if last and _PUNCTUATION.sub(b"", data[-_TAIL:]).endswith(last):
             head = data.partition(b'"vocab"')[0].rstrip().removesuffix(b",")
@@ -73,7 +75,8 @@ def _description(folder: Path, settings: TokenizerSettings, present: set[str]) -
 
 def _is_gpt2s(description: dict[str, Any]) -> bool:
     """Return whether a tokenizer.json describes a tokenizer of GPT-2's own kind."""
-    model, split = description["model"], description.get("pre_tokenizer") or {}
+    model = description["model"]
+    split = description.get("pre_tokenizer") or {}
     return (
         model.get("type", "BPE") == "BPE"
         and not any(model.get(part) for part in _UNUSUAL)
@@ -88,11 +91,13 @@ def _byte_bpe(
     folder: Path, settings: TokenizerSettings, description: dict[str, Any] | None, source: str
 ) -> ByteBPE:
     """Return a tokenizer of GPT-2's own kind, which the parts of a description may define."""
-    added, adds_space = settings.added, settings.adds_space
+    added = settings.added
+    adds_space = settings.adds_space
     if description:
         added = {token["content"]: token["id"] for token in description.get("added_tokens") or []}
         adds_space = bool(description["pre_tokenizer"].get("add_prefix_space"))
-        if "vocab" in (model := description["model"]):
+        model = description["model"]
+        if "vocab" in model:
             merged = [  # as "left right" or ["left", "right"]
                 merge.replace(" ", "") if isinstance(merge, str) else "".join(merge)
                 for merge in model["merges"]
@@ -119,28 +124,47 @@ def _pipeline(
 def with_special_tokens(
     config: GPT2Config, tokenizer: Tokenizer, folder: Path, bos_token: str | int | None = None
 ) -> GPT2Config:
-    """Return a configuration with the special tokens of the tokenizer, which win over config.json.
+    """Return a configuration with the start and end tokens that texts have.
 
-    An end token in generation_config.json wins over the tokenizer's, unless it comes from
-    config.json. Raise OptionError if `bos_token`, a name or an id, is not a token of the model;
-    CheckpointError if the tokenizer has more tokens than the model, special ones apart.
+    The start token is `bos_token`, a name or an id; by default the tokenizer's, or config.json's.
+
+    Raise OptionError if `bos_token` is not a token of the model; CheckpointError if the tokenizer
+    has more tokens than the model, special ones apart, or generation_config.json is not valid.
     """
-    ids, size, ends = tokenizer.special_ids, config.vocab_size, config.eos_token_id
+    size = config.vocab_size
     if tokenizer.size > size:
         raise CheckpointError(
             f"{tokenizer.source}: the vocabulary has {tokenizer.size:,} tokens, and the model has "
             f"{size:,} (vocab_size): get the tokenizer and the weights of the same model"
         )
-    starts = (ids.bos, config.bos_token_id)
-    start = next((id for id in starts if id is not None and id < size), None)
     if bos_token is not None:
-        start = _id_of(str(bos_token), tokenizer, size)
+        start: int | None = _id_of(str(bos_token), tokenizer, size)
+    else:
+        starts = (tokenizer.special_ids.bos, config.bos_token_id)
+        start = next((id for id in starts if id is not None and id < size), None)
+    ends = tuple(id for id in _end_tokens(config, tokenizer, folder) if id < size)
+    return replace(config, bos_token_id=start, eos_token_id=ends)
+
+
+def _end_tokens(config: GPT2Config, tokenizer: Tokenizer, folder: Path) -> tuple[int, ...]:
+    """Return the end tokens of generation_config.json, the tokenizer or config.json.
+
+    The first of these that names one counts. But what generation_config.json only copies from
+    config.json comes after the tokenizer.
+    """
     path = folder / "generation_config.json"
     generation = read_json(path) if path.is_file() else {}
-    chosen = generation.get("eos_token_id") is not None and not generation.get("_from_model_config")
-    if ids.eos is not None and ids.eos < size and not chosen:
-        ends = (ids.eos,)
-    return replace(config, bos_token_id=start, eos_token_id=tuple(id for id in ends if id < size))
+    ends = config.eos_token_id
+    declared = generation.get("eos_token_id")
+    if declared is not None:
+        try:
+            ends = GPT2Config.parse_json({"eos_token_id": declared})["eos_token_id"]
+        except OptionError as error:
+            raise CheckpointError(f"{path}: {error}: correct the file or get it again") from None
+        if not generation.get("_from_model_config"):
+            return ends
+    eos = tokenizer.special_ids.eos
+    return ends if eos is None or eos >= config.vocab_size else (eos,)
 
 
 def _id_of(name: str, tokenizer: Tokenizer, size: int) -> int:

@@ -22,17 +22,27 @@ from gpt_cli.system.files import version
 
 _LARGEST = 2_000_000  # bytes of a pickle or a directory; those of gpt2-xl have 150,000
 _MOST_OPCODES = 100_000  # of a file, in less than half a second; gpt2-xl has 20,000
-_MOST_AXES, _MOST_ELEMENTS = 8, 2**40
+_MOST_AXES = 8
+_MOST_ELEMENTS = 2**40
 _CURE = "save `model.state_dict()` alone, or get the model as safetensors"
 _MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of the older form (before 1.6)
 _PROTOCOL = 1001  # the second one
 
 # Types of storages: the dtype as in safetensors, and the bytes of an element.
-_TYPES = {"Float": ("F32", 4), "Half": ("F16", 2), "BFloat16": ("BF16", 2), "Double": ("F64", 8)}
-_TYPES |= {"Long": ("I64", 8), "Int": ("I32", 4), "Short": ("I16", 2), "Char": ("I8", 1)}
-_TYPES |= {"Byte": ("U8", 1), "Bool": ("BOOL", 1)}
-_STORAGES = {f"torch.{name}Storage": type for name, type in _TYPES.items()}
-_DICT, _TENSOR = "collections.OrderedDict", "torch._utils._rebuild_tensor_v2"
+_STORAGES = {
+    "torch.FloatStorage": ("F32", 4),
+    "torch.HalfStorage": ("F16", 2),
+    "torch.BFloat16Storage": ("BF16", 2),
+    "torch.DoubleStorage": ("F64", 8),
+    "torch.LongStorage": ("I64", 8),
+    "torch.IntStorage": ("I32", 4),
+    "torch.ShortStorage": ("I16", 2),
+    "torch.CharStorage": ("I8", 1),
+    "torch.ByteStorage": ("U8", 1),
+    "torch.BoolStorage": ("BOOL", 1),
+}
+_DICT = "collections.OrderedDict"
+_TENSOR = "torch._utils._rebuild_tensor_v2"
 _PARAMETER = "torch._utils._rebuild_parameter"
 _MARK = object()  # on the stack
 
@@ -83,7 +93,8 @@ def _values(data: BytesIO) -> Iterator[Any]:
                 stack.append(memo[argument])
             case "STOP":
                 yield stack.pop()
-                stack, memo = [], {}
+                stack = []
+                memo = {}
             case name:
                 stack.append(_result(name, argument, _operands(opcode, stack)))
 
@@ -93,7 +104,8 @@ def _operands(opcode: pickletools.OpcodeInfo, stack: list[Any]) -> list[Any]:
     operands: list[Any] = []
     for kind in reversed(opcode.stack_before):
         if kind is pickletools.stackslice:
-            operands.append([*iter(stack.pop, _MARK)][::-1])
+            values = list(iter(stack.pop, _MARK))
+            operands.append(values[::-1])
         elif kind is not pickletools.markobject:
             operands.append(stack.pop())
     return operands[::-1]
@@ -122,7 +134,8 @@ def _result(opcode: str, argument: Any, operands: list[Any]) -> Any:
         case ["BUILD", dict() as target, dict()]:  # the versions of a state dict's modules
             return target
         case ["GLOBAL"]:
-            if (name := argument.replace(" ", ".")) in (_DICT, _TENSOR, _PARAMETER, *_STORAGES):
+            name = argument.replace(" ", ".")
+            if name in (_DICT, _TENSOR, _PARAMETER) or name in _STORAGES:
                 return _Name(name)
             raise NotWeightsError(f"it names {name:.80}, which is never called; {_CURE}")
         case ["BINPERSID", ("storage", _Name() as name, str(key), _, int(count), *view)]:
@@ -175,7 +188,7 @@ def _parts(state: Any) -> tuple[dict[str, _View], dict[str, _Storage]]:
 
 
 class _File(FileIO):
-    """A file in which no single read is larger than a pickle or a directory may be."""
+    """A file that reads at most `_LARGEST` bytes at a time."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Read up to `size` bytes, or up to the limit; ValueError if `size` is beyond it."""
@@ -190,19 +203,27 @@ def read_torch(path: Path) -> Iterator[tuple[str, Tensor]]:
     ValueError and its like if the file is damaged, or is more than a state dict.
     """
     with _File(path) as file:
-        read, is_zip = version(file.fileno()), file.read(4) == b"PK\3\4"
+        read = version(file.fileno())
+        read_parts = _read_zip if file.read(4) == b"PK\3\4" else _read_older
         try:
-            views, offsets = (_read_zip if is_zip else _read_older)(file)
+            views, offsets = read_parts(file)
         except zipfile.BadZipFile as error:
             raise ValueError(error) from None
     for name, view in views.items():
-        storage, shape = view.storage, view.shape
+        storage = view.storage
         offset = offsets[storage.key] + view.offset * storage.itemsize
-        gaps = any(  # an axis of length 1 has any stride
-            size != 1 and stride != math.prod(shape[axis + 1 :])
-            for axis, (size, stride) in enumerate(zip(shape, view.strides, strict=True))
-        )
-        yield name, Tensor(path, read, offset, storage.dtype, shape, view.strides if gaps else None)
+        strides = view.strides if _has_gaps(view) else None
+        yield name, Tensor(path, read, offset, storage.dtype, view.shape, strides)
+
+
+def _has_gaps(view: _View) -> bool:
+    """Return whether the elements of a tensor are not one after the other, row by row."""
+    apart = 1  # elements from one to the next along an axis
+    for size, stride in zip(reversed(view.shape), reversed(view.strides), strict=True):
+        if size != 1 and stride != apart:  # an axis of length 1 has any stride
+            return True
+        apart *= size
+    return False
 
 
 def _read_zip(file: _File) -> tuple[dict[str, _View], dict[str, int]]:
@@ -212,12 +233,14 @@ def _read_zip(file: _File) -> tuple[dict[str, _View], dict[str, int]]:
         if len(entries) < len(archive.infolist()):
             raise ValueError("two of its entries have the same name")
         spans = {name: _span(file, entry) for name, entry in entries.items()}
-        ordered = [*sorted(spans.values()), (archive.start_dir, 0)]
+        ordered = sorted(spans.values())
+        ordered.append((archive.start_dir, 0))
         if any(end > start for (_, end), (start, _) in pairwise(ordered)):
             raise ValueError("its entries overlap")
         (pickle,) = (name for name in entries if name.endswith("/data.pkl"))
         folder = pickle.removesuffix("data.pkl")
-        if (order := entries.get(f"{folder}byteorder")) and archive.read(order) != b"little":
+        order = entries.get(f"{folder}byteorder")
+        if order and archive.read(order) != b"little":
             raise ValueError("its numbers are big-endian")
         views, storages = _parts(next(_values(BytesIO(archive.read(pickle)))))
     offsets = {}
@@ -233,7 +256,8 @@ def _span(file: _File, entry: zipfile.ZipInfo) -> tuple[int, int]:
     """Return where an entry of a zip file begins and ends; it must be uncompressed."""
     file.seek(entry.header_offset)
     header = file.read(30)
-    name, extra = (int.from_bytes(header[start : start + 2], "little") for start in (26, 28))
+    name = int.from_bytes(header[26:28], "little")  # the lengths of two fields
+    extra = int.from_bytes(header[28:30], "little")
     plain = entry.compress_type == zipfile.ZIP_STORED and not entry.flag_bits & 1
     if not header.startswith(b"PK\3\4") or not plain or entry.compress_size != entry.file_size:
         raise ValueError(f"its entry {entry.filename:.80} is compressed or damaged")
@@ -251,15 +275,19 @@ def _read_older(file: _File) -> tuple[dict[str, _View], dict[str, int]]:
     magic, protocol, _, state, keys = islice(_values(data), 5)
     if (magic, protocol) != (_MAGIC, _PROTOCOL):
         raise ValueError("it is a pickle, but not PyTorch's")
-    (views, storages), offset, offsets = _parts(state), data.tell(), {}
+    views, storages = _parts(state)
     if sorted(_of_type(key, str) for key in _of_type(keys, list)) != sorted(storages):
         raise ValueError("its storages are not those of its tensors")
+    offset = data.tell()
+    offsets = {}
     for key in keys:
         storage = storages[key]
         file.seek(offset)
         if int.from_bytes(file.read(8), "little") != storage.count:
             raise ValueError(f"its storage {key:.40} has another length")
-        offsets[key], offset = offset + 8, offset + 8 + storage.count * storage.itemsize
-    if (missing := offset - file.seek(0, os.SEEK_END)) > 0:
+        offsets[key] = offset + 8
+        offset = offsets[key] + storage.count * storage.itemsize
+    missing = offset - file.seek(0, os.SEEK_END)
+    if missing > 0:
         raise ValueError(f"it ends {missing} bytes early")
     return views, offsets

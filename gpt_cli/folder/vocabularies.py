@@ -13,9 +13,13 @@ from gpt_cli.folder.pipeline import SPACE
 from gpt_cli.folder.special_tokens import TokenizerSettings
 from gpt_cli.system.files import read_small
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # types of pieces
+# Types of pieces.
+_NORMAL = 1
+_UNKNOWN = 2
+_CONTROL = 3
+_USER_DEFINED = 4
 _UNIGRAM = 1
-_LONGEST_PIECE = 1000  # bytes, far above that of any model
+_LONGEST_PIECE = 1000  # bytes, far above any model's
 _BERT_TOKENS = ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]")
 # What GPT-SW3 removes from texts, and what it reads as a space.
 _REMOVED = r"[\x00-\x08\x0b-\x1f\x7f-\x{9f}\x{a0}\x{ad}\x{200b}]"
@@ -26,10 +30,9 @@ def build(path: Path, settings: TokenizerSettings, description: dict[str, Any] |
     """Return the tokenizer of a parsed tokenizer.json, or of a vocabulary in another file."""
     if description is not None:
         return Tokenizer.from_str(json.dumps(description))
-    data, added = read_small(path), settings.added
     make = _wordpiece if path.name == "vocab.txt" else _sentencepiece
-    tokenizer = make(data, settings)
-    for text in sorted(added, key=lambda text: added[text]):
+    tokenizer = make(read_small(path), settings)
+    for text in sorted(settings.added, key=settings.added.__getitem__):
         special = text in settings.special
         tokenizer.add_tokens([AddedToken(text, special=special, normalized=not special)])
     return tokenizer
@@ -37,7 +40,8 @@ def build(path: Path, settings: TokenizerSettings, description: dict[str, Any] |
 
 def _wordpiece(data: bytes, settings: TokenizerSettings) -> Tokenizer:
     """Return BERT's tokenizer."""
-    raw, tokens = settings.raw, data.decode().removesuffix("\n").split("\n")
+    raw = settings.raw
+    tokens = data.decode().removesuffix("\n").split("\n")
     vocab = {token.rstrip(): id for id, token in enumerate(tokens)}
     unknown = settings.tokens.get("unk_token", "[UNK]")
     tokenizer = Tokenizer(models.WordPiece(vocab, unk_token=unknown))
@@ -74,7 +78,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _varint(file: BytesIO) -> int:
-    """Return a whole number, of which each byte but the last has a bit more than its 7."""
+    """Return a whole number, 7 bits a byte; the highest bit says that another byte follows."""
     value = 0
     for shift in range(0, 63, 7):
         byte = file.read(1)[0]
@@ -84,19 +88,24 @@ def _varint(file: BytesIO) -> int:
     raise ValueError("a number is too long")
 
 
+def _piece(data: bytes) -> _Piece:
+    fields = dict(_fields(data))
+    if len(fields[1]) > _LONGEST_PIECE:
+        raise ValueError("a piece is too long")
+    (score,) = struct.unpack("<f", fields.get(2, bytes(4)))
+    return _Piece(fields[1].decode(), score, fields.get(3, _NORMAL))
+
+
 def _sentencepiece(data: bytes, settings: TokenizerSettings) -> Tokenizer:
     """Return the tokenizer of T5 or XLM-R, or another by the rules of its file.
 
     The file is a ModelProto of sentencepiece_model.proto: the pieces, and the fields of TrainerSpec
     and NormalizerSpec by their numbers.
     """
-    parts, pieces = dict(_fields(data)), []
-    for fields in (dict(_fields(value)) for number, value in _fields(data) if number == 1):
-        if len(fields[1]) > _LONGEST_PIECE:
-            raise ValueError("a piece is too long")
-        (score,) = struct.unpack("<f", fields.get(2, bytes(4)))
-        pieces.append(_Piece(fields[1].decode(), score, fields.get(3, _NORMAL)))
-    trainer, rules = (dict(_fields(parts.get(number, b""))) for number in (2, 3))
+    pieces = [_piece(value) for number, value in _fields(data) if number == 1]
+    parts = dict(_fields(data))
+    trainer = dict(_fields(parts.get(2, b"")))
+    rules = dict(_fields(parts.get(3, b"")))
     scores = [(piece.text, piece.score) for piece in pieces]
     if settings.kind == "T5Tokenizer":
         tokenizer = _of_words(models.Unigram(scores, unk_id=2), rules)
@@ -151,7 +160,8 @@ def _model(pieces: list[_Piece], trainer: dict[int, Any]) -> models.Model:
 
 def _of_rules(model: models.Model, rules: dict[int, Any], settings: TokenizerSettings) -> Tokenizer:
     """Return a tokenizer by the rules of its file, as SentencePiece applies them."""
-    tokenizer, replace = Tokenizer(model), normalizers.Replace
+    tokenizer = Tokenizer(model)
+    replace = normalizers.Replace
     steps: list[Any] = []
     if settings.kind == "GPTSw3Tokenizer":
         steps += [replace(Regex(_REMOVED), ""), replace(Regex(_BLANK), " "), normalizers.NFC()]

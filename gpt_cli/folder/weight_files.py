@@ -3,7 +3,7 @@
 import json
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,21 +39,41 @@ def weight_files(folder: Path) -> list[Path]:
 
 def read_tensors(path: Path) -> list[tuple[str, Tensor]]:
     """Return the names and tensors of a complete, valid file of weights, without their data."""
-    read, start = _read_safetensors, b""
-    if is_torch := path.suffix == ".bin":
-        from gpt_cli.folder.torch_file import read_torch as read  # few models need its imports
+    if path.suffix == ".bin":
+        from gpt_cli.folder.torch_file import read_torch  # few models need its imports
+
+        return _read(path, read_torch, "a file of PyTorch's weights", IMPOSTORS)
+    return _read(path, _read_safetensors, "safetensors", IMPOSTORS | _OF_TORCH)
+
+
+def _read(
+    path: Path,
+    read: Callable[[Path], Iterator[tuple[str, Tensor]]],
+    kind: str,
+    impostors: Mapping[bytes, str],
+) -> list[tuple[str, Tensor]]:
+    """Read the tensors of a file of a kind; CheckpointError if it is damaged or an impostor."""
     try:
         return list(read(path))
     except _DAMAGED as error:
-        with suppress(OSError), path.open("rb") as file:
-            start = file.read(64).lstrip()
-        impostors = IMPOSTORS if is_torch else IMPOSTORS | _OF_TORCH
-        kinds = [kind for magic, kind in impostors.items() if start.startswith(magic)]
-        reason = str(error).removeprefix("Error while deserializing header: ")
-        if not isinstance(error, NotWeightsError):
-            reason += "; it is damaged or incomplete, get it again"
-        kind = "a file of PyTorch's weights" if is_torch else "safetensors"
-        raise CheckpointError(f"{path} is not {kind}: {[*kinds, reason][0]}") from None
+        problem = _impostor(path, impostors) or _reason(error)
+        raise CheckpointError(f"{path} is not {kind}: {problem}") from None
+
+
+def _impostor(path: Path, impostors: Mapping[bytes, str]) -> str | None:
+    """Return what a file is by its first bytes; None if these are of no known kind."""
+    with suppress(OSError), path.open("rb") as file:
+        start = file.read(64).lstrip()
+        return next((kind for magic, kind in impostors.items() if start.startswith(magic)), None)
+    return None
+
+
+def _reason(error: Exception) -> str:
+    """Return why a file could not be read, and what to do."""
+    reason = str(error).removeprefix("Error while deserializing header: ")
+    if isinstance(error, NotWeightsError):
+        return reason  # which says it
+    return f"{reason}; it is damaged or incomplete, get it again"
 
 
 def _read_safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:
@@ -78,7 +98,8 @@ def _read_safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:
         if name == "__metadata__":
             continue
         entry = dict(fields)
-        dtype, offset = entry["dtype"], 8 + length + entry["data_offsets"][0]
+        dtype = entry["dtype"]
         if not isinstance(dtype, str):  # the library also accepts other JSON forms of an enum
             raise TypeError(f"{dtype!r:.40} is not a dtype")
+        offset = 8 + length + entry["data_offsets"][0]
         yield name, Tensor(path, read, offset, dtype, tuple(entry["shape"]))

@@ -22,7 +22,9 @@ from gpt_cli.ops.int8 import Int8Rows
 from gpt_cli.ops.numpy_ops import NumPyOps
 from gpt_cli.options.declare import OptionError
 
-_PREFIX, _TRANSFORMER = "base_model.model.", "transformer."  # of names in files of adapters
+# Prefixes of names in files of adapters.
+_PREFIX = "base_model.model."
+_TRANSFORMER = "transformer."
 # Only matrices (n_in, n_out): for LoRA of a tied wte or head, PEFT itself has two results.
 _LORA = re.compile(r"(h\.\d+\.(?:attn|mlp)\.c_\w+)\.lora_([AB])\.weight", re.ASCII)
 
@@ -90,26 +92,30 @@ def _changed(
     parts: Mapping[str, Tensor], model: Mapping[str, Rows], config: LoraConfig
 ) -> dict[str, Rows]:
     """Return the tensors of the model that are not as before; ValueError if a part does not fit."""
-    shapes = {"lm_head.weight": model["wte.weight"].shape}
-    shapes |= {name: tensor.shape for name, tensor in model.items()}
+    shapes = {name: tensor.shape for name, tensor in model.items()}
+    shapes.setdefault("lm_head.weight", model["wte.weight"].shape)
     saved = {name: shapes[name] for name in shapes if config.saves(f"{_TRANSFORMER}{name}")}
     needed = dict(saved)
-    modules: dict[str, float] = {}  # and the scales of their changes
+    scales: dict[str, float] = {}  # of the changes, by module
     for lora in filter(None, map(_LORA.fullmatch, parts)):
-        if shape := shapes.get(f"{lora[1]}.weight"):
-            rank, modules[lora[1]] = config.rank_and_scale(f"{_TRANSFORMER}{lora[1]}")
-            needed[f"{lora[1]}.lora_A.weight"] = rank, shape[0]
-            needed[f"{lora[1]}.lora_B.weight"] = shape[1], rank
+        module = lora[1]
+        if f"{module}.weight" in shapes:
+            n_in, n_out = shapes[f"{module}.weight"]
+            rank, scales[module] = config.rank_and_scale(f"{_TRANSFORMER}{module}")
+            needed[f"{module}.lora_A.weight"] = (rank, n_in)
+            needed[f"{module}.lora_B.weight"] = (n_out, rank)
     _check(parts, needed)
     ops: Ops = NumPyOps()
     with suppress(InputError):  # of GPT_CLI_OPS=cupy
         ops = get_ops("cpu", "float32")  # the library's products have the same bits everywhere
     changed: dict[str, Rows] = {}
-    for module, scale in modules.items():
-        A, B = (parts[f"{module}.lora_{letter}.weight"][:] for letter in "AB")
+    for module, scale in scales.items():
+        A = parts[f"{module}.lora_A.weight"][:]
+        B = parts[f"{module}.lora_B.weight"][:]
         if not (np.isfinite(A).all() and np.isfinite(B).all()):
             raise ValueError(f"the tensors of {module} are not finite")
-        left, right = np.ascontiguousarray(A.T), Linear(ops.place_matrix(B, transposed=True))
+        left = np.ascontiguousarray(A.T)
+        right = Linear(ops.place_matrix(B, transposed=True))
         name = f"{module}.weight"
         changed[name] = _Merged(model[name], left, right, np.float32(scale), ops)
     if "wte.weight" in saved:  # as after PEFT's merge_and_unload, the head is no longer tied
@@ -118,7 +124,7 @@ def _changed(
 
 
 def _check(parts: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise ValueError if the tensors are not those of these names and shapes, in floats."""
+    """Raise ValueError unless the tensors have exactly these names and shapes, and floats."""
     for name in parts:
         if name not in shapes:
             raise ValueError(f"the tensor {name:.80} is neither LoRA of a block nor a saved module")

@@ -10,7 +10,8 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from gpt_cli.errors import CheckpointError, InputError, did_you_mean
 from gpt_cli.folder.config import SCALE, GPT2Config, expected_shapes, is_matrix, is_transposed
 from gpt_cli.folder.dtypes import NAMES_OF_CODES, SHORT
 from gpt_cli.folder.tensors import Tensor
+from gpt_cli.folder.tokenizer import Tokenizer, read_tokenizer, with_special_tokens
 from gpt_cli.folder.weight_files import read_tensors, weight_files
 from gpt_cli.gpt2.model import GPT2, MLP, Attention, Block
 from gpt_cli.gpt2.weights import Weights, untied_weights
@@ -41,14 +43,67 @@ _MATCHING = "get the weights and the config.json of the same GPT-2"
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A model's folder, opened: its configuration and tensors fit together.
+
+    The data of the tensors, the tokenizer and the adapter are read when they are needed.
+
+    Attributes:
+        folder: the model's.
+        adapter: the folder of a LoRA adapter, or None.
+        bos_token: the start token, a name or an id, if it replaces the model's.
+        config_json: the configuration in config.json. `config` also has the special tokens.
+        stored_tensors: the tensors in the files, by the names in GPT-2. An adapter changes some of
+            them: see `tensors`.
+    """
+
+    folder: Path
+    adapter: Path | None
+    bos_token: str | int | None
+    config_json: GPT2Config
+    stored_tensors: Mapping[str, Tensor | Int8Rows]
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Read the tokenizer; see `read_tokenizer` for errors."""
+        return read_tokenizer(self.folder)
+
+    @cached_property
+    def config(self) -> GPT2Config:
+        """Settle the special tokens; see `with_special_tokens` for errors."""
+        return with_special_tokens(self.config_json, self.tokenizer, self.folder, self.bos_token)
+
+    @cached_property
+    def tensors(self) -> Mapping[str, Rows]:
+        """Merge the adapter into the tensors; see `adapter.merge` for errors."""
+        if self.adapter is None:
+            return self.stored_tensors
+        from gpt_cli.gpt2.adapter import merge  # most models need none
+
+        return merge(self.stored_tensors, self.folder, self.adapter)
+
+    @property
+    def stored_dtype(self) -> str:
+        """Return the type in which the files hold all matrices; float32 if they differ."""
+        stored = {
+            "I8" if isinstance(tensor, Int8Rows) else tensor.dtype
+            for name, tensor in self.stored_tensors.items()
+            if is_matrix(name, tensor.shape)
+        }
+        return NAMES_OF_CODES[stored.pop()] if len(stored) == 1 else "float32"
+
+
 def load(folder: Path, ops: Ops) -> GPT2:
     """Read the checkpoint in a folder, and put it on the device of `ops`."""
-    config, tensors = read(folder)
-    return assemble(config, ops, tensors)
+    opened = open_checkpoint(folder)
+    return assemble(opened.config_json, ops, opened.tensors)
 
 
-def read(folder: Path) -> tuple[GPT2Config, dict[str, Tensor | Int8Rows]]:
-    """Return a checkpoint's configuration and its tensors, without reading the tensors' data.
+def open_checkpoint(
+    folder: Path, adapter: Path | None = None, *, bos_token: str | int | None = None
+) -> Checkpoint:
+    """Open the checkpoint in a folder, without reading the tensors' data.
 
     Tensors beside the transformer, such as the heads of classifiers, are left out, with a note.
     CheckpointError if a file, a tensor or a field is missing, damaged or not GPT-2's.
@@ -63,7 +118,7 @@ def read(folder: Path) -> tuple[GPT2Config, dict[str, Tensor | Int8Rows]]:
     if others:
         names = ", ".join(f"{name!r:.80}" for name in others[:3])
         _log.warning("%s: ignoring tensors beside the transformer, such as %s", folder, names)
-    return config, tensors
+    return Checkpoint(folder, adapter, bos_token, config, tensors)
 
 
 def find_tensors(folder: Path) -> dict[str, Tensor | Int8Rows]:
@@ -81,13 +136,6 @@ def find_tensors(folder: Path) -> dict[str, Tensor | Int8Rows]:
                 )
             tensors[name] = tensor
     return _with_scales(tensors, folder)
-
-
-def stored_dtype(tensors: Mapping[str, Tensor | Int8Rows]) -> str:
-    """Return "int8", "bfloat16" or "float16" if all matrices are stored so, else "float32"."""
-    matrices = [tensor for name, tensor in tensors.items() if is_matrix(name, tensor.shape)]
-    stored = {"I8" if isinstance(matrix, Int8Rows) else matrix.dtype for matrix in matrices}
-    return NAMES_OF_CODES[stored.pop()] if len(stored) == 1 else "float32"
 
 
 def rounded(tensors: Mapping[str, Rows], dtype: str, name: str) -> dict[str, Rows]:
@@ -137,13 +185,17 @@ def _problems(tensors: Mapping[str, Tensor | Int8Rows], config: GPT2Config) -> I
         known.add(name)
         if name not in tensors:
             yield f"the tensor {name} is missing: {_MATCHING}"
-        elif (shape := tensors[name].shape) != required:
+            continue
+        shape = tensors[name].shape
+        if shape != required:
             shapes = f"the shape {list(shape)}, but config.json requires {list(required)}"
             yield f"the tensor {name} has {shapes}: {_MATCHING}"
-    if (layers := len([*filter(_LAYER.fullmatch, tensors)])) > config.n_layer:
+    layers = sum(_LAYER.fullmatch(name) is not None for name in tensors)
+    if layers > config.n_layer:
         count = f"config.json has n_layer {config.n_layer}"
         yield f"{count}, and the weights have {layers} layers: {_MATCHING}"
-    if unknown := sorted(tensors.keys() - known):
+    unknown = sorted(tensors.keys() - known)
+    if unknown:
         names = ", ".join(unknown[:3])
         yield f"tensors that GPT-2 does not have, such as {names}: {_MATCHING}"
     for name, tensor in tensors.items():
@@ -175,8 +227,9 @@ def build(config: GPT2Config, ops: Ops, weights: Mapping[str, Any]) -> GPT2:
         return Linear(weights[f"{name}.weight"], weights[f"{name}.bias"])
 
     def layer_norm(name: str) -> LayerNorm:
-        weight, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
-        return LayerNorm(weight, bias, config.layer_norm_epsilon)
+        return LayerNorm(
+            weights[f"{name}.weight"], weights[f"{name}.bias"], config.layer_norm_epsilon
+        )
 
     def block(layer: int) -> Block:
         h = f"h.{layer}"
@@ -226,7 +279,8 @@ def with_weights(model: GPT2, arrays: Mapping[str, Any]) -> GPT2:
     """
     if model.ops.one_type and model.ops.dtype in SHORT:
         model = _in_float32(model)  # else the new weights would be rounded
-    weights, shapes = untied_weights(model), dict(expected_shapes(model.config, head=True))
+    weights = untied_weights(model)
+    shapes = dict(expected_shapes(model.config, head=True))
     for name, values in arrays.items():
         if name not in shapes:
             raise InputError(f"the model has no weight {name}{did_you_mean(str(name), shapes)}")
@@ -253,13 +307,21 @@ def _in_float32(model: GPT2) -> GPT2:
 
 def without_tied_head(tensors: Mapping[str, Rows], config: GPT2Config) -> dict[str, Rows]:
     """Remove a head that is stored although it is tied and equal to wte."""
-    wte, head = tensors["wte.weight"], tensors.get("lm_head.weight")
-    if head is None or not config.tie_word_embeddings:
-        return dict(tensors)
-    stored, other = (x.rows if isinstance(x, RoundedRows) else x for x in (wte, head))
-    if isinstance(other, Tensor) and other == stored:  # two names of one place in a PyTorch file
-        return {name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
-    parts = [slice(start, start + _COMPARED) for start in range(0, wte.shape[0], _COMPARED)]
-    if any(not np.array_equal(wte[part], head[part]) for part in parts):
-        return dict(tensors)
-    return {name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
+    without = dict(tensors)
+    head = tensors.get("lm_head.weight")
+    if head is not None and config.tie_word_embeddings and _are_equal(tensors["wte.weight"], head):
+        del without["lm_head.weight"]
+    return without
+
+
+def _are_equal(rows: Rows, others: Rows) -> bool:
+    """Return whether two matrices of the same shape have the same values."""
+    stored = _before_rounding(rows)
+    if isinstance(stored, Tensor) and stored == _before_rounding(others):
+        return True  # two names of one place in a PyTorch file
+    parts = [slice(start, start + _COMPARED) for start in range(0, rows.shape[0], _COMPARED)]
+    return all(np.array_equal(rows[part], others[part]) for part in parts)
+
+
+def _before_rounding(rows: Rows) -> Rows:
+    return rows.rows if isinstance(rows, RoundedRows) else rows

@@ -34,11 +34,13 @@ def weights_digest(model: GPT2, tokenizer: Tokenizer, dtype: str | None = None) 
     """Return the digest of a model in memory, as the compiled library holds it, and of its tokens.
 
     The library holds weights in one layout on all processors. With another `dtype` than the model's
-    (float32, float16 or bfloat16), the digest is that of the same weights in this dtype. If the
+    (float32, float16 or bfloat16), return the digest of the same weights in this dtype. If the
     dtype cannot hold them, no model in it has this digest.
     """
-    ops, dtype = model.ops, dtype or model.ops.dtype
-    digest, seen = hashlib.sha256(), set()
+    ops = model.ops
+    dtype = dtype or ops.dtype
+    digest = hashlib.sha256()
+    seen = set()
     for _, leaf in leaves((model.wte, model.wpe, model.h, model.ln_f, model.lm_head)):
         is_matrix = hasattr(leaf, "library_panels")
         if not is_matrix and not isinstance(leaf, (np.ndarray, ops.xp.ndarray)):

@@ -86,7 +86,7 @@ class Edit:
             return replace(self, number=_number(value))
         factor, mean, source = _parts_of_value(self.operator, value)
         edit = replace(self, number=_number(factor.rstrip("* ")) if factor else 1.0)
-        from gpt_cli.folder.arrays import ArrayFile, file_and_key  # few edits have a file
+        from gpt_cli.folder.array_file import ArrayFile, file_and_key  # few edits have a file
 
         name, key = file_and_key(source)
         file = ArrayFile(name, folder)
@@ -157,7 +157,7 @@ class Edit:
 def with_absolute_path(edit: str) -> str:
     """Return an edit with the absolute path of its file, if it names one."""
     if parts := _EDIT.fullmatch(edit.strip()):
-        from gpt_cli.folder.arrays import file_and_key
+        from gpt_cli.folder.array_file import file_and_key
 
         *before, file = _parts_of_value(parts["operator"], parts["value"])
         if Path(file_and_key(file)[0]).is_file():

@@ -15,7 +15,6 @@ from gpt_cli.errors import CheckpointError, InputError, ResourceError
 from gpt_cli.folder.config import INT8, SCALE, is_matrix, is_transposed
 from gpt_cli.folder.contents import other_files
 from gpt_cli.gpt2 import checkpoint
-from gpt_cli.gpt2.adapter import merge
 from gpt_cli.ops import Array, Rows
 from gpt_cli.ops.int8 import quantize
 from gpt_cli.system.atomic import new_folder
@@ -27,10 +26,11 @@ def write(source: Path, to: Path, adapter: Path | None = None) -> None:
 
     The adapter in a folder is merged into it.
     """
-    config, stored = checkpoint.read(source)
+    opened = checkpoint.open_checkpoint(source, adapter)
+    config = opened.config_json
     if config.dtype == "int8":
         raise InputError(f"{source} is in int8 already: use it as it is")
-    tensors = merge(stored, source, adapter) if adapter else stored
+    tensors = opened.tensors
     names = {file.name for file in source.iterdir() if file.is_file()}
     if missing := [name for name in other_files(names) if name not in names]:
         raise CheckpointError(f"{source} has no {' and no '.join(missing)}: get the whole model")

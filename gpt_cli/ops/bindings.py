@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from gpt_cli.errors import InputError
-from gpt_cli.folder import config
-from gpt_cli.ops import Array, LayerNorm
-from gpt_cli.ops.int8 import GROUP
+from gpt_cli.folder.dtypes import GROUP, WEIGHT_TYPES
+from gpt_cli.ops.contract import Array, Block, LayerNorm
+from gpt_cli.ops.kernels import ACTIVATIONS
 from gpt_cli.ops.memory import Arena, address
 from gpt_cli.system.machine import native_library
 
@@ -22,9 +22,9 @@ LEVELS = ("avx512vnni", "avx512", "avxvnni", "avx2", "neondot", "neon")
 _VARIABLE = "GPT_CLI_LEVEL"  # environment variable that selects a level
 _VERSION = 9  # of native/native.h
 
-EDITED = (None, "scores", "pattern")  # `enum edited`
-ACTIVATIONS = (None, *config.ACTIVATIONS)  # `enum activation`
-FLOAT32, FLOAT64, INT64 = np.dtype("f4"), np.dtype("f8"), np.dtype("i8")
+FLOAT32 = np.dtype("f4")
+FLOAT64 = np.dtype("f8")
+INT64 = np.dtype("i8")
 # By the bytes of a weight.
 _PANEL_TYPES: dict[int, np.dtype[Any]] = {4: FLOAT32, 2: np.dtype("u2"), 1: np.dtype("u1")}
 
@@ -47,7 +47,7 @@ class Struct(ctypes.Structure):
                 setattr(self, name, value)
 
     def point(self, name: str, array: Array) -> None:
-        """Set a pointer to an array, and NAME_stride, if there is one, to that of its rows."""
+        """Set a pointer to an array, and NAME_stride, if there is one, to its rows' stride."""
         self._fields[name] = array
         setattr(self, name, address(array))
         if name in self.strides:
@@ -63,8 +63,12 @@ STRUCTS: dict[str, type[Struct]] = {}  # by name, in the order of `gpt2_layout.s
 
 def _fields(declarations: str) -> list[tuple[str, Any]]:
     """Return fields from declarations as in C: a type (of `_TYPES`, or a struct), then names."""
-    types, split = _TYPES | STRUCTS, map(str.split, declarations.split(";"))
-    return [(name, types[kind]) for kind, *names in split for name in names]
+    types = _TYPES | STRUCTS
+    fields = []
+    for declaration in declarations.split(";"):
+        kind, *names = declaration.split()
+        fields += [(name, types[kind]) for name in names]
+    return fields
 
 
 def _struct(name: str, declarations: str) -> type[Struct]:
@@ -137,32 +141,34 @@ class _Layout(ctypes.Structure):
 class Layers:
     """The layers of a model (`model.Block`s) as an array of structs."""
 
-    def __init__(self, h: tuple[Any, ...]):
+    def __init__(self, h: tuple[Block, ...]):
         self.h = [weakref.ref(b) for b in h]
         self.width = h[0].attn.c_attn.weight.n_in
         self._blocks = [self._block(b, h[0]) for b in h]  # with the arrays that they point to
         self._array = (BlockStruct * len(h))(*self._blocks)
         self.struct = ctypes.addressof(self._array)
 
-    def _block(self, b: Any, first: Any) -> Struct:
+    def _block(self, b: Block, first: Block) -> Struct:
         """Return a block as a struct, after a check that it is like the first one."""
         C, H, inner = self.width, first.attn.n_head, first.mlp.c_fc.weight.n_out
         linears = b.attn.c_attn, b.attn.c_proj, b.mlp.c_fc, b.mlp.c_proj
         matrices = [w.weight for w in linears]
         shapes = [(matrix.n_in, matrix.n_out) for matrix in matrices]
         right = shapes == [(C, 3 * C), (C, C), (C, inner), (inner, C)] and C % H == 0
-        int8 = {matrix.format == "int8" for matrix in (*matrices, first.attn.c_attn.weight)}
-        check(right and len(int8) == 1 and b.attn.n_head == H, "a layer", matrices[0].panels)
+        has_groups = first.attn.c_attn.weight.has_groups
+        alike = all(matrix.has_groups == has_groups for matrix in matrices)
+        check(right and alike and b.attn.n_head == H, "a layer", matrices[0].panels)
         fields = {"scale": b.attn.scale, "activation": ACTIVATIONS.index(b.mlp.activation)}
         for name, w in zip(_LINEARS, linears, strict=True):
-            fields |= {name: w.weight.matrix, f"{name}_bias": vector_of(w.bias, w.weight.n_out)}
+            fields[name] = w.weight.matrix
+            fields[f"{name}_bias"] = vector_of(w.bias, w.weight.n_out)
         return BlockStruct(ln_1=norm_of(b.ln_1, C), ln_2=norm_of(b.ln_2, C), **fields)
 
 
 _layers: weakref.WeakKeyDictionary[Any, Layers] = weakref.WeakKeyDictionary()  # by the first
 
 
-def layers_of(h: tuple[Any, ...]) -> Layers:
+def layers_of(h: tuple[Block, ...]) -> Layers:
     """Return the layers of a model as structs, which are kept for the next pass."""
     layers = _layers.get(h[0])
     if layers is None or layers.h != [weakref.ref(b) for b in h]:
@@ -174,14 +180,20 @@ class Packed:
     """A matrix (n_in, n_out) in panels, at first of zeros: see native/kernels.h."""
 
     def __init__(self, n_in: int, n_out: int, format: str, arena: Arena):
-        self.n_in, self.n_out, self.format = n_in, n_out, format
+        self.n_in = n_in
+        self.n_out = n_out
+        self.format = format
+        self.has_groups = WEIGHT_TYPES[format].has_groups
         index, storage = _formats()[format]
-        units, length = -(-n_in // storage.unit_rows), storage.unit_bytes // storage.weight_bytes
+        units = -(-n_in // storage.unit_rows)
+        length = storage.unit_bytes // storage.weight_bytes  # of a unit
         count = -(-n_out // layout().columns)
         self.panels = arena.zeros((count, units, length), _PANEL_TYPES[storage.weight_bytes])
         self.width = count * layout().columns  # padded to whole panels
-        panels = {"panels": self.panels, "panel_bytes": self.panels.strides[0]}
-        self.matrix = Matrix(n_in=n_in, n_out=n_out, format=index, **panels)
+        self.matrix = Matrix(
+            panels=self.panels, panel_bytes=self.panels.strides[0],
+            n_in=n_in, n_out=n_out, format=index,
+        )  # fmt: skip
         self.struct = ctypes.addressof(self.matrix)
 
     def library_panels(self) -> Iterator[Array]:
@@ -190,11 +202,13 @@ class Packed:
 
     def is_finite(self) -> bool:
         """Return whether all weights are finite, by the exponents of weights or scales."""
-        if self.format == "float32":
+        if self.panels.dtype == FLOAT32:
             return bool(np.isfinite(self.panels).all())
-        scales = slice(-2 * layout().columns if self.format == "int8" else 0, None)
-        exponent = np.uint16(0x7C00 if self.format == "float16" else 0x7F80)
-        return not ((self.panels[..., scales].view(np.uint16) & exponent) == exponent).any()
+        numbers = self.panels
+        if self.has_groups:
+            numbers = numbers[..., -2 * layout().columns :]  # the scales
+        exponent = np.uint16(WEIGHT_TYPES[self.format].exponent)
+        return not ((numbers.view(np.uint16) & exponent) == exponent).any()
 
 
 @cache
@@ -210,7 +224,7 @@ def library() -> ctypes.CDLL:
     sizes = [ctypes.sizeof(kind) for kind in STRUCTS.values()]
     with suppress(ValueError):  # it has no `gpt2_layout`
         constants = _Layout.in_dll(lib, "gpt2_layout")
-        if (constants.version, constants.group, [*constants.sizes]) == (_VERSION, GROUP, sizes):
+        if (constants.version, constants.group, list(constants.sizes)) == (_VERSION, GROUP, sizes):
             lib.gpt2_layers_scratch.restype = lib.gpt2_linear_ranges.restype = c_int64
             lib.gpt2_use_level.restype = None
             return lib
@@ -218,13 +232,13 @@ def library() -> ctypes.CDLL:
 
 
 @cache
-def layout() -> Any:
+def layout() -> _Layout:
     """Return `gpt2_layout`: the constants of the library."""
     return _Layout.in_dll(library(), "gpt2_layout")
 
 
 @cache
-def _formats() -> dict[str, tuple[int, Any]]:
+def _formats() -> dict[str, tuple[int, _Storage]]:
     """Return the indices and the `struct storage` of the formats, by their names."""
     storage = layout().storage[: layout().formats]
     return {one.name.decode(): (index, one) for index, one in enumerate(storage)}

@@ -13,21 +13,20 @@ import cupy
 import numpy as np
 from cupy.cuda import runtime
 
-from gpt_cli.errors import CheckpointError
-from gpt_cli.folder.dtypes import NAMES, WEIGHT_TYPES
-from gpt_cli.ops import Array, LayerNorm, Linear, Ops, Rows, Steps
+from gpt_cli.folder.dtypes import GROUP, NAMES, WEIGHT_TYPES
+from gpt_cli.ops.contract import Array, Block, Cache, LayerNorm, Linear, Model, Ops, Rows, Steps
 from gpt_cli.ops.cuda import compiler, decoding, plans, structs
 from gpt_cli.ops.cuda.decoding import choice_fields, scratch_fields
 from gpt_cli.ops.cuda.launcher import Launcher
-from gpt_cli.ops.cuda.layers import ACTIVATIONS, Layers, Tokens, norm_of
+from gpt_cli.ops.cuda.layers import Layers, Tokens, norm_of
 from gpt_cli.ops.cuda.passes import Passes, Places
 from gpt_cli.ops.cuda.placed import Placed
-from gpt_cli.ops.int8 import GROUP, LARGEST, Int8Rows, quantize
+from gpt_cli.ops.int8 import LARGEST, Int8Rows, invalid, quantize
+from gpt_cli.ops.kernels import ACTIVATIONS, EDITED, LARGEST_TOP_K, strides
 from gpt_cli.ops.short import round_to
 from gpt_cli.options.request import SamplingParams
 
 _PIECE = 4 * 1024 * 1024  # numbers that are read, rounded and copied at a time
-_EDITED = (None, "scores", "pattern")  # in the order of `enum edited`
 _COMMON = ("device.cu", "arithmetic.cu", "structs.cu")
 # Modules that are compiled at the same time. The first one has what comes before the layers, and
 # takes the least time: the kernel of a pass is then compiled beside the others.
@@ -37,7 +36,6 @@ _OPERATIONS = (
     (*_COMMON, "attention.cu"),
     (*_COMMON, "logits.cu", "sampling.cu", "tokens.cu"),
 )
-LARGEST_TOP_K = 1024  # as in `native_ops`
 
 
 class CuPyOps(Ops):
@@ -45,14 +43,16 @@ class CuPyOps(Ops):
 
     name = "cupy"
     threads = 1
-    pass_tokens, logits_rows = 4096, 1024  # fewer do not keep all processors busy
+    pass_tokens = 4096  # fewer do not keep all processors busy
+    logits_rows = 1024
     xp: ModuleType = cupy
     batch_invariant = one_type = True
     cache_panel = plans.SLOTS
 
     def __init__(self, dtype: str = "float32"):
         self.dtype = dtype
-        self.cache_type = np.dtype(f"f{WEIGHT_TYPES[dtype].cache_itemsize}")
+        self._kind = WEIGHT_TYPES[dtype]
+        self.cache_type = np.dtype(f"f{self._kind.cache_itemsize}")
         try:
             properties = runtime.getDeviceProperties(runtime.getDevice())
             self.gpu = plans.Device(
@@ -80,29 +80,32 @@ class CuPyOps(Ops):
         n_in, n_out = (length, n_rows) if transposed else (n_rows, length)
         if not n_in or not n_out:
             raise ValueError("a matrix must have rows and columns")
-        size = plans.padded(n_in, self.dtype) // plans.unit_rows(self.dtype)
-        size *= plans.unit_bytes(self.dtype)
-        placed = Placed(
-            cupy.empty((-(-n_out // plans.PANEL), size), np.uint8), n_in, n_out, self.dtype
-        )
+        layout = plans.LAYOUTS[self.dtype]
+        shape = -(-n_out // plans.PANEL), layout.units(n_in) * layout.unit_bytes
+        placed = Placed(cupy.empty(shape, np.uint8), n_in, n_out, self.dtype)
         step = max(1, _PIECE // length // GROUP) * GROUP
         for first in range(0, n_rows, step):
             part, scales = self._converted(rows, slice(first, first + step), transposed)
-            fields = {"panels": placed.panels, "rows": part, "scales": scales, "first": first}
-            fields |= {"n_in": n_in, "n_out": n_out, "units": placed.units}
-            fields |= {"count": min(step, n_rows - first), "transposed": transposed}
-            self._run(plans.pack(fields["count"], length, self.gpu), "pack", **fields)
+            count = min(step, n_rows - first)
+            self._run(
+                plans.pack(count, length, self.gpu), "pack", panels=placed.panels, rows=part,
+                scales=scales, n_in=n_in, n_out=n_out, units=placed.units, first=first,
+                count=count, transposed=transposed,
+            )  # fmt: skip
         return placed
 
     def _converted(self, rows: Rows, part: slice, transposed: bool) -> tuple[Array, Array | None]:
         """Return a range of rows in the type in memory, and the scales of their groups."""
-        if self.dtype == "float32":
-            return cupy.asarray(np.ascontiguousarray(rows[part], np.float32)), None
-        if self.dtype != "int8":
+        if self._kind.is_short:
             return cupy.asarray(round_to(rows[part], self.dtype)), None
-        if not isinstance(rows, Int8Rows):
-            rows, part = quantize(rows[part], transposed=transposed), slice(None)
-        weight, scale = (np.ascontiguousarray(array) for array in rows.parts(part))
+        if not self._kind.has_groups:
+            return cupy.asarray(np.ascontiguousarray(rows[part], np.float32)), None
+        if isinstance(rows, Int8Rows):
+            weight, scale = rows.parts(part)
+        else:
+            weight, scale = quantize(rows[part], transposed=transposed).parts(slice(None))
+        weight = np.ascontiguousarray(weight)
+        scale = np.ascontiguousarray(scale)
         _check_int8(weight, scale)
         return cupy.asarray(weight), cupy.asarray(scale, np.float32)
 
@@ -119,7 +122,8 @@ class CuPyOps(Ops):
 
     def layer_norm(self, x: Array, ln: LayerNorm) -> Array:
         x = cupy.ascontiguousarray(x, np.float32)
-        y, C = cupy.empty(x.shape, np.float32), x.shape[-1]
+        y = cupy.empty(x.shape, np.float32)
+        C = x.shape[-1]
         rows = x.size // C
         if rows:
             launch = plans.layer_norm(rows, C)
@@ -134,11 +138,11 @@ class CuPyOps(Ops):
         if not rows:
             return y
         fields = {"w": matrix.struct, "bias": w.bias, "x": x, "y": y, "rows": rows}
-        if self.dtype == "int8":
-            digits = cupy.empty((rows, matrix.units, 2 * GROUP), np.uint8)
-            fields |= {"digits": digits, "steps": cupy.empty(rows, np.float32)}
+        if self._kind.has_groups:
+            fields["digits"] = cupy.empty((rows, matrix.units, 2 * GROUP), np.uint8)
+            fields["steps"] = cupy.empty(rows, np.float32)
         job = structs.pack("linear", activation=ACTIVATIONS.index(activation), **fields)
-        if self.dtype == "int8":
+        if self._kind.has_groups:
             self.launch(plans.round_rows(rows), job)
         shape = rows, matrix.n_in, matrix.n_out
         self.launch(plans.linear(*shape, self.dtype, self.gpu), job)
@@ -171,7 +175,8 @@ class CuPyOps(Ops):
     ) -> tuple[Array, Array]:
         # Keys (layers, B, H, panels, D, SLOTS), values (layers, B, H, panels, SLOTS, D). What is
         # not yet written is never read.
-        shape, slots = (layers, batch, heads, -(-capacity // plans.SLOTS)), plans.SLOTS
+        slots = plans.SLOTS
+        shape = layers, batch, heads, -(-capacity // slots)
         keys = cupy.empty((*shape, size, slots), self.cache_type)
         return keys, cupy.empty((*shape, slots, size), self.cache_type)
 
@@ -182,10 +187,12 @@ class CuPyOps(Ops):
         if int((past + lengths).max(initial=0)) > keys.shape[2] * plans.SLOTS:
             raise IndexError(f"the cache has room for {keys.shape[2] * plans.SLOTS} tokens")
         k, v = _alike(k, v)
-        fields = {"k": k, "v": v, "past": _on_device(past), "lengths": _on_device(lengths)}
-        fields |= _strides(k) | _cache_fields(keys, values)
         if k.size:
-            self._run(plans.store(B * H, T), "store", B=B, H=H, T=T, D=D, **fields)
+            self._run(
+                plans.store(B * H, T), "store", k=k, v=v, past=_on_device(past),
+                lengths=_on_device(lengths), B=B, H=H, T=T, D=D, **strides(k),
+                **_cache_fields(keys, values),
+            )  # fmt: skip
 
     def attend(self, q: Array, keys: Array, values: Array, scale: float, visible: Array) -> Array:
         return self._attend(q, keys, values, scale, visible)
@@ -194,7 +201,7 @@ class CuPyOps(Ops):
         self, q: Array, keys: Array, values: Array, scale: float, visible: Array, steps: Steps
     ) -> Array:
         scores, pattern = (cupy.ascontiguousarray(array, np.float32) for array in steps[:2])
-        edited = _EDITED.index(steps.edited)
+        edited = EDITED.index(steps.edited)
         y = self._attend(
             q, keys, values, scale, visible, scores=scores, pattern=pattern, edited=edited
         )
@@ -207,7 +214,8 @@ class CuPyOps(Ops):
         self, q: Array, keys: Array, values: Array, scale: float, visible: Array, **fields: Any
     ) -> Array:
         B, H, T, D = q.shape
-        most, capacity = int(visible.max(initial=1)), keys.shape[2] * plans.SLOTS
+        most = int(visible.max(initial=1))
+        capacity = keys.shape[2] * plans.SLOTS
         if visible.min(initial=1) < 1 or most > capacity:
             raise IndexError(f"visible must be from 1 to {capacity} keys")
         (q,) = _alike(q)
@@ -217,9 +225,10 @@ class CuPyOps(Ops):
             return y.reshape(B, T, H, D).swapaxes(1, 2)
         launch = plans.attend(B * H, T, D, S, self.gpu)
         scratch = cupy.empty(plans.attend_scratch(launch, S), np.float32)
-        fields |= _strides(q) | _cache_fields(keys, values)
-        fields |= {"q": q, "visible": _on_device(visible), "y": y, "scratch": scratch}
-        self._run(launch, "attend", B=B, H=H, T=T, D=D, S=S, scale=scale, **fields)
+        self._run(
+            launch, "attend", q=q, visible=_on_device(visible), y=y, scratch=scratch, B=B, H=H,
+            T=T, D=D, S=S, scale=scale, **strides(q), **_cache_fields(keys, values), **fields,
+        )  # fmt: skip
         return y.reshape(B, T, H, D).swapaxes(1, 2)
 
     def log_normalizer(self, logits: Array) -> Array:
@@ -256,7 +265,7 @@ class CuPyOps(Ops):
 
     # --- several operations in one launch --------------------------------------------------------
 
-    def layers(self, x: Array, h: tuple[Any, ...], visible: Array, cache: Any) -> Array:
+    def layers(self, x: Array, h: tuple[Block, ...], visible: Array, cache: Cache) -> Array:
         B, T, _ = x.shape
         result = cupy.array(x, np.float32, order="C")
         if self._passes.most_rows(h, cache) >= B * T and (cache.new == T).all():
@@ -265,15 +274,16 @@ class CuPyOps(Ops):
             self._passes.layers(result, h, cache, places)
         elif x.size:
             past, lengths = _on_device(cache.lengths), _on_device(cache.new)
-            seen, S = _on_device(visible), int(visible.max())
+            seen = _on_device(visible)
+            S = int(visible.max())
             tokens = Tokens(past.data.ptr, lengths.data.ptr, seen.data.ptr, S)
             Layers(self, h, cache, B, T, S).run(result.data.ptr, tokens)
         return result
 
     def decode(
         self,
-        model: Any,
-        cache: Any,
+        model: Model,
+        cache: Cache,
         last: Array,
         uniforms: Array,
         banned: Array,
@@ -298,10 +308,7 @@ def _check_int8(weight: Array, scale: Array) -> None:
     """Raise CheckpointError for int8 that `gpt-cli quantize` does not write."""
     rest = np.ascontiguousarray(scale, np.float32).view(np.uint32) & 0xFFFF
     if (weight < -LARGEST).any() or (rest[np.isfinite(scale)] != 0).any():
-        raise CheckpointError(
-            "a matrix: int8 weights must be from -127 to 127, with scales that bfloat16 can hold: "
-            "make the folder again with `gpt-cli quantize`"
-        )
+        raise invalid("a matrix")
 
 
 def _alike(*arrays: Array) -> tuple[Array, ...]:
@@ -315,12 +322,6 @@ def _alike(*arrays: Array) -> tuple[Array, ...]:
     ):
         return arrays
     return tuple(cupy.ascontiguousarray(x, np.float32) for x in arrays)
-
-
-def _strides(x: Array) -> dict[str, int]:
-    """Return the strides of x (B, H, T, D) in elements, by their names in structs.cu."""
-    names = "b_stride", "h_stride", "t_stride"
-    return {name: stride // 4 for name, stride in zip(names, x.strides[:3], strict=True)}
 
 
 def _cache_fields(keys: Array, values: Array) -> dict[str, Any]:

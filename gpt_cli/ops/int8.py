@@ -9,11 +9,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpt_cli.ops import Array, Rows
-
-GROUP = 64  # weights; also in files, and in native/kernels.h, which is compared
+from gpt_cli.errors import CheckpointError
+from gpt_cli.folder.dtypes import GROUP
+from gpt_cli.ops.contract import Array, Rows
 
 LARGEST = 127  # -128 is not used, so that every weight can be negated
+
+
+def invalid(name: str) -> CheckpointError:
+    """Return the error about int8 weights that `gpt-cli quantize` does not write."""
+    return CheckpointError(
+        f"{name}: int8 weights must be from -127 to 127, with scales that bfloat16 can hold: "
+        "make the folder again with `gpt-cli quantize`"
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +74,8 @@ def quantize(rows: Rows, *, transposed: bool = False) -> Int8Rows:
     )
     for start in range(0, n_rows, GROUP):
         part = slice(start, start + GROUP)
-        matrix, (weight, scale) = rows[part], quantized.parts(part)
+        matrix = rows[part]
+        weight, scale = quantized.parts(part)
         if transposed:
             largest = np.maximum.reduceat(np.abs(matrix), range(0, length, GROUP), axis=1)
         else:

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _CACHE_LINE = 64  # bytes
-_PIECE, _LARGEST_PIECE = 4 << 20, 256 << 20  # bytes; pages that are not written take no memory
+_PIECE = 4 << 20  # bytes, at least; pages that are not written take no memory
+_LARGEST_PIECE = 256 << 20
 _MIN_KEPT = 128 * 1024  # bytes; smaller arrays come from C's allocator without page faults
 _MOST_FREE = 128 << 20  # bytes that are kept for later long-lived arrays
 
@@ -124,7 +125,7 @@ class Workspace:
             memory = _anonymous(size)
         # A view refers to this array and keeps it alive, because no other array owns the memory.
         array: NDArray[Any] = np.ndarray(shape, dtype, memory)
-        # The callback is no Python code, in which an interrupt would be lost.
+        # The callback is no Python code: there, an interrupt would be lost.
         reference = weakref.ref(array, self._returned.append)
         self._used[id(reference)] = reference, memory
         return array

@@ -11,12 +11,23 @@ from typing import Any
 
 import numpy as np
 
-from gpt_cli.errors import CheckpointError
-from gpt_cli.folder.dtypes import NAMES_OF_CODES, SHORT, WEIGHT_TYPES
+from gpt_cli.folder.dtypes import GROUP, NAMES_OF_CODES, WEIGHT_TYPES
 from gpt_cli.folder.tensors import Tensor
-from gpt_cli.ops import Array, DraftOps, LayerNorm, Linear, Rows, Steps, bindings
+from gpt_cli.ops import bindings, int8
 from gpt_cli.ops.bindings import FLOAT32, INT64, Packed, Struct, check, contiguous, readable
-from gpt_cli.ops.int8 import GROUP, Int8Rows, quantize, scales_shape
+from gpt_cli.ops.contract import (
+    Array,
+    Block,
+    Cache,
+    DraftOps,
+    LayerNorm,
+    Linear,
+    Model,
+    Rows,
+    Steps,
+)
+from gpt_cli.ops.int8 import Int8Rows, quantize, scales_shape
+from gpt_cli.ops.kernels import ACTIVATIONS, EDITED, LARGEST_TOP_K, strides
 from gpt_cli.ops.memory import Arena, Workspace, address
 from gpt_cli.ops.short import RoundedRows
 from gpt_cli.options.request import SamplingParams
@@ -25,10 +36,10 @@ from gpt_cli.system.machine import MOST_THREADS, threads
 _PIECE = 256 * 1024  # numbers read and packed at a time: 1 MB, which stays in the cache
 _BYTE = np.dtype("u1")
 _CACHE_LINE = 64  # bytes
-LARGEST_TOP_K = 1024  # in C, whose sort is slower than NumPy's
 
 # Results of packing other than 0 and an errno.
-_FILE_ENDED, _INVALID_INT8 = -1, -2
+_FILE_ENDED = -1
+_INVALID_INT8 = -2
 
 
 class NativeOps(DraftOps):
@@ -44,10 +55,12 @@ class NativeOps(DraftOps):
         layout = bindings.layout()
         self.level = bindings.choose_level()
         self.dtype = dtype
-        self.cache_type = np.dtype(f"f{WEIGHT_TYPES[dtype].cache_itemsize}")
+        self._kind = WEIGHT_TYPES[dtype]
+        self.cache_type = np.dtype(f"f{self._kind.cache_itemsize}")
         self._half = self.cache_type != FLOAT32
         self.cache_panel: int = layout.columns
-        self._tile_rows, self._row_padding = layout.max_tile_rows, layout.row_padding
+        self._tile_rows = layout.max_tile_rows
+        self._row_padding = layout.row_padding
         self._digits_bytes = layout.digits_bytes  # of a group of numbers
         self.threads = min(threads(), MOST_THREADS)
         self._weights = Arena()
@@ -58,7 +71,7 @@ class NativeOps(DraftOps):
         return None if free is None else free + self._workspace.free_bytes()
 
     def draft_ops(self) -> DraftOps | None:
-        if self.dtype == "int8":
+        if self._kind.has_groups:
             return None
         ops = NativeOps("int8")
         ops.threads = self.threads
@@ -77,13 +90,15 @@ class NativeOps(DraftOps):
         n_in, n_out = (length, n_rows) if transposed else (n_rows, length)
         if not n_in or not n_out:
             raise ValueError("a matrix must have rows and columns")
-        stored, scales = rows, None
-        if self.dtype == "int8" and isinstance(rows, Int8Rows):
-            stored, scales = rows.weight, contiguous(rows.scale[:], FLOAT32)
+        stored = rows
+        scales = None
+        if self._kind.has_groups and isinstance(rows, Int8Rows):
+            stored = rows.weight
+            scales = contiguous(rows.scale[:], FLOAT32)
             check(scales.shape == scales_shape(n_rows, length, transposed), "the scales", scales)
         as_stored = isinstance(stored, Tensor) and NAMES_OF_CODES.get(stored.dtype) == self.dtype
         is_rounded = isinstance(rows, RoundedRows) and rows.dtype == self.dtype
-        widened = self.dtype in SHORT and not (as_stored or is_rounded)
+        widened = self._kind.is_short and not (as_stored or is_rounded)
         packed = Packed(n_in, n_out, "float32" if widened else self.dtype, self._weights)
         target = {"to": packed.struct, "transposed": transposed}
         if isinstance(stored, Tensor) and as_stored:
@@ -100,16 +115,18 @@ class NativeOps(DraftOps):
         """Return a range of rows in the type in memory, and the scales of their groups."""
         if isinstance(rows, RoundedRows) and rows.dtype == self.dtype:
             return rows.bits(part), None
-        if self.dtype != "int8":
+        if not self._kind.has_groups:
             return np.ascontiguousarray(rows[part], FLOAT32), None
-        if not isinstance(rows, Int8Rows):
-            rows, part = quantize(rows[part], transposed=transposed), slice(None)
-        weight, scale = rows.parts(part)
+        if isinstance(rows, Int8Rows):
+            weight, scale = rows.parts(part)
+        else:
+            weight, scale = quantize(rows[part], transposed=transposed).parts(slice(None))
         return np.ascontiguousarray(weight, np.int8), contiguous(scale, FLOAT32)
 
     def quantize(self, matrix: Packed) -> Packed:
         # With the bits of `int8.quantize`.
-        check(self.dtype == "int8" != matrix.format, "the matrix", matrix.panels)
+        right = self._kind.has_groups and not matrix.has_groups
+        check(right, "the matrix", matrix.panels)
         packed = Packed(matrix.n_in, matrix.n_out, self.dtype, self._weights)
         bindings.Quantize(w=matrix.struct, to=packed.struct).run(self.threads)
         return packed
@@ -128,8 +145,10 @@ class NativeOps(DraftOps):
     def _embed(self, wte: Packed, wpe: Array, ids: Array, positions: Array, x: Array) -> Struct:
         wpe = contiguous(wpe, FLOAT32)
         check(wpe.ndim == 2 and wpe.shape[1] == wte.n_in, "wpe", wpe)
-        tokens = {"ids": ids, "positions": positions, "x": x, "tokens": ids.size}
-        return bindings.Embed(wte=wte.struct, wpe=wpe, n_positions=len(wpe), **tokens)
+        return bindings.Embed(
+            wte=wte.struct, wpe=wpe, ids=ids, positions=positions, x=x,
+            tokens=ids.size, n_positions=len(wpe),
+        )  # fmt: skip
 
     def layer_norm(self, x: Array, ln: LayerNorm) -> Array:
         rows = _rows_of(x)
@@ -142,22 +161,26 @@ class NativeOps(DraftOps):
         return bindings.LayerNormRows(norm=bindings.norm_of(ln, C), x=x, y=y, rows=rows, C=C)
 
     def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
-        rows, packed = _rows_of(x), w.weight
+        rows = _rows_of(x)
+        packed: Packed = w.weight
         y = self._empty_rows(len(rows), packed.width)
         self._linear(rows, w, y, activation).run(self.threads)
         return y[:, : packed.n_out].reshape(*x.shape[:-1], packed.n_out)
 
     def _linear(self, x: Array, w: Linear, y: Array, activation: str | None = None) -> Struct:
         packed: Packed = w.weight
-        check((packed.format == "int8") == (self.dtype == "int8"), "the weight", packed.panels)
+        has_groups = self._kind.has_groups
+        check(packed.has_groups == has_groups, "the weight", packed.panels)
         check(x.shape[1] == packed.n_in, "x", x)
         scratch = None
-        if self.dtype == "int8":
+        if has_groups:
             size = len(x) * (-(-packed.n_in // GROUP) * self._digits_bytes + 4)
             scratch = self._workspace.empty((size,), _BYTE)
         bias = None if w.bias is None else bindings.vector_of(w.bias, packed.n_out)
-        result = {"y": y, "activation": bindings.ACTIVATIONS.index(activation), "scratch": scratch}
-        return bindings.LinearRows(w=packed.struct, bias=bias, x=x, rows=len(x), **result)
+        return bindings.LinearRows(
+            w=packed.struct, bias=bias, x=x, y=y, scratch=scratch, rows=len(x),
+            activation=ACTIVATIONS.index(activation),
+        )  # fmt: skip
 
     def new_cache(
         self, layers: int, batch: int, heads: int, capacity: int, size: int
@@ -165,10 +188,11 @@ class NativeOps(DraftOps):
         # Keys (layers, B, H, panels, D, COLUMNS), values (layers, B, H, panels, COLUMNS, width), as
         # `struct store` in native/kernels.h says; `width` is D padded to whole panels.
         columns = self.cache_panel
-        shape, width = (layers, batch, heads, -(-capacity // columns)), self._padded(size)
-        options: dict[str, Any] = {"dtype": self.cache_type, "waste": 2}
-        keys = self._workspace.empty((*shape, size, columns), **options)
-        return keys, self._workspace.empty((*shape, columns, width), **options)
+        shape = layers, batch, heads, -(-capacity // columns)
+        keys_shape = (*shape, size, columns)
+        values_shape = (*shape, columns, self._padded(size))
+        keys = self._workspace.empty(keys_shape, self.cache_type, waste=2)
+        return keys, self._workspace.empty(values_shape, self.cache_type, waste=2)
 
     def store(
         self, k: Array, v: Array, keys: Array, values: Array, past: Array, lengths: Array
@@ -180,7 +204,7 @@ class NativeOps(DraftOps):
         cache = self._cache(keys, values, B, H, D)
         past, lengths = _counts_of(past, (B,)), _counts_of(lengths, (B,))
         check(v.shape == k.shape, "v", v)
-        call = bindings.Store(k=k, v=v, past=past, lengths=lengths, T=T, **_strides(k), **cache)
+        call = bindings.Store(k=k, v=v, past=past, lengths=lengths, T=T, **strides(k), **cache)
         if call.run(self.threads):
             raise IndexError(f"the cache has room for {_capacity(keys)} tokens")
 
@@ -190,7 +214,7 @@ class NativeOps(DraftOps):
     def attend_in_steps(
         self, q: Array, keys: Array, values: Array, scale: float, visible: Array, steps: Steps
     ) -> Array:
-        fields = steps._asdict() | {"edited": bindings.EDITED.index(steps.edited)}
+        fields = steps._asdict() | {"edited": EDITED.index(steps.edited)}
         for array in steps[:2]:
             right = array.shape[:3] == q.shape[:3] and array.shape == steps.scores.shape
             check(right and array.dtype == FLOAT32 and array.flags.c_contiguous, "steps", array)
@@ -204,8 +228,11 @@ class NativeOps(DraftOps):
         y = self._empty_rows(B * T, H * D)
         shape = self.threads, min(T, self._tile_rows), _capacity(keys) + self._row_padding
         scratch = self._workspace.empty(shape, FLOAT32)
-        fields |= {"q": q, "visible": _counts_of(visible, (B, T)), "T": T, **_strides(q)}
-        if bindings.Attend(y=y, scratch=scratch, **fields, **cache).run(self.threads):
+        call = bindings.Attend(
+            q=q, visible=_counts_of(visible, (B, T)), T=T, y=y, scratch=scratch,
+            **strides(q), **cache, **fields,
+        )  # fmt: skip
+        if call.run(self.threads):
             raise IndexError(f"visible must be from 1 to {_capacity(keys)} keys")
         return y.reshape(B, T, H, D).swapaxes(1, 2)
 
@@ -228,18 +255,22 @@ class NativeOps(DraftOps):
             alike = array.shape == to.shape and array.dtype == dtype
             runs = array.strides[1] == H * array.strides[2] and array[0, 0, 0].flags.c_contiguous
             check(alike and runs, "a cache", array)
-        stride, n = to.strides[2] // 2, math.prod(to.shape[3:])
+        stride = to.strides[2] // 2
+        n = math.prod(to.shape[3:])
         check(panels.strides[2] == 4 * stride and n % self.cache_panel == 0, "a cache", panels)
         for layer in range(layers):
-            start, target = (address(x) + layer * x.strides[0] for x in (panels, to))
+            start = address(panels) + layer * panels.strides[0]
+            target = address(to) + layer * to.strides[0]
             bindings.Narrow(x=start, y=target, rows=B * H, stride=stride, n=n).run(self.threads)
 
-    def layers(self, x: Array, h: tuple[Any, ...], visible: Array, cache: Any) -> Array:
+    def layers(self, x: Array, h: tuple[Block, ...], visible: Array, cache: Cache) -> Array:
         B, T, C = x.shape
         past, lengths = _counts_of(cache.lengths, (B,)), _counts_of(cache.new, (B,))
         seen = _counts_of(visible, (B, T))
         call = self._all_layers(h, _rows_of(x), cache, seen, past, lengths)
-        y = self._empty_rows(B * T, C)  # after the larger scratch, whose memory it could occupy
+        y = self._empty_rows(
+            B * T, C
+        )  # after the scratch, which is larger: it could take its memory
         call.point("y", y)
         if call.run(self.threads):
             capacity = _capacity(cache.keys[0])
@@ -247,18 +278,28 @@ class NativeOps(DraftOps):
         return y.reshape(x.shape)
 
     def _all_layers(
-        self, h: tuple[Any, ...], x: Array, cache: Any, visible: Array, past: Array, lengths: Array
+        self,
+        h: tuple[Block, ...],
+        x: Array,
+        cache: Cache,
+        visible: Array,
+        past: Array,
+        lengths: Array,
     ) -> Struct:
         """Return all layers as one operation on x (B * T, C); its y must be set."""
-        layers, keys, values = bindings.layers_of(h), cache.keys, cache.values
-        (B, T), C, H = visible.shape, layers.width, h[0].attn.n_head
+        layers = bindings.layers_of(h)
+        keys, values = cache.keys, cache.values
+        B, T = visible.shape
+        C, H = layers.width, h[0].attn.n_head
         check(x.shape[1] == C, "x", x)
         check(len(keys) == len(values) and len(keys) in (1, len(h)), "keys", keys)
-        fields = self._cache(keys[0], values[0], B, H, C // H)
         step = len(keys) > 1  # without a cache, all layers use the same memory
-        fields |= {"keys_bytes": step * keys.strides[0], "values_bytes": step * values.strides[0]}
-        fields |= {"visible": visible, "past": past, "lengths": lengths, "n_layer": len(h), "T": T}
-        call = bindings.AllLayers(blocks=layers.struct, x=x, **fields)
+        call = bindings.AllLayers(
+            blocks=layers.struct, x=x, visible=visible, past=past, lengths=lengths,
+            n_layer=len(h), T=T, keys_bytes=step * keys.strides[0],
+            values_bytes=step * values.strides[0],
+            **self._cache(keys[0], values[0], B, H, C // H),
+        )  # fmt: skip
         size = bindings.layers_scratch(call, self.threads) + _CACHE_LINE
         scratch = self._workspace.empty((size,), _BYTE)
         call.point("scratch", scratch[-address(scratch) % _CACHE_LINE :])
@@ -267,7 +308,7 @@ class NativeOps(DraftOps):
     def activate(self, x: Array, activation: str) -> Array:
         x = np.ascontiguousarray(x, FLOAT32)
         y = self._workspace.empty(x.shape, FLOAT32)
-        kind = bindings.ACTIVATIONS.index(activation)
+        kind = ACTIVATIONS.index(activation)
         bindings.Activate(x=x, y=y, n=x.size, activation=kind).run(self.threads)
         return y
 
@@ -294,7 +335,8 @@ class NativeOps(DraftOps):
         n = logits.shape[-1]
         if not 0 < params.top_k <= min(n, LARGEST_TOP_K):
             return None
-        rows, draws = _rows_of(logits), contiguous(uniforms, bindings.FLOAT64)
+        rows = _rows_of(logits)
+        draws = contiguous(uniforms, bindings.FLOAT64)
         check(draws.shape == (len(rows),), "uniforms", draws)
         ids = np.empty(len(rows), INT64)
         self._choose(rows, draws, ids, params).run(self.threads)
@@ -303,15 +345,16 @@ class NativeOps(DraftOps):
     def _choose(self, logits: Array, uniforms: Array, ids: Array, params: SamplingParams) -> Struct:
         rows, n = logits.shape
         scratch = self._workspace.empty((self.threads, 4 * n), FLOAT32)
-        filters = {"temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p}
-        filters["log_min_p"] = params.log_min_p
-        arrays = {"logits": logits, "uniforms": uniforms, "ids": ids, "scratch": scratch}
-        return bindings.Choose(rows=rows, n=n, **arrays, **filters)
+        return bindings.Choose(
+            logits=logits, uniforms=uniforms, ids=ids, scratch=scratch, rows=rows, n=n,
+            top_k=params.top_k, top_p=params.top_p, log_min_p=params.log_min_p,
+            temperature=params.temperature,
+        )  # fmt: skip
 
     def draft(
         self,
-        model: Any,
-        cache: Any,
+        model: Model,
+        cache: Cache,
         last: Array,
         uniforms: Array,
         banned: Array,
@@ -324,8 +367,9 @@ class NativeOps(DraftOps):
         above 0. Keys and values are appended beyond the lengths of the cache, which stay. Results
         that are not finite give an arbitrary draft. (Steps in Python took 1.5 times as long.)
         """
-        head, C, (count, B) = model.lm_head, model.wte.n_in, uniforms.shape
-        V = head.weight.n_out
+        head = model.lm_head
+        C, V = model.wte.n_in, head.weight.n_out
+        count, B = uniforms.shape
         if not 0 < params.top_k <= min(V, LARGEST_TOP_K):
             return None
         check(len(cache.keys) == len(cache.values) == len(model.h), "keys", cache.keys)
@@ -333,22 +377,23 @@ class NativeOps(DraftOps):
         check(cache.lengths.shape == last.shape == (B,), "last", last)
         ids = np.empty((count + 1, B), INT64)
         ids[0] = last
-        banned, draws = contiguous(banned, INT64), contiguous(uniforms, bindings.FLOAT64)
+        banned = contiguous(banned, INT64)
+        draws = contiguous(uniforms, bindings.FLOAT64)
         positions = cache.lengths.astype(INT64)
-        visible, x, y = (positions + 1)[:, None], *np.empty((2, B, C), FLOAT32)
+        visible = (positions + 1)[:, None]
+        x, y = np.empty((2, B, C), FLOAT32)
         logits = self._workspace.empty((B, head.weight.width), FLOAT32)
         layers = self._all_layers(model.h, x, cache, visible, positions, np.ones(B, INT64))
         layers.point("y", y)
-        state = {"positions": positions, "visible": visible, "banned": banned, "count": count}
         call = bindings.Draft(
             embed=self._embed(model.wte, model.wpe, ids[0], positions, x),
             layers=layers,
             ln_f=self._layer_norm(y, model.ln_f, x),
             lm_head=self._linear(x, head, logits),
             choose=self._choose(logits[:, :V], draws, ids[1:], params),
-            banned_count=len(banned),
-            **state,
-        )
+            positions=positions, visible=visible, count=count,
+            banned=banned, banned_count=len(banned),
+        )  # fmt: skip
         if call.run(self.threads):
             raise IndexError(f"too many tokens for a cache of {cache.keys.shape[3]} panels")
         return ids[1:]
@@ -372,16 +417,7 @@ def _pack(name: str, **fields: Any) -> None:
     if error == _FILE_ENDED:
         raise EOFError
     if error == _INVALID_INT8:
-        raise CheckpointError(
-            f"{name}: int8 weights must be from -127 to 127, with scales that bfloat16 can hold: "
-            "make the folder again with `gpt-cli quantize`"
-        )
-
-
-def _strides(x: Array) -> dict[str, int]:
-    """Return the strides of x (B, H, T, D) in floats, by their names in C."""
-    names = "b_stride", "h_stride", "t_stride"
-    return {name: step // 4 for name, step in zip(names, x.strides[:3], strict=True)}
+        raise int8.invalid(name)
 
 
 def _capacity(keys: Array) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from gpt_cli.folder.dtypes import WEIGHT_TYPES
-from gpt_cli.ops import Array, LayerNorm, Linear, Ops, Rows
+from gpt_cli.ops.contract import Array, LayerNorm, Linear, Ops, Rows
 from gpt_cli.ops.int8 import Int8Rows, quantize, round_activations
 from gpt_cli.system.machine import blas_threads
 
@@ -86,11 +86,13 @@ class NumPyOps(Ops):
     name = "numpy"
 
     def __init__(self, dtype: str = "float32"):
-        self.dtype, self.threads = dtype, blas_threads()
+        self.dtype = dtype
+        self.threads = blas_threads()
         self.cache_type = np.dtype(f"f{WEIGHT_TYPES[dtype].cache_itemsize}")
+        self._has_groups = WEIGHT_TYPES[dtype].has_groups
 
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Array:
-        if self.dtype == "int8" and not isinstance(rows, Int8Rows):
+        if self._has_groups and not isinstance(rows, Int8Rows):
             rows = quantize(rows[:], transposed=transposed)
         return rows[:].T if transposed else rows[:]
 
@@ -107,7 +109,7 @@ class NumPyOps(Ops):
         return y
 
     def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
-        if self.dtype == "int8":
+        if self._has_groups:
             x = round_activations(x)
         y = x.reshape(-1, x.shape[-1]) @ w.weight
         if w.bias is not None:

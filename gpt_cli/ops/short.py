@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpt_cli.ops import Array, Rows
+from gpt_cli.ops.contract import Array, Rows
 
 _QUIET = np.uint16(0x40)  # bit of a NaN in bfloat16: its other bits may all be in the lower half
 
@@ -17,10 +17,15 @@ def round_to(values: Array, dtype: str) -> Array:
 
     Values beyond the largest number of the type become infinite.
     """
-    values = np.ascontiguousarray(values, np.float32)
-    if dtype == "float16":
-        with np.errstate(over="ignore"):  # infinities are detected in the results
-            return values.astype(np.float16).view(np.uint16)
+    return _ROUNDED[dtype](np.ascontiguousarray(values, np.float32))
+
+
+def _to_float16(values: Array) -> Array:
+    with np.errstate(over="ignore"):  # infinities are detected in the results
+        return values.astype(np.float16).view(np.uint16)
+
+
+def _to_bfloat16(values: Array) -> Array:
     bits = values.view(np.uint32)
     # The upper half, plus 1 if the lower half is above 0x8000, or equal to it and the upper is odd.
     sums = bits >> 16
@@ -37,9 +42,19 @@ def round_to(values: Array, dtype: str) -> Array:
 
 def widen(bits: Array, dtype: str) -> Array:
     """Return the float32 values of bits (uint16) in a 16-bit type."""
-    if dtype == "float16":
-        return bits.view(np.float16).astype(np.float32)
+    return _WIDENED[dtype](bits)
+
+
+def _of_float16(bits: Array) -> Array:
+    return bits.view(np.float16).astype(np.float32)
+
+
+def _of_bfloat16(bits: Array) -> Array:
     return np.left_shift(bits, 16, dtype=np.uint32).view(np.float32)
+
+
+_ROUNDED = {"float16": _to_float16, "bfloat16": _to_bfloat16}
+_WIDENED = {"float16": _of_float16, "bfloat16": _of_bfloat16}
 
 
 @dataclass(frozen=True, eq=False)

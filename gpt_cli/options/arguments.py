@@ -17,7 +17,8 @@ _LISTS: dict[Any, Any] = {Sequence: Collection, Iterable: Iterable}  # such as N
 def checks_arguments(*groups: type[Declared]) -> Callable[[F], F]:
     """Raise TypeError for an unknown keyword, and for an argument that is not of its type.
 
-    Whoever gets `**options` checks them. The signature shows the options of `groups` instead.
+    A function that takes `**options` passes them on, and they are checked there. Its signature
+    shows the options of `groups` instead.
     """
 
     def decorate(function: F) -> F:
@@ -63,7 +64,8 @@ def check_type(name: str, value: Any, annotation: Any) -> None:
 def _is_of(value: Any, kind: Any) -> bool:
     if kind is int:
         return isinstance(value, Integral) and not isinstance(value, bool)  # such as NumPy's
-    if list_kind := _LISTS.get(get_origin(kind)):
+    list_kind = _LISTS.get(get_origin(kind))
+    if list_kind:
         return isinstance(value, list_kind) and not isinstance(value, str | bytes | Mapping)
     return kind is Any or not isinstance(kind, type) or isinstance(value, kind)
 

@@ -5,9 +5,10 @@ llguidance compiles them all to one kind of grammar; `generation.matcher` follow
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from types import ModuleType
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from gpt_cli.errors import counted, import_extra
@@ -45,15 +46,15 @@ class Constraint:
 
     def error(self, message: str) -> OptionError:
         """Return the error for a message of llguidance, which may have many lines."""
-        name, _, explain = _KINDS[self.kind]
-        position, complaint = explain(self.text, message)
+        syntax = _SYNTAXES[self.kind]
+        position, complaint = syntax.explain(self.text, message)
         for pattern, clearer in _CLEARER.items():
             complaint = re.sub(pattern, clearer, complaint)
         line = complaint.strip().partition("\n")[0]
-        return OptionError(self.kind, f"is not valid as {name}{position}: {line:.500}")
+        return OptionError(self.kind, f"is not valid as {syntax.name}{position}: {line:.500}")
 
 
-def import_llguidance() -> Any:
+def import_llguidance() -> ModuleType:
     """Return the package llguidance; raise ResourceError if it is not installed."""
     return import_extra("a constraint needs llguidance", "llguidance", "llguidance")
 
@@ -83,7 +84,8 @@ def with_stack(kind: ConstraintKind, function: Callable[[], T]) -> T:
 @lru_cache(CACHED)
 def _compile(constraint: Constraint) -> str:
     """Return the valid grammar of a constraint; see `Constraint.grammar`."""
-    kind, text = constraint.kind, constraint.text
+    kind = constraint.kind
+    text = constraint.text
     if len(text) > _LARGEST:
         raise OptionError(kind, f"must have at most {_LARGEST:,} characters, not {len(text):,}")
     if kind == "grammar" and sum(map(text.count, ":([")) > _MOST_RULES:
@@ -95,9 +97,10 @@ def _compile(constraint: Constraint) -> str:
     llguidance = import_llguidance()
 
     def build() -> str:
-        grammar = _KINDS[kind][1](text)
+        grammar = _SYNTAXES[kind].grammar(text)
         limits = llguidance.LLParserLimits(max_grammar_size=_MOST_SYMBOLS)
-        if message := llguidance.LLMatcher.validate_grammar(grammar, limits=limits):
+        message = llguidance.LLMatcher.validate_grammar(grammar, limits=limits)
+        if message:
             raise constraint.error(message)
         return grammar
 
@@ -128,7 +131,8 @@ def _from_json_schema(text: str) -> str:
         if not isinstance(schema, dict):
             raise OptionError("json_schema", "must be a JSON object, such as {}")
         _check_form(schema.get("x-guidance"))
-        references, depth = json.dumps(schema).count('"$ref": '), _depth(schema)
+        references = json.dumps(schema).count('"$ref": ')
+        depth = _depth(schema)
         if references * depth > _MOST_LEVELS:
             count = f"{references:,} of them in a schema of {counted(depth, 'level')}"
             raise OptionError("json_schema", f"must have fewer references: {count} are too many")
@@ -141,7 +145,9 @@ def _from_json_schema(text: str) -> str:
 
 def _depth(value: Any) -> int:
     """Return the number of levels of a JSON value."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if isinstance(value, dict):
+        value = list(value.values())
+    inner = value if isinstance(value, list) else []
     return 1 + max(map(_depth, inner), default=0)
 
 
@@ -209,7 +215,8 @@ def _explain_grammar(text: str, message: str) -> tuple[str, str]:
 
 def _explain_schema(text: str, message: str) -> tuple[str, str]:
     complaint = message
-    if match := re.match(r"Resource '(.*)' is not present", message):
+    match = re.match(r"Resource '(.*)' is not present", message)
+    if match:
         complaint = f"it refers to {match[1]}, and only references within it are followed"
     if len(text) > _SEARCHED:
         return "", complaint
@@ -225,10 +232,15 @@ def _locate(schema: Any, message: str) -> str:
     shared = {name: schema[name] for name in ("$defs", "definitions", "$id") if name in schema}
 
     def search(part: Any, pointer: str) -> str:
-        children = enumerate(part) if isinstance(part, list) else ()
-        for key, child in part.items() if isinstance(part, dict) else children:
+        children: Iterable[tuple[Any, Any]] = ()
+        if isinstance(part, list):
+            children = enumerate(part)
+        elif isinstance(part, dict):
+            children = part.items()
+        for key, child in children:
             escaped = str(key).replace("~", "~0").replace("/", "~1")
-            if inner := search(child, f"{pointer}/{escaped}"):
+            inner = search(child, f"{pointer}/{escaped}")
+            if inner:
                 return inner
         if not isinstance(part, dict) or part is schema:
             return ""
@@ -238,10 +250,18 @@ def _locate(schema: Any, message: str) -> str:
     return search(schema, "#")
 
 
-# The names of kinds, their grammars, and the positions and complaints of errors in them.
-_KINDS: dict[str, tuple[str, Callable[[str], str], Callable[[str, str], tuple[str, str]]]] = {
-    "regex": ("a regular expression", _from_regex, _explain_regex),
-    "json_schema": ("a JSON schema", _from_json_schema, _explain_schema),
-    "grammar": ("a Lark grammar", _from_grammar, _explain_grammar),
-    "choices": ("a list of choices", _from_choices, _explain_grammar),
+@dataclass(frozen=True)
+class _Syntax:
+    """How constraints of a kind are written."""
+
+    name: str
+    grammar: Callable[[str], str]  # from the text of a constraint
+    explain: Callable[[str, str], tuple[str, str]]  # text, message -> position, complaint
+
+
+_SYNTAXES = {
+    "regex": _Syntax("a regular expression", _from_regex, _explain_regex),
+    "json_schema": _Syntax("a JSON schema", _from_json_schema, _explain_schema),
+    "grammar": _Syntax("a Lark grammar", _from_grammar, _explain_grammar),
+    "choices": _Syntax("a list of choices", _from_choices, _explain_grammar),
 }

@@ -72,7 +72,8 @@ def between(least: float, most: float) -> Range:
     return Range(lambda value: least <= value <= most, f"from {least} to {most}")
 
 
-AT_LEAST_0, AT_LEAST_1 = at_least(0), at_least(1)
+AT_LEAST_0 = at_least(0)
+AT_LEAST_1 = at_least(1)
 THREADS = between(1, MOST_THREADS)
 
 
@@ -110,11 +111,12 @@ class Option:
     def parse(self, value: Any) -> Any:
         """Return the valid value of a flag, which is a text or a list; raise OptionError."""
         if isinstance(value, list):
-            texts, value = value, [self._try(self.kind.parse, text, _as_json) for text in value]
-            for text, entry in zip(texts, value, strict=True):
+            entries = [self._try(self.kind.parse, text, _as_json) for text in value]
+            for text, entry in zip(value, entries, strict=True):
                 if self.range and not self.range.contains([entry]):
                     shown = f"{_as_json(text):.40}"
                     raise OptionError(self.name, f"must be {self.range.name}, not {shown}")
+            value = entries
         elif isinstance(value, str):
             value = self._try(self.kind.parse, value, _as_json)
         return self.convert(value, _as_json)
@@ -146,7 +148,7 @@ def option(
 
 
 def declaration(name: str, annotation: Any, member: Field[Any]) -> Option:
-    """Return the option that a field declares; its kind by default is that of the annotation."""
+    """Return the option that a field declares; by default, the annotation gives its kind."""
     return member.metadata["option"](name, member.metadata["kind"] or _kind_of(annotation))
 
 
@@ -199,11 +201,12 @@ class Declared:
         """
         values = {name: value for name, value in row.items() if value is not None}
         known = self.row_fields()
-        if unknown := [name for name in values if name not in known]:
-            near, names = did_you_mean(f"{unknown[0]!s:.40}", known), ", ".join(known)
-            raise InputError(
-                f"unknown field {unknown[0]!r:.40}{near}; the options of a row are {names}"
-            )
+        for name in values:
+            if name not in known:
+                near = did_you_mean(f"{name!s:.40}", known)
+                raise InputError(
+                    f"unknown field {name!r:.40}{near}; the options of a row are {', '.join(known)}"
+                )
         return replace(self, **self.parse_json(values)) if values else self
 
 
@@ -259,8 +262,15 @@ TEXTS = Kind("a string or a list of strings", list[str], _convert_texts)
 BIASES = Kind(
     "a number for each token id (such as 452=-100)", list[str], _convert_biases, _parse_bias
 )
-_KINDS = {int: WHOLE, float: NUMBER, bool: SWITCH, str: TEXT, Path: PATH}
-_KINDS |= {Sequence: TEXTS, tuple: TEXTS}
+_KINDS = {
+    int: WHOLE,
+    float: NUMBER,
+    bool: SWITCH,
+    str: TEXT,
+    Path: PATH,
+    Sequence: TEXTS,
+    tuple: TEXTS,
+}
 
 
 def _kind_of(annotation: Any) -> Kind:
@@ -281,4 +291,4 @@ def _kind_of(annotation: Any) -> Kind:
     def parse(text: str) -> Any:
         return by_text.get(text.lower(), text)  # typer passes a default as False
 
-    return Kind(f"one of {', '.join(by_text)}", str, convert, parse, values=(*by_text,))
+    return Kind(f"one of {', '.join(by_text)}", str, convert, parse, values=tuple(by_text))

@@ -195,7 +195,8 @@ class Options(SamplingParams):
         constraints = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         if len(constraints) > 1:
             raise OptionError(constraints[1], "must be the only constraint of a text")
-        check_search({k: v for k, v in vars(self).items() if v != getattr(Options, k)}, self.beams)
+        changed = {name: v for name, v in vars(self).items() if v != getattr(Options, name)}
+        check_search(changed, self.beams)
         if self.beams and self.overflow == "shift":
             raise OptionError("overflow", "cannot be shift in a beam search")
 
@@ -203,7 +204,8 @@ class Options(SamplingParams):
     def constraint(self) -> Constraint | None:
         """Return the constraint of the text, or None; it may not be valid: see `validate`."""
         for name in CONSTRAINTS:
-            if (value := getattr(self, name)) is not None:
+            value = getattr(self, name)
+            if value is not None:
                 text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
                 return Constraint(name, text)
         return None

@@ -59,7 +59,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a small JSON file; raise CheckpointError if there is none."""
     data = b""
     try:
-        value = json.loads(data := read_small(path))
+        data = read_small(path)
+        value = json.loads(data)
     except (OSError, *MALFORMED) as error:
         for start, kind in IMPOSTORS.items():
             if data.lstrip().startswith(start):

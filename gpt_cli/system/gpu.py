@@ -6,7 +6,7 @@ import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 _LEAST = 7, 5  # compute capability: CUDA 13 compiles for none below
 _PACKAGES = ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x")  # they share their files
@@ -24,9 +24,10 @@ def problem() -> str | None:
 
     Ask the driver. Do not import CuPy, which takes a second.
     """
-    driver, count = load_driver(), ctypes.c_int()
+    driver = load_driver()
     if driver is None:
         return "no NVIDIA driver is installed"
+    count = ctypes.c_int()
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
         return "the NVIDIA driver finds no GPU"
     major, minor = capability(driver)
@@ -42,7 +43,8 @@ def fault() -> Fault | None:
 
     It takes longer than `problem`: it looks for packages and loads a library.
     """
-    packages, (major, minor) = cupy_packages(), driver_version()
+    packages = cupy_packages()
+    major, minor = driver_version()
     if len(packages) > 1:
         return Fault(f"more than one CuPy is installed: {', '.join(packages)}", install_hint())
     if packages and major and _cuda_of(packages[0]) > major:
@@ -77,7 +79,8 @@ def install_hint() -> str:
 
     A suitable CuPy that is installed stays. Others go first: they have files of the same names.
     """
-    packages, cuda = cupy_packages(), 13 if driver_version() >= (13, 0) else 12
+    packages = cupy_packages()
+    cuda = 13 if driver_version() >= (13, 0) else 12
     if packages == ["cupy-cuda12x"]:  # later drivers are suitable for it, too
         cuda = 12
     install = f"pip install 'cupy-cuda{cuda}x>=14' 'cuda-toolkit[cudart,nvrtc]=={cuda}.*'"
@@ -109,13 +112,14 @@ def _cuda_of(package: str) -> int:
 
 def driver_version() -> tuple[int, int]:
     """Return the version of CUDA that the driver is for, such as (12, 8); (0, 0) without one."""
-    driver, version = load_driver(), ctypes.c_int()
+    driver = load_driver()
+    version = ctypes.c_int()
     if driver is not None:
         driver.cuDriverGetVersion(ctypes.byref(version))
     return version.value // 1000, version.value % 1000 // 10
 
 
-def capability(driver: Any) -> tuple[int, int]:
+def capability(driver: ctypes.CDLL) -> tuple[int, int]:
     """Return the compute capability of the first device, such as (9, 0)."""
     device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     driver.cuDeviceGet(ctypes.byref(device), 0)
@@ -126,7 +130,9 @@ def capability(driver: Any) -> tuple[int, int]:
 
 def name() -> str:
     """Return the name of the first device; `problem` has returned None."""
-    driver, device, text = load_driver(), ctypes.c_int(), ctypes.create_string_buffer(256)
+    driver = load_driver()
+    device = ctypes.c_int()
+    text = ctypes.create_string_buffer(256)
     if driver is not None:
         driver.cuDeviceGet(ctypes.byref(device), 0)
         driver.cuDeviceGetName(text, len(text), device)

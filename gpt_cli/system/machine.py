@@ -99,7 +99,8 @@ def addresses() -> int | None:
 def peak_memory() -> int | None:
     """Return the peak memory of this process so far, in bytes; None if unknown."""
     # On Linux, ru_maxrss includes the memory of the program that started this one.
-    if (peak := _numbers(_STATUS).get("VmHWM:")) is not None:
+    peak = _numbers(_STATUS).get("VmHWM:")
+    if peak is not None:
         return peak
     if sys.platform == "win32":
         return None
@@ -144,11 +145,14 @@ def native_computes() -> bool:
     """Return whether the compiled library can be used here, without importing NumPy."""
     import ctypes
 
-    with suppress(OSError, AttributeError):  # it cannot be loaded, or is another version
-        if path := native_library():
-            library = ctypes.CDLL(str(path))
-            return any(library.gpt2_has_level(level) for level in (b"avx2", b"neon"))
-    return False
+    path = native_library()
+    if path is None:
+        return False
+    try:
+        library = ctypes.CDLL(str(path))
+        return any(library.gpt2_has_level(level) for level in (b"avx2", b"neon"))
+    except (OSError, AttributeError):  # it cannot be loaded, or is another version
+        return False
 
 
 def _affinity() -> int:

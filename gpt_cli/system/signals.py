@@ -18,7 +18,7 @@ def interrupt(number: int, frame: FrameType | None) -> NoReturn:
 def raise_swallowed() -> None:
     """Raise the interrupt again if an import has ignored it, before something long begins.
 
-    Modules in Cython, such as those of numpy.random, ignore all errors in a part of their import.
+    Modules in Cython, such as numpy.random's, ignore all errors in a part of their import.
     """
     if received:
         raise KeyboardInterrupt(received[-1])

@@ -323,7 +323,7 @@ def large_logits(tmp_path, monkeypatch):
         folder = Path(shutil.copytree(TINY, tmp_path / "large"))
         random = np.random.default_rng(1)
         weights = {}
-        for name, tensor in checkpoint.read(TINY)[1].items():
+        for name, tensor in checkpoint.open_checkpoint(TINY).tensors.items():
             center = 1.0 if "ln_" in name and name.endswith("weight") else 0.0
             spread = scale if len(tensor.shape) == 2 else 0.1
             weights[name] = random.normal(center, spread, tensor.shape).astype(np.float32)

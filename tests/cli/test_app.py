@@ -404,7 +404,7 @@ def test_without_the_library_weights_in_16_bits_are_widened(case_folder, monkeyp
     monkeypatch.delenv("GPT_CLI_OPS", raising=False)
     flags = ["-m", case_folder(case), "-s", "3", "-n", "40", "--device", "cpu", "and the"]
     expected = text_of(*flags, GPT_CLI_OPS="numpy")
-    monkeypatch.setattr("gpt_cli.ops.native_library", lambda: None)
+    monkeypatch.setattr("gpt_cli.ops.select.native_library", lambda: None)
     text, told = generated(*flags, "--stats")
     assert text == expected
     assert " in float32: loaded in " in told

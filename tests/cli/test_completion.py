@@ -11,7 +11,7 @@ from typer.main import get_command
 
 from gpt_cli.cli import app
 from gpt_cli.hub.local import bundled
-from gpt_cli.ops import _IMPLEMENTATIONS
+from gpt_cli.ops.select import _IMPLEMENTATIONS
 from support.processes import path_with_command, posix
 
 SHELLS = ["bash", "zsh", "fish"]
@@ -136,9 +136,11 @@ def test_models_are_bundled_published_and_local_ones(home, answers):
 
 
 def test_commands_types_and_devices_are_the_implemented_ones(answers):
-    devices, dtypes, _ = zip(*_IMPLEMENTATIONS.values(), strict=True)
+    kinds = _IMPLEMENTATIONS.values()
+    devices = {kind.device for kind in kinds}
+    dtypes = {dtype for kind in kinds for dtype in kind.dtypes}
     assert set(answers("gpt-cli score --device ")) == {"auto", *devices}
-    assert set(answers("gpt-cli score --dtype ")) == {"auto", *sum(dtypes, ())}
+    assert set(answers("gpt-cli score --dtype ")) == {"auto", *dtypes}
     assert sorted(answers("gpt-cli ")) == sorted(get_command(app.application()).commands)
 
 

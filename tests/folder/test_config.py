@@ -1,11 +1,14 @@
 import json
 import math
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
 
 from gpt_cli.errors import CheckpointError, InputError
 from gpt_cli.folder.config import GPT2Config
+from gpt_cli.folder.special_tokens import SpecialIds
+from gpt_cli.folder.tokenizer import with_special_tokens
 from support.checkpoints import CONFIG, END_ID
 
 INT8 = {"quant_method": "gpt-cli", "bits": 8, "block_size": 64}
@@ -15,6 +18,12 @@ INT8 = {"quant_method": "gpt-cli", "bits": 8, "block_size": 64}
 def folder(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     return tmp_path
+
+
+def settled(folder, eos=None):
+    """The configuration with the end token of a tokenizer, and of the files of the folder."""
+    tokenizer = SimpleNamespace(special_ids=SpecialIds(eos=eos), size=0)
+    return with_special_tokens(GPT2Config.from_folder(folder), tokenizer, folder)
 
 
 FIELDS = {
@@ -86,13 +95,34 @@ def test_the_type_of_the_matrices_is_that_of_the_quantization(quantization, dtyp
     assert GPT2Config.from_dict({"quantization_config": quantization}).dtype == dtype
 
 
+COPIED = {"eos_token_id": 7, "_from_model_config": True}  # from an earlier config.json
+
+
 @pytest.mark.parametrize(
-    ("generation", "ids"),
-    [({"eos_token_id": [7, 8]}, (7, 8)), ({"eos_token_id": None}, (END_ID,)), ({}, (END_ID,))],
+    ("generation", "eos", "ids"),
+    [
+        ({"eos_token_id": [7, 8]}, 5, (7, 8)),
+        ({"eos_token_id": [7, CONFIG["vocab_size"]]}, None, (7,)),
+        ({"eos_token_id": None}, 5, (5,)),
+        ({"eos_token_id": None}, None, (END_ID,)),
+        ({}, 5, (5,)),
+        ({}, CONFIG["vocab_size"], (END_ID,)),
+        ({}, None, (END_ID,)),
+        (COPIED, 5, (5,)),
+        (COPIED, None, (7,)),
+    ],
 )
-def test_the_end_token_of_generation_config_comes_first(folder, generation, ids):
+def test_the_end_token_of_generation_config_comes_first(folder, generation, eos, ids):
     (folder / "generation_config.json").write_text(json.dumps(generation))
-    assert GPT2Config.from_folder(folder).eos_token_id == ids
+    assert settled(folder, eos).eos_token_id == ids
+
+
+@pytest.mark.parametrize("value", ["end", [1, -2], True])
+def test_an_invalid_end_token_of_generation_config_is_refused_by_its_file(folder, value):
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps({"eos_token_id": value}))
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: eos_token_id must be"):
+        settled(folder)
 
 
 NO_SIZES = [0, None, 2.0, "2", True, [768], 2**20 + 1]
@@ -151,7 +181,7 @@ def test_a_file_without_a_json_object_is_refused_by_its_name(folder, name, conte
     complaint = "is not a JSON obj" if content in (b"[1]", b"null") else "cannot be read as JSON"
     (folder / name).write_bytes(content)
     with pytest.raises(CheckpointError, match=complaint) as caught:
-        GPT2Config.from_folder(folder)
+        settled(folder)
     assert str(folder / name) in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -33,8 +33,9 @@ from gpt_cli.folder import weight_files
 from gpt_cli.folder.base_tokenizer import Stream
 from gpt_cli.folder.byte_bpe import ByteBPE
 from gpt_cli.folder.config import ACTIVATIONS, GPT2Config, expected_shapes
+from gpt_cli.folder.special_tokens import SpecialIds
 from gpt_cli.folder.tensors import Tensor
-from gpt_cli.folder.tokenizer import Tokenizer, read_tokenizer
+from gpt_cli.folder.tokenizer import Tokenizer, read_tokenizer, with_special_tokens
 from gpt_cli.generation.matcher import Matcher
 from gpt_cli.generation.row import StopStrings
 from gpt_cli.gpt2 import checkpoint
@@ -233,6 +234,7 @@ def shards(data: bytes) -> None:
 # --- configuration -------------------------------------------------------------------------------
 
 CONFIG = fresh("config")
+NO_TOKENS = SimpleNamespace(special_ids=SpecialIds(), size=0)  # of a tokenizer
 
 
 def config(data: bytes) -> None:
@@ -244,7 +246,7 @@ def config(data: bytes) -> None:
     for other in others:
         generation.write_bytes(other)
     try:
-        config = GPT2Config.from_folder(CONFIG)
+        config = with_special_tokens(GPT2Config.from_folder(CONFIG), NO_TOKENS, CONFIG)
     except CheckpointError as error:
         assert str(error)
         return

@@ -13,7 +13,7 @@ import gpt_cli
 from gpt_cli import loading
 from gpt_cli.errors import CheckpointError
 from gpt_cli.folder.tensors import unchanged
-from gpt_cli.gpt2 import adapter, checkpoint, quantize
+from gpt_cli.gpt2 import checkpoint, quantize
 from gpt_cli.gpt2.digests import weights_digest
 from gpt_cli.gpt2.model import forward
 from gpt_cli.options.declare import OptionError
@@ -25,8 +25,8 @@ A, B = (f"{PREFIX}{C_ATTN.format(1)}.lora_{letter}.weight" for letter in "AB")
 
 
 def merge(source: Path, folder: Path):
-    config, tensors = checkpoint.read(source)
-    return config, adapter.merge(tensors, source, folder)
+    opened = checkpoint.open_checkpoint(source, folder)
+    return opened.config_json, opened.tensors
 
 
 def refusal(source: Path, folder: Path) -> str:

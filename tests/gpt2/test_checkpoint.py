@@ -190,7 +190,7 @@ def test_the_type_of_a_checkpoint_is_that_of_all_its_matrices(folder, dtype, oth
     for name in ("wpe.weight", "ln_f.bias"):  # no matrices
         tensors[name] = stored_tensors(CONFIG)[name]
     store_tensors(folder, tensors)
-    assert checkpoint.stored_dtype(checkpoint.find_tensors(folder)) == stored
+    assert checkpoint.open_checkpoint(folder).stored_dtype == stored
 
 
 @pytest.mark.parametrize("row", [None, 0, 1023, 1024, 2499])
@@ -362,9 +362,9 @@ def test_a_head_at_the_place_of_wte_is_tied_without_a_look(tmp_path, monkeypatch
     tensors = stored_tensors(CONFIG, head="wte")
     tensors["lm_head.weight"] = tensors["wte.weight"]
     write_torch(write_checkpoint(tmp_path, CONFIG), tensors)
-    parsed, stored = checkpoint.read(tmp_path)
+    opened = checkpoint.open_checkpoint(tmp_path)
     monkeypatch.setattr(Tensor, "__getitem__", None)
-    assert "lm_head.weight" not in checkpoint.without_tied_head(stored, parsed)
+    assert "lm_head.weight" not in checkpoint.without_tied_head(opened.tensors, opened.config_json)
 
 
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])

@@ -104,11 +104,12 @@ def test_the_logits_are_those_of_the_original_that_is_rounded_when_loaded(
 
 @pytest.mark.parametrize("case", STORED)
 def test_in_float32_it_is_a_model_of_the_rounded_weights(original, in_int8, computed_by, case):
-    config, tensors = checkpoint.read(original(case))
+    opened = checkpoint.open_checkpoint(original(case))
+    tensors = dict(opened.tensors)
     for name, tensor in tensors.items():
         if is_matrix(name, tensor.shape):
             tensors[name] = quantize(tensor[:], transposed=is_transposed(name))[:]
-    model = checkpoint.assemble(config, get_ops("cpu", "float32"), tensors)
+    model = checkpoint.assemble(opened.config, get_ops("cpu", "float32"), tensors)
     expected = forward(model, np.array(IDS))
     engine = load(in_int8(case), "float32")
     assert engine.model.ops.dtype == "float32"
@@ -369,7 +370,7 @@ def test_a_scale_that_is_not_finite_is_noticed(source, computed_by, dtype, bits)
 def without_library(monkeypatch):
     """Let commands run as if gpt-cli had been installed without its library."""
     monkeypatch.delenv("GPT_CLI_OPS", raising=False)
-    monkeypatch.setattr("gpt_cli.ops.native_library", lambda: None)
+    monkeypatch.setattr("gpt_cli.ops.select.native_library", lambda: None)
 
 
 @pytest.mark.usefixtures("without_library")

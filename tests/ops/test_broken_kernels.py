@@ -48,7 +48,7 @@ def layer_norms(native):
 def product(native, weight, x, bias):
     """Return whether x @ weight + bias, by the smallest tile, has the library's bits."""
     packed = Matrix(weight, None, "float32", transposed=False, device=DEVICE)
-    y = linear(x, packed, "float32", tile=plans.tiles("float32")[-1], bias=bias)
+    y = linear(x, packed, "float32", tile=plans.LAYOUTS["float32"].tiles[-1], bias=bias)
     ops = native("float32")
     return is_same(y, ops.linear(x, Linear(ops.place_matrix(weight), bias)))
 

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt_cli.ops import LayerNorm, Linear, Steps
-from gpt_cli.ops.bindings import ACTIVATIONS
 from gpt_cli.ops.cuda import plans
 from gpt_cli.ops.int8 import quantize
+from gpt_cli.ops.kernels import ACTIVATIONS
 from support.checkpoints import filed
 from support.cuda_kernels import (
     FORMATS,
@@ -61,7 +61,7 @@ def place(native, dtype, rows, *, transposed, **how):
     return ops, ops.place_matrix(stored, transposed=transposed), packed
 
 
-TILES = [(dtype, tile) for dtype in FORMATS for tile in plans.tiles(dtype)]
+TILES = [(dtype, tile) for dtype in FORMATS for tile in plans.LAYOUTS[dtype].tiles]
 
 
 @pytest.mark.parametrize(("dtype", "tile"), TILES, ids=lambda x: getattr(x, "kernel", x))
@@ -102,7 +102,7 @@ def test_linear(
 def test_linear_without_asynchronous_copies(native, dtype):
     ops, placed, packed = place(native, dtype, array("matrix", 200, 150), transposed=False)
     x = array("x", 70, 200)
-    for tile in plans.tiles(dtype):
+    for tile in plans.LAYOUTS[dtype].tiles:
         y = linear(x, packed, dtype, tile=tile, card=CARD_OF_2018)
         assert_same_bits(y, ops.linear(x, Linear(placed)))
 
@@ -113,7 +113,7 @@ def test_padding_keeps_the_sign_of_zero(native, dtype):
     x, bias = np.zeros((3, 5), np.float32), np.full(9, -0.0, np.float32)
     expected = ops.linear(x, Linear(placed, bias))
     assert np.signbit(expected).all()
-    for tile in plans.tiles(dtype):
+    for tile in plans.LAYOUTS[dtype].tiles:
         assert_same_bits(linear(x, packed, dtype, tile=tile, bias=bias), expected)
 
 
@@ -139,7 +139,7 @@ def test_damage_stays_in_its_row(native, dtype, damage):
     x[3, 5] = damage
     with np.errstate(all="ignore"):
         expected = ops.linear(x, Linear(placed))
-    for tile in plans.tiles(dtype):
+    for tile in plans.LAYOUTS[dtype].tiles:
         assert_same_bits(linear(x, packed, dtype, tile=tile), expected)
 
 
@@ -284,7 +284,7 @@ def test_damage_spoils_only_the_queries_that_see_it(native, damage):
 
 @pytest.mark.parametrize("dtype", FORMATS)
 def test_tiles_fit_every_card(dtype):
-    assert all(tile.shared <= 65_536 for tile in plans.tiles(dtype))
+    assert all(tile.shared <= 65_536 for tile in plans.LAYOUTS[dtype].tiles)
 
 
 @pytest.mark.parametrize("shared", [65_536, 101_376, 232_448])

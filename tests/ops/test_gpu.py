@@ -201,9 +201,9 @@ def test_the_log_has_the_reason_for_the_cpu(no_gpu, caplog):
 @pytest.mark.parametrize("dtype", ["int8", "float16"])
 def test_without_a_gpu_small_weights_need_the_library(no_gpu, tmp_path, dtype):
     no_gpu.delenv("GPT_CLI_OPS", raising=False)
-    no_gpu.setattr("gpt_cli.ops.native_library", lambda: tmp_path)
+    no_gpu.setattr("gpt_cli.ops.select.native_library", lambda: tmp_path)
     check_available("auto", dtype)
-    no_gpu.setattr("gpt_cli.ops.native_library", lambda: None)
+    no_gpu.setattr("gpt_cli.ops.select.native_library", lambda: None)
     with pytest.raises(InputError, match=f"dtype {dtype} needs the compiled library"):
         check_available("auto", dtype)
 

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 import gpt_cli
 from gpt_cli.errors import CheckpointError
+from gpt_cli.folder.dtypes import GROUP
 from gpt_cli.gpt2.model import forward
 from gpt_cli.ops import Linear
-from gpt_cli.ops.int8 import GROUP, LARGEST, LARGEST_ACTIVATION, Int8Rows, quantize
+from gpt_cli.ops.int8 import LARGEST, LARGEST_ACTIVATION, Int8Rows, quantize
 from gpt_cli.ops.numpy_ops import NumPyOps
 from support.checkpoints import VOCAB, noise, write_damaged
 from support.models import model_of

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt_cli.errors import CheckpointError
+from gpt_cli.folder.dtypes import GROUP
 from gpt_cli.folder.tensors import Tensor
 from gpt_cli.ops import Linear, bindings, native_ops
-from gpt_cli.ops.int8 import GROUP, LARGEST, Int8Rows, quantize
+from gpt_cli.ops.int8 import LARGEST, Int8Rows, quantize
 from gpt_cli.ops.memory import Arena
 from gpt_cli.ops.short import RoundedRows
 from support.checkpoints import filed

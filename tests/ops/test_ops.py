@@ -218,8 +218,8 @@ def installed(unset):
     """Return a function that sets the path of the installed library, or None."""
 
     def install(path):
-        for module in ("", ".bindings"):
-            unset.setattr(f"gpt_cli.ops{module}.native_library", lambda: path)
+        for module in ("select", "bindings"):
+            unset.setattr(f"gpt_cli.ops.{module}.native_library", lambda: path)
         bindings.library.cache_clear()
 
     yield install

@@ -34,7 +34,7 @@ def shape_of(dtype, n_layer, C, heads, V, inner=None, slots=1024):
 
 def least_memory(rows, shape, plan):
     """Return the bytes that a pass needs in any case; see `divide` in pass_memory.cu."""
-    stage = plan.stage_units * plans.unit_bytes(shape.dtype)
+    stage = plan.stage_units * plans.LAYOUTS[shape.dtype].unit_bytes
     rings = plans.PASS_WARPS * plan.stages * (stage + 16)
     results = 4 * plans.PASS_WARPS * plans.PANEL * (1 + plan.most_rows)  # biases and residuals
     fixed = rings + shape.n_layer * plans._LAYER_BYTES + 2 * 4 * shape.C + results
@@ -55,10 +55,10 @@ def check_pass(rows, shape, device):
     assert plan.tiles >= 2
     assert 3 <= plan.stages <= 8
     assert least_memory(rows, shape, plan) <= plan.shared <= device.shared
-    longest = max(plans.padded(n, shape.dtype) for n in (shape.C, shape.inner))
+    longest = max(plans.LAYOUTS[shape.dtype].padded(n) for n in (shape.C, shape.inner))
     if plan.chunk != longest:  # a chunk ends where a stage does
         assert shape.dtype != "int8"
-        assert plan.chunk % (plan.stage_units * plans.unit_rows(shape.dtype)) == 0
+        assert plan.chunk % (plan.stage_units * plans.LAYOUTS[shape.dtype].unit_rows) == 0
         assert 0 < plan.chunk < longest
     return plan
 

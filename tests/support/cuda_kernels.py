@@ -4,8 +4,8 @@ from functools import cache
 
 import numpy as np
 
-from gpt_cli.ops.bindings import ACTIVATIONS, EDITED
 from gpt_cli.ops.cuda import plans, structs
+from gpt_cli.ops.kernels import ACTIVATIONS, EDITED
 from support.emulated_kernels import Card, compile_kernels, read_source
 
 FORMATS = ["float32", "bfloat16", "float16", "int8"]

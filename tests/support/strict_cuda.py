@@ -6,6 +6,7 @@ selections, sorts, and sums of integers. Everything else raises InexactError: Cu
 order of its own, and its exponentials are not ours.
 """
 
+from abc import update_abstractmethods
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -159,3 +160,4 @@ for _name in (
     *("exp", "layer_norm", "linear", "log_normalizer", "new_cache", "place_matrix", "store"),
 ):
     setattr(StrictOps, _name, _operation(_name))
+update_abstractmethods(StrictOps)

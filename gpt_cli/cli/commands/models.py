@@ -174,12 +174,10 @@ def _held_dtype(about: "Description", model: flags.Adapted) -> str:
         return about.config.dtype
     from gpt_cli import hub
     from gpt_cli.folder.dtypes import SHORT
-    from gpt_cli.gpt2 import checkpoint
-    from gpt_cli.gpt2.adapter import merge
+    from gpt_cli.gpt2.checkpoint import open_checkpoint
     from gpt_cli.ops import ops_for
 
-    tensors = checkpoint.read(about.folder)[1]
-    if model.adapter is not None:
-        merge(tensors, *hub.resolve_all(model.model, **model.options))  # it must fit
-    stored = checkpoint.stored_dtype(tensors)
+    opened = open_checkpoint(*hub.resolve_all(model.model, **model.options))
+    _ = opened.tensors  # an adapter must fit
+    stored = opened.stored_dtype
     return ops_for(stored, "cpu").dtype if stored in SHORT else stored

@@ -14,11 +14,14 @@ from contextlib import suppress
 from ctypes import addressof, c_char_p, c_void_p, cast
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gpt_cli.errors import GPTCLIError
 from gpt_cli.system import gpu
 from gpt_cli.system.atomic import write_file
+
+if TYPE_CHECKING:
+    from cupy.cuda.function import Module
 
 OPTIONS = ("--std=c++17", "--fmad=false", "-ftz=false", "--prec-div=true", "--prec-sqrt=true")
 _INCLUDE = '#include "constants.inc"'
@@ -27,13 +30,15 @@ _DIGEST = hashlib.sha256().digest_size
 _log = logging.getLogger(__name__)
 
 
-def load(names: Sequence[str], options: Sequence[str]) -> Any:
-    """Return a module (cupy.cuda.function.Module) of some files of this folder, in their order.
+def load(names: Sequence[str], options: Sequence[str]) -> "Module":
+    """Return a module of some files of this folder, in their order.
 
     A module in the cache needs no NVRTC, a library of 100 MB. Several threads may load at once,
     and then compile at the same time.
     """
-    code, options, capability = source(names), (*OPTIONS, *options), _capability()
+    code = source(names)
+    options = (*OPTIONS, *options)
+    capability = _capability()
     file = _cache_file(code, options, capability)
     binary = _cached(file) if file else None
     if binary is not None:
@@ -49,7 +54,9 @@ def load(names: Sequence[str], options: Sequence[str]) -> Any:
     return module
 
 
-def load_all(groups: Sequence[Sequence[str]], options: Sequence[str]) -> dict[str, Future[Any]]:
+def load_all(
+    groups: Sequence[Sequence[str]], options: Sequence[str]
+) -> "dict[str, Future[Module]]":
     """Begin to load the modules of several lists of files, in parallel; return them by kernel.
 
     Errors of `load` come from the futures.
@@ -58,7 +65,7 @@ def load_all(groups: Sequence[Sequence[str]], options: Sequence[str]) -> dict[st
 
     device = runtime.getDevice()
 
-    def load_here(names: Sequence[str]) -> Any:
+    def load_here(names: Sequence[str]) -> "Module":
         runtime.setDevice(device)  # each thread has its own current device
         return load(names, options)
 
@@ -80,14 +87,15 @@ class Kernel:
     CuPy's own launch takes 12 microseconds for a struct, four times as long.
     """
 
-    def __init__(self, module: Any, name: str, shared: int):
+    def __init__(self, module: "Module", name: str, shared: int):
         """Let blocks have up to `shared` bytes of dynamic shared memory; by default it is 48 KB."""
         from cupy.cuda import get_current_stream
         from cupy_backends.cuda.api import driver
 
         self._function = module.get_function(name)  # keeps the module loaded
         self._address = self._function.ptr
-        self._driver, self._stream = driver, get_current_stream
+        self._driver = driver
+        self._stream = get_current_stream
         attribute = driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         driver.funcSetAttribute(self._address, attribute, shared)
 
@@ -106,12 +114,13 @@ class Kernel:
         )
 
 
-def set_constant(module: Any, name: str, value: bytes) -> None:
+def set_constant(module: "Module", name: str, value: bytes) -> None:
     """Write a variable in constant memory before the next launch on the current stream."""
     from cupy.cuda import get_current_stream, runtime
 
-    address, kind = module.get_global_var(name), runtime.memcpyHostToDevice
+    address = module.get_global_var(name)
     source = cast(c_char_p(value), c_void_p).value
+    kind = runtime.memcpyHostToDevice
     # From memory that is not pinned, the driver copies `value` before it returns.
     runtime.memcpyAsync(address, source, len(value), kind, get_current_stream().ptr)
 
@@ -141,7 +150,7 @@ def _capability() -> int:
     return int(Device().compute_capability)
 
 
-def _module(binary: bytes) -> Any:
+def _module(binary: bytes) -> "Module":
     from cupy.cuda.function import Module
 
     module = Module()
@@ -179,7 +188,7 @@ def _cache_file(code: str, options: Sequence[str], capability: int) -> Path | No
     """
     if os.environ.get("CUPY_CACHE_IN_MEMORY") == "1":
         return None
-    key = "\0".join((code, *options, str(capability))).encode()
+    key = "\0".join([code, *options, str(capability)]).encode()
     return gpu.kernel_cache() / f"gpt-cli-{hashlib.sha256(key).hexdigest()}.cubin"
 
 

@@ -1,44 +1,55 @@
 """Several tokens of many texts, one after the other, without waiting for the GPU between them."""
 
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from gpt_cli.ops import Array
+from gpt_cli.ops.contract import Array, Cache, Model
 from gpt_cli.ops.cuda import plans, structs
-from gpt_cli.ops.cuda.layers import Layers, Memory, Tokens, norm_of
+from gpt_cli.ops.cuda.layers import DeviceOps, Layers, Memory, Tokens, norm_of
 from gpt_cli.options.request import SamplingParams
 
 CHOICE_ARRAYS = 6  # in structs.cu
 
 
 def decode(
-    ops: Any,
-    model: Any,
-    cache: Any,
+    ops: DeviceOps,
+    model: Model,
+    cache: Cache,
     last: Array,
     uniforms: Array,
     banned: Array,
     params: SamplingParams,
 ) -> tuple[Array, Array, Array]:
     """Return ids and logprobs (steps, B) of the next tokens, and flags (B,) of finite results."""
-    (steps, B), C, V = uniforms.shape, model.wte.n_in, model.lm_head.weight.n_out
-    launch, xp, past = ops.launch, ops.xp, cache.lengths
+    steps, B = uniforms.shape
+    C, V = model.wte.n_in, model.lm_head.weight.n_out
+    launch = ops.launch
+    xp = ops.xp
+    past = cache.lengths
     counts = np.concatenate([np.ones((1, B), np.int64), past + np.arange(steps + 1)[:, None]])
-    counts, draws = xp.asarray(counts), xp.asarray(np.ascontiguousarray(uniforms, np.float64))
-    ids, is_finite = np.zeros((steps + 1, B), np.int64), xp.asarray(np.ones(B, np.int32))
+    counts = xp.asarray(counts)
+    draws = xp.asarray(np.ascontiguousarray(uniforms, np.float64))
+    ids = np.zeros((steps + 1, B), np.int64)
     ids[0] = last
-    ids, logprobs = xp.asarray(ids), xp.empty((steps, B), np.float64)
+    ids = xp.asarray(ids)
+    is_finite = xp.asarray(np.ones(B, np.int32))
+    logprobs = xp.empty((steps, B), np.float64)
     most = int(past.max())
     layers = Layers(ops, model.h, cache, B, 1, most + steps)
-    memory, ln_f = Memory(xp, 4 * B * C, 4 * B * V), norm_of(model.ln_f)
+    memory = Memory(xp, 4 * B * C, 4 * B * V)
     x, logits = memory.addresses
-    choice = {"logits": logits, "is_finite": is_finite, "rows": B, "n": V}
-    choice |= {"banned": banned, "banned_count": len(banned)} | choice_fields(params)
-    choice |= scratch_fields(xp, B, V)
+    ln_f = norm_of(model.ln_f)
+    choice = {
+        "logits": logits, "is_finite": is_finite, "rows": B, "n": V,
+        "banned": banned, "banned_count": len(banned),
+        **choice_fields(params), **scratch_fields(xp, B, V),
+    }  # fmt: skip
     for step in range(steps):
         now = 8 * B * step  # bytes before the numbers of this step
-        positions, after = counts.data.ptr + 8 * B + now, ids.data.ptr + 8 * B + now
+        positions = counts.data.ptr + 8 * B + now
+        after = ids.data.ptr + 8 * B + now
         tokens = Tokens(positions, counts.data.ptr, positions + 8 * B, most + step + 1)
         job = structs.pack(
             "embed", wte=model.wte.struct, wpe=model.wpe, n_positions=len(model.wpe),
@@ -62,7 +73,7 @@ def choice_fields(params: SamplingParams) -> dict[str, Any]:
     return filters | {"temperature": params.temperature}
 
 
-def scratch_fields(xp: Any, rows: int, n: int) -> dict[str, Any]:
+def scratch_fields(xp: ModuleType, rows: int, n: int) -> dict[str, Any]:
     """Return the fields for the memory of the choice of a token among n."""
     size = scratch_size(n)
     return {"scratch": xp.empty((rows, CHOICE_ARRAYS, size), np.float32), "scratch_size": size}

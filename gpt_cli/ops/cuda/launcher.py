@@ -1,18 +1,22 @@
 """Launches of the kernels of compiled modules."""
 
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gpt_cli.errors import ResourceError
 from gpt_cli.ops.cuda import compiler, plans
+
+if TYPE_CHECKING:
+    from cupy.cuda.function import Module
 
 
 class Launcher:
     """The kernels of some modules: a call launches one on the current stream."""
 
-    def __init__(self, modules: dict[str, Future[Any]], device: plans.Device):
+    def __init__(self, modules: "dict[str, Future[Module]]", device: plans.Device):
         """Take the modules by kernel. A launch waits for the module that it needs."""
-        self._modules, self._device = modules, device
+        self._modules = modules
+        self._device = device
         self._kernels: dict[str, compiler.Kernel] = {}
 
     def __call__(self, launch: plans.Launch, argument: bytes) -> None:
@@ -24,7 +28,7 @@ class Launcher:
             self._kernels[launch.kernel] = kernel
         kernel.launch(launch.grid, launch.threads, launch.shared, argument)
 
-    def _module_of(self, kernel: str) -> Any:
+    def _module_of(self, kernel: str) -> "Module":
         """Return a kernel's module; raise ResourceError if it could not be compiled or loaded."""
         try:
             return self._modules[kernel].result()

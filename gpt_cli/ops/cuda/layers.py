@@ -7,15 +7,16 @@ nothing is allocated, and there are no views of arrays: what follows computes ad
 from dataclasses import dataclass
 from itertools import accumulate
 from types import ModuleType
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
-from gpt_cli.folder import config
-from gpt_cli.ops import LayerNorm, Linear
+from gpt_cli.folder.dtypes import WEIGHT_TYPES
+from gpt_cli.ops.contract import Block, Cache, LayerNorm, Linear
 from gpt_cli.ops.cuda import plans, structs
+from gpt_cli.ops.cuda.launcher import Launcher
+from gpt_cli.ops.kernels import ACTIVATIONS
 
-ACTIVATIONS = (None, *config.ACTIVATIONS)  # in the order of `enum activation`
 _ALIGNMENT = 256  # bytes
 
 
@@ -29,35 +30,50 @@ class Tokens:
     S: int  # the most of these
 
 
+class DeviceOps(Protocol):
+    """What a pass needs of `CuPyOps`."""
+
+    launch: Launcher
+    gpu: plans.Device
+    xp: ModuleType
+    dtype: str
+
+
 class Memory:
     """Arrays on the device in one allocation, which are not initialized."""
 
     def __init__(self, xp: ModuleType, *sizes: int):
         """Allocate arrays of so many bytes; `addresses` are theirs."""
-        ends = [*accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
-        self._memory = xp.empty(ends[-1], np.uint8)
-        self.addresses = [self._memory.data.ptr + start for start in (0, *ends[:-1])]
+        aligned = (-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
+        *starts, end = accumulate(aligned, initial=0)
+        self._memory = xp.empty(end, np.uint8)
+        self.addresses = [self._memory.data.ptr + start for start in starts]
 
 
 class Layers:
     """The layers `h` for B texts of T new tokens, each of up to S tokens in all."""
 
-    def __init__(self, ops: Any, h: tuple[Any, ...], cache: Any, B: int, T: int, S: int):
-        self._launch, self._device, self._dtype = ops.launch, ops.gpu, ops.dtype
-        self._h, self._cache, self._B, self._T = h, cache, B, T
+    def __init__(self, ops: DeviceOps, h: tuple[Block, ...], cache: Cache, B: int, T: int, S: int):
+        self._launch = ops.launch
+        self._device = ops.gpu
+        self._dtype = ops.dtype
+        self._h = h
+        self._cache = cache
         self._norms = [(norm_of(b.ln_1), norm_of(b.ln_2)) for b in h]
-        self._H, self.rows = h[0].attn.n_head, B * T
-        self._C = C = h[0].attn.c_attn.weight.n_in
-        self._D, inner = C // self._H, h[0].mlp.c_fc.weight.n_out
-        launch = plans.attend(B * self._H, T, self._D, S, self._device)
-        digits = 2 * plans.padded(max(C, inner), self._dtype) if self._dtype == "int8" else 0
+        H = h[0].attn.n_head
+        C, inner = h[0].attn.c_attn.weight.n_in, h[0].mlp.c_fc.weight.n_out
+        self._B, self._T, self._H, self._C, self._D = B, T, H, C, C // H
+        self.rows = B * T
+        launch = plans.attend(B * H, T, C // H, S, self._device)
+        self._rounds = WEIGHT_TYPES[self._dtype].has_groups  # activations, for products
+        digits = 2 * plans.LAYOUTS[self._dtype].padded(max(C, inner)) if self._rounds else 0
         self._memory = Memory(
             ops.xp, 4 * self.rows * C, 4 * self.rows * max(3 * C, inner),
             4 * plans.attend_scratch(launch, S), self.rows * digits, 4 * self.rows,
         )  # fmt: skip
         # (rows, C): layer norms, and results of attention; (rows, 3C) or (rows, inner)
-        self.normalized, self._wide, *others = self._memory.addresses
-        self._scratch, self._digits, self._steps = others
+        addresses = self._memory.addresses
+        self.normalized, self._wide, self._scratch, self._digits, self._steps = addresses
 
     def run(self, x: int, tokens: Tokens) -> None:
         """Replace x (rows, C), at this address, by the output of the last layer."""
@@ -65,13 +81,13 @@ class Layers:
             self._block(x, b, norms, layer, tokens)
 
     def _block(
-        self, x: int, b: Any, norms: tuple[bytes, bytes], layer: int, tokens: Tokens
+        self, x: int, b: Block, norms: tuple[bytes, bytes], layer: int, tokens: Tokens
     ) -> None:
         """Compute one layer, as `block` in model.py does."""
         normalized, wide = self.normalized, self._wide
         self.layer_norm(x, norms[0])
         self.linear(normalized, b.attn.c_attn, wide)
-        self._attention(b.attn, layer, tokens)
+        self._attention(b, layer, tokens)
         self.linear(normalized, b.attn.c_proj, x, residual=x)
         self.layer_norm(x, norms[1])
         self.linear(normalized, b.mlp.c_fc, wide, b.mlp.activation)
@@ -79,36 +95,38 @@ class Layers:
 
     def layer_norm(self, x: int, ln: bytes) -> None:
         """Normalize x (rows, C) to `normalized`."""
-        rows, y = self.rows, self.normalized
-        job = structs.pack("layer_norm", ln=ln, x=x, y=y, rows=rows, C=self._C)
-        self._launch(plans.layer_norm(rows, self._C), job)
+        job = structs.pack("layer_norm", ln=ln, x=x, y=self.normalized, rows=self.rows, C=self._C)
+        self._launch(plans.layer_norm(self.rows, self._C), job)
 
     def linear(
         self, x: int, w: Linear, y: int, activation: str | None = None, residual: int = 0
     ) -> None:
         """Write residual + activation(x @ weight + bias) to y, which may be the residual."""
-        matrix, rows = w.weight, self.rows
+        matrix = w.weight
+        rows = self.rows
         job = structs.pack(
             "linear", w=matrix.struct, bias=w.bias, x=x, residual=residual, y=y, rows=rows,
             digits=self._digits, steps=self._steps, activation=ACTIVATIONS.index(activation),
         )  # fmt: skip
-        if self._dtype == "int8":
+        if self._rounds:
             self._launch(plans.round_rows(rows), job)
         shape = rows, matrix.n_in, matrix.n_out
         self._launch(plans.linear(*shape, self._dtype, self._device), job)
 
-    def _attention(self, attn: Any, layer: int, tokens: Tokens) -> None:
+    def _attention(self, b: Block, layer: int, tokens: Tokens) -> None:
         """Store keys and values, and attend: (rows, 3C) -> (rows, C), `normalized`."""
-        B, H, T, D, C, qkv = self._B, self._H, self._T, self._D, self._C, self._wide
+        B, H, T, D, C = self._B, self._H, self._T, self._D, self._C
+        qkv = self._wide
         shape = {
             "b_stride": 3 * C * T, "h_stride": D, "t_stride": 3 * C, "B": B, "H": H, "T": T, "D": D,
-        } | cache_fields(self._cache, layer)  # fmt: skip
+            **cache_fields(self._cache, layer),
+        }  # fmt: skip
         job = structs.pack(
             "store", k=qkv + 4 * C, v=qkv + 8 * C, past=tokens.past, lengths=tokens.lengths, **shape
         )
         self._launch(plans.store(B * H, T), job)
         job = structs.pack(
-            "attend", q=qkv, visible=tokens.visible, S=tokens.S, scale=attn.scale,
+            "attend", q=qkv, visible=tokens.visible, S=tokens.S, scale=b.attn.scale,
             scratch=self._scratch, y=self.normalized, **shape,
         )  # fmt: skip
         self._launch(plans.attend(B * H, T, D, tokens.S, self._device), job)
@@ -119,7 +137,7 @@ def norm_of(ln: LayerNorm) -> bytes:
     return structs.pack("norm", weight=ln.weight, bias=ln.bias, epsilon=ln.epsilon)
 
 
-def cache_fields(cache: Any, layer: int) -> dict[str, int]:
+def cache_fields(cache: Cache, layer: int) -> dict[str, int]:
     """Return the fields of one layer of a cache; a cache of one layer serves all in turn."""
     keys, values = cache.keys, cache.values
     layer %= len(keys)

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from gpt_cli.ops import Array
+from gpt_cli.ops.contract import Array, Block, Cache, Model
 from gpt_cli.ops.cuda import compiler, plans, structs
 from gpt_cli.ops.cuda.decoding import CHOICE_ARRAYS, choice_fields, scratch_size
-from gpt_cli.ops.cuda.layers import ACTIVATIONS, Memory, norm_of
+from gpt_cli.ops.cuda.layers import Memory, norm_of
+from gpt_cli.ops.kernels import ACTIVATIONS
 from gpt_cli.options.request import SamplingParams
 
 FILES = (
@@ -52,18 +53,22 @@ class Passes:
         options: tuple[str, ...],
     ):
         """Take the files before FILES and the options of the compiler."""
-        self._xp, self._device, self._capability, self._dtype = xp, device, capability, dtype
-        self._files, self._options = (*files, *FILES), options
+        self._xp = xp
+        self._device = device
+        self._capability = capability
+        self._dtype = dtype
+        self._files = files + FILES
+        self._options = options
         self._kernels: dict[tuple[int, ...], tuple[Any, compiler.Kernel]] = {}  # with modules
         self._tables: weakref.WeakKeyDictionary[Any, _Table] = weakref.WeakKeyDictionary()
 
-    def most_rows(self, h: tuple[Any, ...], cache: Any, V: int = 0) -> int:
+    def most_rows(self, h: tuple[Block, ...], cache: Cache, V: int = 0) -> int:
         """Return the most rows of a pass, with logits of V tokens; 0 if this GPU can have none."""
         if self._capability < _OLDEST:
             return 0
         return plans.most_pass_rows(self._shape(h, cache, V), self._device)
 
-    def layers(self, x: Array, h: tuple[Any, ...], cache: Any, places: Places) -> None:
+    def layers(self, x: Array, h: tuple[Block, ...], cache: Cache, places: Places) -> None:
         """Replace x (rows, C) by the output of the last of the layers."""
         numbers = _Upload(self._xp, _arrays_of(places))
         fields = numbers.addresses | {"x": x, "steps": 1, "only_layers": 1}
@@ -71,15 +76,17 @@ class Passes:
 
     def decode(
         self,
-        model: Any,
-        cache: Any,
+        model: Model,
+        cache: Cache,
         last: Array,
         uniforms: Array,
         banned: Array,
         params: SamplingParams,
     ) -> tuple[Array, Array, Array]:
         """Do what `decoding.decode` does, in one launch; the results are on the host."""
-        (steps, rows), head, V = uniforms.shape, model.lm_head, model.lm_head.weight.n_out
+        steps, rows = uniforms.shape
+        head = model.lm_head
+        V = head.weight.n_out
         ids = np.zeros((steps + 1, rows), np.int64)
         ids[0] = last
         results = {
@@ -90,43 +97,48 @@ class Passes:
         places = Places(np.arange(rows), cache.lengths, np.arange(rows))
         draws = {"uniforms": np.ascontiguousarray(uniforms, np.float64)}
         numbers = _Upload(self._xp, results | draws | _arrays_of(places))
-        size, spans = scratch_size(V), -(-V // plans.SPAN)
+        size = scratch_size(V)
+        spans = -(-V // plans.SPAN)
         sums = -(-V // plans.LOG_SUM_STEP) * plans.PARTIAL_SUMS
         counts = model.wte.n_in, V, spans, sums, CHOICE_ARRAYS * size
         memory = Memory(self._xp, *(4 * rows * count for count in counts))
         names = "x", "logits", "maxima", "sums", "scratch"
-        fields = numbers.addresses | dict(zip(names, memory.addresses, strict=True))
-        fields |= {
+        fields = {
+            **numbers.addresses, **dict(zip(names, memory.addresses, strict=True)),
             "ln_f": norm_of(model.ln_f), "lm_head": head.weight.struct, "lm_head_bias": head.bias,
             "wte": model.wte.struct, "wpe": model.wpe, "banned": banned,
             "banned_count": len(banned), "scratch_size": size, "steps": steps,
-        } | choice_fields(params)  # fmt: skip
+            **choice_fields(params),
+        }  # fmt: skip
         self._launch(self._shape(model.h, cache, V), model.h, cache, rows, fields)
         new, logprobs, is_finite = numbers.read(*results)
         return new[1:], logprobs, is_finite
 
-    def _shape(self, h: tuple[Any, ...], cache: Any, V: int) -> plans.PassShape:
+    def _shape(self, h: tuple[Block, ...], cache: Cache, V: int) -> plans.PassShape:
         C, inner = h[0].attn.c_attn.weight.n_in, h[0].mlp.c_fc.weight.n_out
-        D, panels = C // h[0].attn.n_head, cache.keys.shape[3]
+        D = C // h[0].attn.n_head
+        panels = cache.keys.shape[3]
         return plans.PassShape(self._dtype, len(h), C, inner, D, V, panels)
 
     def _launch(
         self,
         shape: plans.PassShape,
-        h: tuple[Any, ...],
-        cache: Any,
+        h: tuple[Block, ...],
+        cache: Cache,
         rows: int,
         fields: dict[str, Any],
     ) -> None:
-        """Launch the kernel for a struct of these fields, those of the layers and of the cache."""
+        """Launch the kernel with these fields, and the fields of the layers and of the cache."""
         plan = plans.pass_plan(rows, shape, self._device)
         assert plan  # noqa: S101 (rows are at most `most_rows`)
-        C, keys, values = shape.C, cache.keys, cache.values
+        C = shape.C
+        keys, values = cache.keys, cache.values
         memory = Memory(self._xp, *(4 * rows * width for width in (C, 3 * C, C, shape.inner)))
         names = "mid", "qkv", "z", "hidden"
-        fields |= dict(zip(names, memory.addresses, strict=True))
-        step, size = len(keys) > 1, keys.dtype.itemsize  # a cache of one layer serves all in turn
-        fields |= {
+        step = len(keys) > 1  # a cache of one layer serves all in turn
+        size = keys.dtype.itemsize
+        fields = {
+            **fields, **dict(zip(names, memory.addresses, strict=True)),
             "layers": self._table(h), "keys": keys, "values": values,
             "keys_step": step * keys.strides[0] // size,
             "values_step": step * values.strides[0] // size,
@@ -142,13 +154,12 @@ class Passes:
     def _load(self, macros: tuple[int, ...]) -> tuple[Any, compiler.Kernel]:
         """Return the module and the kernel of passes with these macros, and keep them."""
         pairs = zip(_MACROS, macros, strict=True)
-        module = compiler.load(
-            self._files, (*self._options, *(f"-D{name}={value}" for name, value in pairs))
-        )
+        defined = tuple(f"-D{name}={value}" for name, value in pairs)
+        module = compiler.load(self._files, self._options + defined)
         self._kernels[macros] = module, compiler.Kernel(module, "pass", self._device.shared)
         return self._kernels[macros]
 
-    def _table(self, h: tuple[Any, ...]) -> Array:
+    def _table(self, h: tuple[Block, ...]) -> Array:
         """Return the layers of a model as structs on the device; they are kept."""
         table = self._tables.get(h[0])
         if table is None or table.h != [weakref.ref(b) for b in h]:
@@ -162,9 +173,10 @@ class _Upload:
     def __init__(self, xp: ModuleType, arrays: dict[str, Array]):
         """Copy the arrays; `addresses` are theirs, by name."""
         self._arrays = arrays | {"barrier": np.zeros(1, np.int64)}
-        starts = [0, *accumulate(-(-array.nbytes // 8) * 8 for array in self._arrays.values())]
-        self._starts = dict(zip(self._arrays, starts, strict=False))
-        together = np.empty(starts[-1], np.uint8)
+        padded = (-(-array.nbytes // 8) * 8 for array in self._arrays.values())
+        *starts, end = accumulate(padded, initial=0)
+        self._starts = dict(zip(self._arrays, starts, strict=True))
+        together = np.empty(end, np.uint8)
         for name, array in self._arrays.items():
             start = self._starts[name]
             together[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
@@ -178,7 +190,8 @@ class _Upload:
         together = self._device[: self._starts[last] + self._arrays[last].nbytes].get()
         results = []
         for name in names:
-            array, start = self._arrays[name], self._starts[name]
+            array = self._arrays[name]
+            start = self._starts[name]
             numbers = together[start : start + array.nbytes].view(array.dtype)
             results.append(numbers.reshape(array.shape))
         return results
@@ -187,21 +200,22 @@ class _Upload:
 class _Table:
     """The layers of a model (`model.Block`s) as an array of `struct layer` on the device."""
 
-    def __init__(self, xp: ModuleType, h: tuple[Any, ...]):
+    def __init__(self, xp: ModuleType, h: tuple[Block, ...]):
         self.h = [weakref.ref(b) for b in h]
         layers = b"".join([self._layer(b) for b in h])
         self.structs = xp.asarray(np.frombuffer(layers, np.uint8))
 
-    def _layer(self, b: Any) -> bytes:
+    def _layer(self, b: Block) -> bytes:
         linears = {
             "c_attn": b.attn.c_attn, "attn_c_proj": b.attn.c_proj,
             "c_fc": b.mlp.c_fc, "mlp_c_proj": b.mlp.c_proj,
         }  # fmt: skip
-        fields = {name: w.weight.struct for name, w in linears.items()}
-        fields |= {f"{name}_bias": w.bias for name, w in linears.items()}
-        fields |= {"ln_1": norm_of(b.ln_1), "ln_2": norm_of(b.ln_2), "scale": b.attn.scale}
-        fields["activation"] = ACTIVATIONS.index(b.mlp.activation)
-        return structs.pack("layer", **fields)
+        matrices = {name: w.weight.struct for name, w in linears.items()}
+        biases = {f"{name}_bias": w.bias for name, w in linears.items()}
+        return structs.pack(
+            "layer", ln_1=norm_of(b.ln_1), ln_2=norm_of(b.ln_2), scale=b.attn.scale,
+            activation=ACTIVATIONS.index(b.mlp.activation), **matrices, **biases,
+        )  # fmt: skip
 
 
 def _arrays_of(places: Places) -> dict[str, Array]:

@@ -6,11 +6,12 @@ The sums of a result are the same in all tiles, so these rules change the time a
 from dataclasses import dataclass
 from functools import lru_cache
 
-from gpt_cli.ops.int8 import GROUP
+from gpt_cli.folder.dtypes import GROUP, WEIGHT_TYPES, WeightType
 
 PANEL = 8  # columns of a panel of a matrix
 SLOTS = 32  # tokens of a panel of a cache
 WARP = 32
+_FLOAT_ROWS = 32  # of a unit of a panel, without groups
 _STAGES = 3  # of products.cu
 _ROW_THREADS = 256  # of operations on single rows and numbers
 _NORM_THREADS = 128  # of `layer_norm`
@@ -95,20 +96,49 @@ _INT8_TILES = (
 )
 
 
-def tiles(dtype: str) -> tuple[Tile, ...]:
-    """Return the tiles of the products with weights of a dtype."""
-    return _INT8_TILES if dtype == "int8" else _FLOAT_TILES
+@dataclass(frozen=True)
+class Layout:
+    """How the kernels hold the weights of a type, and multiply by them.
+
+    Attributes:
+        unit_rows: rows of a unit of a panel.
+        unit_bytes: bytes of that.
+        tiles: of the products of many rows.
+        pass_rows: rows of a pass for which its kernel is compiled. With more, tiles are faster.
+    """
+
+    unit_rows: int
+    unit_bytes: int
+    tiles: tuple[Tile, ...]
+    pass_rows: tuple[int, ...]
+
+    def units(self, n_in: int) -> int:
+        """Return how many units of a panel hold the rows of a matrix."""
+        return -(-n_in // self.unit_rows)
+
+    def padded(self, n_in: int) -> int:
+        """Return a number of rows of a matrix, padded to whole units."""
+        return self.units(n_in) * self.unit_rows
+
+
+def _layout(kind: WeightType) -> Layout:
+    if kind.has_groups:
+        return Layout(GROUP, PANEL * (GROUP + 2), _INT8_TILES, (1, 4, 8))
+    return Layout(_FLOAT_ROWS, kind.stored_bytes * PANEL * _FLOAT_ROWS, _FLOAT_TILES, (4, 8))
+
+
+LAYOUTS = {name: _layout(kind) for name, kind in WEIGHT_TYPES.items()}
 
 
 @lru_cache(maxsize=256)
 def linear(rows: int, n_in: int, n_out: int, dtype: str, device: Device) -> Launch:
-    """Return the launch that takes the least time, by that of the busiest multiprocessor."""
+    """Return the launch that takes the least time, on its busiest multiprocessor."""
 
     def time(tile: Tile) -> float:
         blocks = -(-rows // tile.rows) * -(-n_out // tile.columns)
         return tile.time(-(-blocks // device.processors), n_in)
 
-    fitting = [tile for tile in tiles(dtype) if tile.shared <= device.shared]
+    fitting = [tile for tile in LAYOUTS[dtype].tiles if tile.shared <= device.shared]
     tile = min(fitting, key=time)
     grid = -(-n_out // tile.columns), -(-rows // tile.rows)
     return Launch(tile.kernel, grid, tile.threads, tile.shared)
@@ -192,14 +222,10 @@ _TILE_KEYS = 32  # whose values are copied together
 _MOST_STAGES = 8  # of a ring
 _LAYER_BYTES = 216  # of `struct layer`
 
-# What shared memory is divided into, the best first: tiles of values, units of a stage / those of
-# 4 KB, and the fewest stages of a ring. Copies of weights take about as long as two to four stages
-# of 4 KB are used.
+# How shared memory is divided, the best first: tiles of values, the size of a stage / 4 KB, and the
+# fewest stages of a ring. A copy of weights takes about as long as the use of two to four stages of
+# 4 KB.
 _DIVISIONS = ((6, 1.0, 5), (3, 1.0, 4), (3, 1.0, 3), (3, 0.5, 3), (2, 0.25, 3))
-
-# Rows of a pass for which its kernel is compiled. With more, tiles of `linear` are faster.
-_PASS_ROWS = {"int8": (1, 4, 8)}
-_FLOAT_PASS_ROWS = (4, 8)
 
 
 @dataclass(frozen=True)
@@ -227,24 +253,6 @@ class PassPlan:
     shared: int  # bytes
 
 
-def unit_rows(dtype: str) -> int:
-    """Return the rows of a unit of a panel."""
-    return GROUP if dtype == "int8" else 32
-
-
-def unit_bytes(dtype: str) -> int:
-    """Return the bytes of a unit of a panel."""
-    if dtype == "int8":
-        return PANEL * (GROUP + 2)
-    return (4 if dtype == "float32" else 2) * PANEL * unit_rows(dtype)
-
-
-def padded(n_in: int, dtype: str) -> int:
-    """Return a number of rows of a matrix, padded to whole units."""
-    unit = unit_rows(dtype)
-    return -(-n_in // unit) * unit
-
-
 @lru_cache(maxsize=256)
 def pass_plan(rows: int, shape: PassShape, device: Device) -> PassPlan | None:
     """Return how to compute passes of this many rows; None if shared memory is too small.
@@ -253,7 +261,7 @@ def pass_plan(rows: int, shape: PassShape, device: Device) -> PassPlan | None:
     """
     if shape.D % 8 or shape.D > 128 or shape.C % 4 or shape.inner % 4:
         return None
-    for most_rows in _PASS_ROWS.get(shape.dtype, _FLOAT_PASS_ROWS):
+    for most_rows in LAYOUTS[shape.dtype].pass_rows:
         if most_rows >= rows:
             return _plan_for(most_rows, rows, shape, device)
     return None
@@ -262,19 +270,20 @@ def pass_plan(rows: int, shape: PassShape, device: Device) -> PassPlan | None:
 @lru_cache(maxsize=256)
 def most_pass_rows(shape: PassShape, device: Device) -> int:
     """Return the most rows that a pass can have; 0 if it can have none."""
-    choices = _PASS_ROWS.get(shape.dtype, _FLOAT_PASS_ROWS)
+    choices = LAYOUTS[shape.dtype].pass_rows
     return max((rows for rows in choices if pass_plan(rows, shape, device)), default=0)
 
 
 def _plan_for(most_rows: int, rows: int, shape: PassShape, device: Device) -> PassPlan | None:
     """Return the best division of the shared memory that fits, with the longest chunk of x."""
-    narrow, wide = padded(shape.C, shape.dtype), padded(shape.inner, shape.dtype)
+    layout = LAYOUTS[shape.dtype]
+    narrow, wide = layout.padded(shape.C), layout.padded(shape.inner)
     places = 4 * PASS_WARPS * PANEL * (1 + most_rows) + 16 * -(-3 * most_rows // 4)
     fixed = 128 + 16 + shape.n_layer * _LAYER_BYTES + 2 * 16 * -(-shape.C // 4) + places
     for tiles, part, fewest in _DIVISIONS:
-        stage_units = int(part * (4 if shape.dtype == "float32" else 8))
-        stage_bytes = stage_units * unit_bytes(shape.dtype) + 16  # with its barriers
-        for chunk in _chunks(max(narrow, wide), stage_units * unit_rows(shape.dtype), shape.dtype):
+        stage_units = int(part * round(4096 / layout.unit_bytes))
+        stage_bytes = stage_units * layout.unit_bytes + 16  # with its barriers
+        for chunk in _chunks(max(narrow, wide), stage_units * layout.unit_rows, shape.dtype):
             rest = _rest(rows, chunk, tiles, narrow, wide, shape)
             stages = min((device.shared - fixed - rest) // (PASS_WARPS * stage_bytes), _MOST_STAGES)
             if stages >= fewest:
@@ -285,22 +294,22 @@ def _plan_for(most_rows: int, rows: int, shape: PassShape, device: Device) -> Pa
 
 def _chunks(longest: int, stage_rows: int, dtype: str) -> list[int]:
     """Return the numbers of rows of a matrix whose x may be in shared memory, the largest first."""
-    if dtype == "int8":
+    if WEIGHT_TYPES[dtype].has_groups:  # a whole row of x is rounded
         return [longest]
     return [longest, *range(longest // stage_rows * stage_rows, 0, -stage_rows)]
 
 
 def _rest(rows: int, chunk: int, tiles: int, narrow: int, wide: int, shape: PassShape) -> int:
     """Return the bytes that products, attention or the choice of a token need, one at a time."""
-    if shape.dtype == "int8":
+    kind = WEIGHT_TYPES[shape.dtype]
+    if kind.has_groups:
         x = 4 * (rows + 1) * (narrow + _PADDING)
         x += rows * (2 * max(narrow, wide) + 4 + 4 * PASS_WARPS)
     else:
         x = 4 * (rows + 1) * (narrow + _PADDING)
         whole = chunk >= max(narrow, wide)  # else two chunks are in memory
         x = max(x, 4 * (1 if whole else 2) * rows * (chunk + _PADDING))
-    itemsize = 2 if shape.dtype == "int8" else 4
     attention = 4 * (2 * shape.D + 2 * PASS_WARPS + shape.cache_panels * SLOTS)
-    attention += tiles * _TILE_KEYS * shape.D * itemsize
+    attention += tiles * _TILE_KEYS * shape.D * kind.cache_itemsize
     choice = _ROW_MEMORY + 4 * -(-shape.V // SPAN)
     return max(x, attention, choice)

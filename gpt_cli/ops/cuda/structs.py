@@ -19,12 +19,13 @@ _PLAIN = (int, float, bytes)
 @cache
 def types() -> dict[str, np.dtype[np.void]]:
     """Return the types of the structs. Pointers are addresses."""
-    found: dict[str, np.dtype[np.void]] = {}
+    structs: dict[str, np.dtype[np.void]] = {}
     text = files(__package__).joinpath("structs.cu").read_text("utf-8")
     for name, body in _STRUCT.findall(text):
-        if fields := [field for line in body.splitlines() for field in _fields(line, found)]:
-            found[name] = np.dtype(fields, align=True)
-    return found
+        fields = [field for line in body.splitlines() for field in _fields(line, structs)]
+        if fields:
+            structs[name] = np.dtype(fields, align=True)
+    return structs
 
 
 def _fields(line: str, structs: dict[str, np.dtype[np.void]]) -> list[tuple[str, object]]:
@@ -55,7 +56,9 @@ def _address(array: Any) -> int:
 @cache
 def _layout(name: str) -> tuple[Callable[..., bytes], dict[str, int | bytes]]:
     """Return a function that packs all fields of a struct in their order, and zeros for them."""
-    kind, form, end = types()[name], "<", 0
+    kind = types()[name]
+    form = "<"
+    end = 0
     zeros: dict[str, int | bytes] = {}
     for field, described in (kind.fields or {}).items():
         part, offset = described[:2]

@@ -138,7 +138,7 @@ static int pack_memory(const struct pack *pack)
         pack_int8_rows(pack);
     else if (!transposed)
         pack_rows(pack);
-    else if (format == FLOAT32)
+    else if (storage_of[format].weight_bytes == 4) /* a constant, so that the compiler specializes */
         pack_columns(pack, 4);
     else
         pack_columns(pack, 2);
@@ -162,19 +162,19 @@ static int read_exactly(char *to, int64_t size, int file, int64_t offset)
 static int pack_file(const struct pack *pack)
 {
     int64_t n_in = pack->to->n_in, n_out = pack->to->n_out, transposed = pack->transposed;
-    int format = pack->to->format;
+    const struct storage *storage = &storage_of[pack->to->format];
     int64_t rows = transposed ? n_out : n_in;
-    int64_t row_bytes = (transposed ? n_in : n_out) * storage_of[format].weight_bytes;
+    int64_t row_bytes = (transposed ? n_in : n_out) * storage->weight_bytes;
     int64_t scales_per_row = transposed ? ceil_div(n_in, GROUP) : n_out;
     int64_t step = PIECE_BYTES / row_bytes + 1;
-    if (format == INT8 && !transposed)
-        step = ceil_div(step, GROUP) * GROUP; /* whole groups of rows */
+    if (!transposed)
+        step = ceil_div(step, storage->unit_rows) * storage->unit_rows;
     char *piece = malloc(step * row_bytes);
     int error = piece ? 0 : ENOMEM;
     for (int64_t first = 0; !error && first < rows; first += step) {
         struct pack part = *pack;
         part.rows = piece, part.first = first, part.count = smaller(rows - first, step);
-        if (format == INT8)
+        if (pack->scales)
             part.scales += (transposed ? first : first / GROUP) * scales_per_row;
         int64_t offset = pack->offset + first * row_bytes;
         error = read_exactly(piece, part.count * row_bytes, pack->file, offset);

@@ -20,8 +20,16 @@ from gpt_cli.folder.weight_files import read_tensors
 _SUFFIXES = (".safetensors", ".npz", ".npy")
 # Of zipfile and NumPy: a member may have a password, and a header may claim any size.
 _DAMAGED = (
-    *(OSError, EOFError, RuntimeError, MemoryError, SyntaxError, TokenError),
-    *(BadZipFile, zlib.error, LZMAError, *MALFORMED),
+    OSError,
+    EOFError,
+    RuntimeError,
+    MemoryError,
+    SyntaxError,
+    TokenError,
+    BadZipFile,
+    zlib.error,
+    LZMAError,
+    *MALFORMED,
 )
 _ANY = ""  # the name of the array of .npy
 _FILE_AND_KEY = re.compile(rf"(.*(?:{'|'.join(map(re.escape, _SUFFIXES))})):([^/]*)", re.DOTALL)
@@ -45,7 +53,7 @@ def _inside(folder: Path, path: Path) -> Path | None:
 
 
 def _read_npy(file: IO[bytes]) -> NDArray[Any]:
-    """Return the array of a file; objects, whose pickles could run code, are refused."""
+    """Return the array of a file. Objects are refused: their pickles could run code."""
     with warnings.catch_warnings(action="ignore"):  # about a header by Python 2
         array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
     return array
@@ -75,7 +83,7 @@ def _open(path: Path) -> Mapping[str, Any]:
 
 
 class ArrayFile:
-    """A file of named arrays; that of .npy has any name. InputError if it cannot be read."""
+    """A file of named arrays; the array of .npy has any name. InputError if it cannot be read."""
 
     def __init__(self, name: str, folder: Path | None = None):
         """Open a file; with a folder, only one in it, to which the name is relative."""
@@ -84,7 +92,8 @@ class ArrayFile:
         if path.suffix not in _SUFFIXES:
             raise InputError(f"{name!r:.200} must end with {' or '.join(_SUFFIXES)}")
         if folder:  # one answer for what is outside and what is missing
-            if not (inside := _inside(folder, path)):
+            inside = _inside(folder, path)
+            if inside is None:
                 raise InputError(f"{name:.200} is not a file in the folder for edits")
             path = inside
         try:
