@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpt_cli import records
-from gpt_cli.cli import options as flags
+from gpt_cli.cli import flags
 from gpt_cli.cli.output import on_terminal, token_label
 from gpt_cli.errors import InputError
 from gpt_cli.options.declare import Declared, Range, option

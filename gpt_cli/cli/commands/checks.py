@@ -9,8 +9,7 @@ import typer
 
 from gpt_cli import records
 from gpt_cli.checks.plan import Plan
-from gpt_cli.cli import inputs
-from gpt_cli.cli import options as flags
+from gpt_cli.cli import flags, inputs
 from gpt_cli.cli.files import check_picture
 from gpt_cli.cli.output import hanging, note, quoted, write, write_json
 from gpt_cli.cli.progress import LONG, StatusLine

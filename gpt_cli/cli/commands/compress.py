@@ -5,8 +5,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, BinaryIO
 
-from gpt_cli.cli import inputs
-from gpt_cli.cli import options as flags
+from gpt_cli.cli import flags, inputs
 from gpt_cli.cli.output import note, on_terminal, write
 from gpt_cli.cli.progress import StatusLine
 from gpt_cli.compression.archive import (

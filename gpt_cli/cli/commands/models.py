@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gpt_cli.cli import options as flags
+from gpt_cli.cli import flags
 from gpt_cli.cli.output import on_terminal, write, write_json
 from gpt_cli.errors import CheckpointError, InputError
 from gpt_cli.folder.config import GPT2Config

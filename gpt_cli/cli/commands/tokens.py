@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
-from gpt_cli.cli import inputs
-from gpt_cli.cli import options as flags
+from gpt_cli.cli import flags, inputs
 from gpt_cli.cli.output import on_terminal, remark, token_label, write, write_json
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.storage import find, read_bytes

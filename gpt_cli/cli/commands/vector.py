@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import typer
 
-from gpt_cli.cli import options as flags
+from gpt_cli.cli import flags
 from gpt_cli.cli.files import check_file
 from gpt_cli.cli.output import write, write_json
 from gpt_cli.errors import InputError, counted

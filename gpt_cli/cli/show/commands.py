@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 import typer
 
-from gpt_cli.cli import inputs
-from gpt_cli.cli import options as flags
+from gpt_cli.cli import flags, inputs
 from gpt_cli.cli.files import check_file, check_picture
 from gpt_cli.cli.help import EXAMPLES, add_command
 from gpt_cli.cli.output import note, write
