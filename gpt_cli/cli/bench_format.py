@@ -6,6 +6,7 @@ from pathlib import Path
 
 from gpt_cli.checks.bench import Benchmark, Spread
 from gpt_cli.cli.files import rendered
+from gpt_cli.cli.table import Column, Table
 from gpt_cli.errors import counted
 from gpt_cli.system.machine import format_size
 
@@ -48,15 +49,18 @@ def _head(result: Benchmark) -> str:
 
 
 def _table(result: Benchmark) -> str:
-    columns = [["median (min-max)", *(label for label, _ in _ROWS.values())]]
-    for name, mode in result.modes.items():
-        cells = (_cell(getattr(mode, figure), scale) for figure, (_, scale) in _ROWS.items())
-        columns.append([name, *cells])
-    if (ratio := result.ratio) is not None:
-        cells = (number(ratio[figure], ".1f") if figure in ratio else "-" for figure in _ROWS)
-        columns.append(["ratio", *cells])
-    padded = ([f"{cell:{max(map(len, column))}}" for cell in column] for column in columns)
-    return "\n".join("  ".join(row).rstrip() for row in zip(*padded, strict=True))
+    names = ["median (min-max)", *result.modes]
+    if result.ratio is not None:
+        names.append("ratio")
+    rows = []
+    for figure, (label, scale) in _ROWS.items():
+        row = [label]
+        row += [_cell(getattr(mode, figure), scale) for mode in result.modes.values()]
+        if result.ratio is not None:
+            ratio = result.ratio.get(figure)
+            row.append("-" if ratio is None else number(ratio, ".1f"))
+        rows.append(row)
+    return Table(*map(Column, names), aligned=True).whole(rows).removesuffix("\n")
 
 
 def _cell(spread: Spread | None, scale: float) -> str:

@@ -18,7 +18,8 @@ from rich.markdown import CodeBlock, Markdown, TableDataElement
 from rich.syntax import Syntax
 from rich.theme import Theme
 
-from gpt_cli.cli.output import hanging, on_terminal, remark, write
+from gpt_cli.cli.output import on_terminal, remark, write
+from gpt_cli.cli.table import Column, Table
 from gpt_cli.errors import InputError, ResourceError, did_you_mean
 
 _PACKAGE = Path(__file__).parent.parent
@@ -44,10 +45,11 @@ def find_page(name: str) -> str | None:
 
 def list_topics() -> None:
     """Write the topics with the titles of their pages."""
-    first_lines = {topic: page.partition("\n")[0] for topic, page in _pages().items()}
-    titles = {topic: line.strip("# ").replace("`", "") for topic, line in first_lines.items()}
-    width = max(map(len, titles)) + 2
-    _show("".join(hanging(f"{topic:{width}}", title) for topic, title in titles.items()))
+    titles = {}
+    for topic, page in _pages().items():
+        first_line = page.partition("\n")[0]
+        titles[topic] = first_line.strip("# ").replace("`", "")
+    _show(Table(Column(), Column(wrap=True), aligned=True).whole(titles.items()))
     remark("`gpt-cli help TOPIC` shows a page; `gpt-cli --help` lists the commands")
 
 

@@ -8,9 +8,7 @@ import json
 import logging
 import os
 import re
-import shutil
 import sys
-import textwrap
 from contextlib import suppress
 from typing import Any, TextIO
 
@@ -121,23 +119,6 @@ def visible(text: str) -> str:
     """
     # Standard error escapes surrogates itself.
     return text.replace("\r\n", "\n").translate(_PICTURES)
-
-
-def hanging(head: str, text: str) -> str:
-    """Return a head and a text; on a terminal, wrap the text beside the head.
-
-    The text starts on the next line if the head is wider than half of the terminal, or if a word
-    does not fit beside the head.
-    """
-    if not on_terminal(sys.stdout):
-        return f"{head}{text}\n"
-    columns = shutil.get_terminal_size().columns
-    longest = max(map(len, text.split()))
-    if 2 * len(head) > columns or longest > columns - len(head):
-        head = f"{head.rstrip()}\n    "
-    indent = len(head.rpartition("\n")[2])
-    lines = textwrap.wrap(text, columns - indent, break_long_words=False, break_on_hyphens=False)
-    return head + f"\n{' ' * indent}".join(lines) + "\n"
 
 
 def quoted(data: bytes) -> str:

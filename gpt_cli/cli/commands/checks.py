@@ -11,8 +11,9 @@ from gpt_cli import records
 from gpt_cli.checks.plan import Plan
 from gpt_cli.cli import flags, inputs
 from gpt_cli.cli.files import check_picture
-from gpt_cli.cli.output import hanging, note, quoted, write, write_json
+from gpt_cli.cli.output import note, quoted, write, write_json
 from gpt_cli.cli.progress import LONG, StatusLine
+from gpt_cli.cli.table import Column, Table, facts_table
 from gpt_cli.errors import CheckpointError, InputError, ResourceError, counted
 from gpt_cli.jobs import storage
 from gpt_cli.options.declare import option
@@ -92,10 +93,11 @@ def verify(
 
     folder, *adapters = hub.resolve_all(model.model, **model.options)
     checks = []
+    table = Table(Column(width=11), Column(width=25), Column(wrap=True), aligned=True)
     for check in verify(model.model, folder, *adapters):
         checks.append(check)
         if not as_json:
-            write(hanging(f"{_WORDS[check.passed]:11}  {check.name:25}  ", check.detail))
+            write(table.line(_WORDS[check.passed], check.name, check.detail))
     failed = [check.name for check in checks if check.passed is False]
     run = sum(check.passed is not None for check in checks)
     if as_json:
@@ -161,21 +163,25 @@ def _as_text(result: "Comparison", files: Sequence[str]) -> str:
         "same likeliest": f"{result.same_likeliest:.2%}",
         "perplexity": f"{by_a:.6g} and {by_b:.6g}, ratio B / A {result.perplexity_ratio:.6g}",
     }
-    lines = [f"{name:18}{value}" for name, value in facts.items()]
     different = [token for token in result.worst if token.kl > 0]
-    if different:
-        lines += [
-            "",
-            "      KL  position  likeliest by A    by B              text, and its next token",
-        ]
+    if not different:
+        return facts_table(facts)
+    table = Table(
+        Column("KL", width=8, align=">", format=".3g"),
+        Column("position", width=8, align=">"),
+        Column("likeliest by A", width=16),
+        Column("by B", width=16),
+        Column("text, and its next token"),
+        aligned=True,
+    )
+    rows = []
     for token in different:
-        cells = [f"{token.kl:8.3g}  {token.position:8}"]
-        cells += [f"{quoted(text.encode()):16}" for text in token.likeliest]
-        cells += [quoted(token.before.encode()), quoted(token.token.encode())]
+        likeliest = [quoted(text.encode()) for text in token.likeliest]
+        text = f"{quoted(token.before.encode())}  {quoted(token.token.encode())}"
         if len(files) > 1:
-            cells.append(files[token.text])
-        lines.append("  ".join(cells))
-    return "\n".join(lines) + "\n"
+            text += f"  {files[token.text]}"
+        rows.append([token.kl, token.position, *likeliest, text])
+    return f"{facts_table(facts)}\n{''.join(table.lines(rows))}"
 
 
 def doctor(as_json: bool = flags.JSON, verbose: bool = flags.VERBOSE) -> None:
@@ -190,13 +196,14 @@ def doctor(as_json: bool = flags.JSON, verbose: bool = flags.VERBOSE) -> None:
     from gpt_cli.checks.doctor import examine
 
     problems = []
+    table = Table(Column(width=7), Column(width=8), Column(wrap=True), aligned=True)
     for finding in examine():
         if finding.status == "problem":
             problems.append(finding.name)
         if as_json:
             write_json(asdict(finding))
         else:
-            text = finding.found + (f"; cure: {finding.cure}" if finding.cure else "")
-            write(hanging(f"{finding.status:7}  {finding.name:8}  ", text))
+            text = f"{finding.found}; cure: {finding.cure}" if finding.cure else finding.found
+            write(table.line(finding.status, finding.name, text))
     if problems:
         raise ResourceError(f"problems with {', '.join(problems)}: see the cures")

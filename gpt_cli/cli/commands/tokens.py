@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpt_cli.cli import flags, inputs
 from gpt_cli.cli.output import on_terminal, remark, token_label, write, write_json
+from gpt_cli.cli.table import Column, Table
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.storage import find, read_bytes
 from gpt_cli.options.declare import option
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 _FILE = flags.ONE_FILE("Read from FILE (-: standard input), and append the arguments.")
 _MISSING = "no input: give an argument, --file FILE"
-_ROW = "{id:>{width}}  {start:>{width}}  {end:>{width}}  {label}\n"
 _LONGEST_ID = 18  # digits; int() refuses thousands
 
 
@@ -76,8 +76,9 @@ def _write_tokens(
     elif on_terminal(sys.stdout):
         width = max(len("start"), len(str(size)), len(str(max(ids, default=0))))
         write("".join(f"{name}\n" for name in origin.values()))
-        write(_ROW.format(id="id", start="start", end="end", label="token", width=width))
-        _write_many(_ROW.format(**t, label=token_label(t), width=width) for t in tokens)
+        numbers = (Column(name, width, ">") for name in ("id", "start", "end"))
+        rows = ((t["id"], t["start"], t["end"], token_label(t)) for t in tokens)
+        _write_many(Table(*numbers, Column("token")).lines(rows))
     else:
         _write_many(f" {id}" if index else str(id) for index, id in enumerate(ids))
         write("\n")
