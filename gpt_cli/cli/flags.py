@@ -20,7 +20,7 @@ from gpt_cli.errors import InputError
 from gpt_cli.folder.dtypes import NAMES
 from gpt_cli.jobs.storage import Format
 from gpt_cli.options import declare
-from gpt_cli.options.declare import Declared, Kind, OptionError, option
+from gpt_cli.options.declare import Declared, Kind, option
 from gpt_cli.options.request import Options
 from gpt_cli.system.machine import MOST_THREADS
 from gpt_cli.system.startup import prepare
@@ -243,24 +243,21 @@ class Where(Declared):
         None,
         "The Ray cluster, or auto for that of this machine; default: RAY_ADDRESS, or a new one.",
         metavar="HOST:PORT",
+        needs="--engine ray",
     )
     workers: int | None = option(
         None,
         "Processes that hold the model; default: as many as fit, with up to 4 threads each.",
         declare.AT_LEAST_1,
+        needs="--engine ray",
     )
     gpus_per_worker: float | None = option(
         None,
         "GPUs per worker, such as 1 or 0.5; 0 uses CPUs.",
         declare.AT_LEAST_0,
         metavar="G",
+        needs="--engine ray",
     )
-
-    def validate(self) -> None:
-        """Raise OptionError for flags that need Ray."""
-        for name in ("address", "workers", "gpus_per_worker"):
-            if self.engine == "local" and getattr(self, name) is not None:
-                raise OptionError(name, "applies only to --engine ray")
 
     def cluster(self, threads: int | None) -> "jobs.Cluster | None":
         """Return the cluster to compute on, or prepare this process and return None."""
@@ -283,9 +280,13 @@ ROWS_FILES = option(
 )
 BOS = option(False, "Score the first token of a text, too, after the start token.")
 CHOICES_FILE = option(
-    None, "Read the choices from FILE, one per line (- is standard input).", metavar="FILE"
+    None,
+    "Read the choices from FILE, one per line (- is standard input).",
+    metavar="FILE",
+    excludes=("--choices",),
 )
-LOGPROBS = option(
+LOGPROBS: Any = partial(
+    option,
     None,
     "Add the log-probability of each token and of the N likeliest tokens to the JSON.",
     declare.AT_LEAST_0,

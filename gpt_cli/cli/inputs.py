@@ -149,12 +149,10 @@ def read_choices(
 ) -> tuple[str, ...]:
     """Return the choices that a flag lists, or the lines of a file.
 
-    Raise InputError for both, and if the file and one of the other inputs are the pipe.
+    Raise InputError if the file and one of the other inputs are the pipe.
     """
     if file is None:
         return tuple(listed or ())
-    if listed:
-        raise InputError("give either --choices A,B,C or --choices-file FILE")
     if file == "-" and "-" in others:
         raise InputError("--choices-file and another input cannot both be read from the pipe")
     text = storage.read_text(file, "write a choice on each line")

@@ -52,6 +52,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             for name, value in values.items():
                 if name in options and value is not None:
                     values[name] = options[name].parse(value)
+            _check_together(options, values)
             filled = {}
             for name, group in groups.items():
                 members = {o.name: values.pop(o.name) for o in group.declarations() if o.help}
@@ -77,7 +78,8 @@ def _parameters(declared: Option) -> Iterator[inspect.Parameter]:
     """Yield an option as parameters of a function that typer reads: its flag, and its old flag."""
     kind = declared.kind
     metavar = kind.metavar or "|".join(kind.values) or declared.name.upper()
-    more: dict[str, Any] = {"metavar": metavar, "help": declared.help, **declared.typer}
+    help = declared.help + _conditions(declared)
+    more: dict[str, Any] = {"metavar": metavar, "help": help, **declared.typer}
     if kind.values:
         more["autocompletion"] = lambda: [*kind.values]
     if declared.text_form:
@@ -93,6 +95,35 @@ def _parameters(declared: Option) -> Iterator[inspect.Parameter]:
 def _parameter(name: str, default: Any, flag_type: Any, flag: Any) -> inspect.Parameter:
     annotation = Annotated[flag_type, flag]
     return inspect.Parameter(name, _KEYWORD, default=default, annotation=annotation)
+
+
+def _conditions(declared: Option) -> str:
+    """Return the sentences about the other flags that an option needs or excludes."""
+    text = f" Needs {declared.needs}." if declared.needs else ""
+    if declared.excludes:
+        *others, last = declared.excludes
+        text += f" Not with {', '.join(others)} or {last}." if others else f" Not with {last}."
+    return text
+
+
+def _check_together(options: Mapping[str, Option], values: Mapping[str, Any]) -> None:
+    """Raise InputError for a flag with one that it excludes, or without the one that it needs.
+
+    A flag with the value of its default counts as one that is not used.
+    """
+    used = {}
+    for name, declared in options.items():
+        if values[name] not in (None, declared.default):
+            on, _, off = _flag(declared).partition("/")  # of --cache/--no-cache
+            used[off if values[name] is False else on] = declared
+    with_values = {f"{flag} {values[declared.name]}" for flag, declared in used.items()}
+    for flag, declared in used.items():
+        for other in declared.excludes:
+            if other in used:
+                raise InputError(f"{flag} cannot be used with {other}: leave one of them out")
+        needs = declared.needs
+        if needs and needs not in used and needs not in with_values:
+            raise InputError(f"{flag} needs {needs}")
 
 
 def _rename(options: Mapping[str, Option], values: dict[str, Any], context: typer.Context) -> None:

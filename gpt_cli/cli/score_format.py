@@ -18,13 +18,14 @@ _TEXTS = ("text", "token", "word")  # columns of any width
 _WIDTHS = {"line": 6, "id": 6, "start": 8, "end": 8, "tokens": 6}
 _NUMBER_WIDTH = 12
 SUMS = ("tokens", "tokens_scored", "total_logprob")
+_OF_RECORDS = ("--output", "--format", "--template")
 _POSITIVE = Range(lambda number: number > 0, "above 0")
 _PERCENT = Range(lambda number: 0 < number <= 100, "above 0 and at most 100")
 
 
 def _bound(words: str) -> Any:
     help = f"Print only lines with a perplexity of {words} X, unchanged; a line needs 2 tokens."
-    return option(None, help, _POSITIVE)
+    return option(None, help, _POSITIVE, excludes=_OF_RECORDS)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -36,6 +37,7 @@ class Form(Declared):
         False,
         "Show the log-likelihood of each token; with --json, also its rank, the gap to the "
         "likeliest token, and entropy, mean and standard deviation of its distribution.",
+        excludes=("--words",),
     )
     words: bool = option(False, "Show the surprisal of each word in bits.")
     layers: bool = option(
@@ -53,6 +55,17 @@ class Form(Declared):
     total: bool = option(
         False,
         "Show only the perplexity and the name of each file; with --lines, that of all its lines.",
+        excludes=(
+            "--tokens",
+            "--words",
+            "--layers",
+            "--min-k",
+            "--max-perplexity",
+            "--min-perplexity",
+            "--output",
+            "--format",
+            "--template",
+        ),
     )
     bos: bool = flags.BOS
     max_perplexity: float | None = _bound("at most")
@@ -79,34 +92,21 @@ class Form(Declared):
         """Return whether the output is only numbers."""
         return not (self.as_json or self.by_token or self.words)
 
-    def check(self, *, as_rows: bool) -> None:
-        """Raise InputError if options exclude one another."""
-        if self.tokens and self.words:
-            raise InputError("--tokens and --words cannot be used together: choose one")
-        excluded = {
-            "--tokens": self.tokens,
-            "--words": self.words,
-            "--layers": self.layers,
-            "--min-k": self.min_k is not None,
-            "--max-perplexity or --min-perplexity": self.filters,
-            "--output, --format or --template": as_rows,
-        }
-        for flag, used in excluded.items():
-            if self.total and used:
-                raise InputError(f"--total cannot be used with {flag}: leave one of them out")
-        *parts, filters, _ = excluded
-        shown = [flag for flag in parts if excluded[flag]]
-        if self.filters and shown and not self.as_json:
-            raise InputError(f"{shown[-1]} with {filters} needs --json")
-        if len(shown) > 1 and "--min-k" in shown and not (self.as_json or as_rows):
-            raise InputError(f"--min-k with {shown[0]} needs --json")
+    def validate(self) -> None:
+        """Raise InputError if no line could pass the filter."""
         if (self.min_perplexity or 0) > (self.max_perplexity or math.inf):
             raise InputError("--min-perplexity is above --max-perplexity: no line could pass")
-        if self.filters and as_rows:
-            raise InputError(
-                "--max-perplexity and --min-perplexity cannot be used with --output, --format or "
-                "--template: filter the records instead"
-            )
+
+    def check(self, *, as_rows: bool) -> None:
+        """Raise InputError for figures that only JSON shows together."""
+        parts = {"--tokens": self.tokens, "--words": self.words, "--layers": self.layers}
+        shown = [flag for flag, used in parts.items() if used]
+        if self.min_k is not None:
+            if shown and not (self.as_json or as_rows):
+                raise InputError(f"--min-k with {shown[0]} needs --json")
+            shown.append("--min-k")
+        if self.filters and shown and not self.as_json:
+            raise InputError(f"{shown[-1]} with --max-perplexity or --min-perplexity needs --json")
 
 
 def as_text(record: Record, form: Form, table: "Table", *, first: bool) -> str:

@@ -14,7 +14,7 @@ from gpt_cli.cli.files import check_picture
 from gpt_cli.cli.output import note, quoted, write, write_json
 from gpt_cli.cli.progress import LONG, StatusLine
 from gpt_cli.cli.table import Column, Table, facts_table
-from gpt_cli.errors import CheckpointError, InputError, ResourceError, counted
+from gpt_cli.errors import CheckpointError, ResourceError, counted
 from gpt_cli.jobs import storage
 from gpt_cli.options.declare import option
 from gpt_cli.system.atomic import write_file
@@ -33,7 +33,9 @@ def bench(
     cache: bool | None = option(
         None, "Measure only one mode; both if not set.", flag="--cache/--no-cache"
     ),
-    speculate: bool = option(False, "Measure the cache with and without speculative decoding."),
+    speculate: bool = option(
+        False, "Measure the cache with and without speculative decoding.", excludes=("--no-cache",)
+    ),
     plot: Path | None = option(
         None, "Draw the curves: .png, .svg or .pdf (matplotlib).", metavar="FILE"
     ),
@@ -54,8 +56,6 @@ def bench(
     prepare(loading.threads)
     if plot is not None:
         check_picture("--plot", plot, force=force)
-    if speculate and cache is False:
-        raise InputError("--speculate needs the cache: leave out --no-cache")
     if speculate:
         plan = replace(plan, modes=("speculation", "cache on"))
     elif cache is not None:

@@ -47,7 +47,7 @@ def generate(
         True, "Print text as it is generated, or all at the end.", flag="--stream/--no-stream"
     ),
     as_json: bool = flags.JSON,
-    logprobs: int | None = flags.LOGPROBS,
+    logprobs: int | None = flags.LOGPROBS(needs="--json"),
     stats: bool = option(False, "Show times and rates on standard error."),
     loading: flags.Generating,
 ) -> None:
@@ -58,8 +58,6 @@ def generate(
         echo 'Once upon a time' | gpt-cli generate -m tiny --seed 1 --echo
         gpt-cli generate -m tiny --beams 5 --samples 3 --json 'Every day, the fox'
     """
-    if logprobs is not None and not as_json:
-        raise InputError("--logprobs is part of the JSON: add --json")
     if samples > (options.beams or samples):
         raise InputError(f"--samples must be at most --beams, which is {options.beams}")
     options = inputs.with_choices(options, choices_file, [file or (words or ["-"])[0]])
@@ -199,7 +197,7 @@ def batch(
     options: Options,
     choices_file: str | None = flags.CHOICES_FILE,
     escape: bool = option(False, r"Read \n, \r, \t and \\ in --stop as escapes."),
-    logprobs: int | None = flags.LOGPROBS,
+    logprobs: int | None = flags.LOGPROBS(),
     loading: flags.Generating,
     where: flags.Where,
 ) -> None:

@@ -10,7 +10,6 @@ from gpt_cli.cli import flags, inputs
 from gpt_cli.cli.files import check_file, check_picture
 from gpt_cli.cli.help import EXAMPLES, add_command
 from gpt_cli.cli.output import note, write
-from gpt_cli.errors import InputError
 from gpt_cli.options.declare import Declared, between, option
 from gpt_cli.system.atomic import write_file
 from gpt_cli.system.startup import prepare
@@ -109,7 +108,7 @@ def attention(
     layer: int | None = option(
         None, "Layer to show, counted from 0.", aliases=("-l",), metavar="L"
     ),
-    head: int | None = option(None, "Head to show, counted from 0; needs --layer.", metavar="H"),
+    head: int | None = option(None, "Head to show, counted from 0.", metavar="H", needs="--layer"),
     file: str | None = flags.PROMPT_FILE,
     output: Output,
     loading: flags.Loading,
@@ -125,8 +124,6 @@ def attention(
         gpt-cli show attention -m tiny --layer 1 --head 0 'A girl named Emma.'
         gpt-cli show attention -m tiny --html new.html 'A girl named Emma.'
     """
-    if head is not None and layer is None:
-        raise InputError("--head needs --layer")
     output.show_prompt("attention", words, file, loading, layer, head)
 
 
