@@ -396,7 +396,7 @@ def test_without_matplotlib_the_error_says_how_to_install_it(seen, monkeypatch, 
     assert seen == {}
 
 
-@pytest.mark.parametrize("command", [["bench", "--plot"], ["show", "tree", "Once", "--png"]])
+@pytest.mark.parametrize("command", [["bench", "--plot"], ["show", "attention", "Once", "--png"]])
 def test_threads_are_set_before_matplotlib_imports_numpy(command, thread_variables, tmp_path):
     def import_module(name):
         raise ImportError(os.environ["GPT_CLI_THREADS"])

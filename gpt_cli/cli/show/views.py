@@ -1,4 +1,4 @@
-"""The views of `gpt-cli show` as data: for --json, text, pictures and pages."""
+"""The views of `gpt-cli show` as data, for JSON, text, pages and pictures."""
 
 import math
 from collections.abc import Iterator
