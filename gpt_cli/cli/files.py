@@ -32,7 +32,8 @@ def rendered(figure: Any, file: Path) -> bytes:
     """Return a figure of matplotlib in the format of a file's ending, without a date."""
     from matplotlib import rc_context
 
-    data, ending = io.BytesIO(), file.suffix.lower()
+    data = io.BytesIO()
+    ending = file.suffix.lower()
     with rc_context({"svg.hashsalt": "gpt-cli"}):  # else ids are random
         figure.savefig(data, format=ending[1:], dpi=150, metadata=_UNDATED.get(ending))
     return data.getvalue()

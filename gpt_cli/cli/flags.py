@@ -72,16 +72,18 @@ def complete_model(incomplete: str) -> list[str]:
     from gpt_cli.folder.contents import CONFIG
     from gpt_cli.hub.local import BUNDLED, SHORT_NAMES, list_models
 
-    names = dict.fromkeys([*BUNDLED, *SHORT_NAMES, *(model.name for model in list_models())])
+    names = [*BUNDLED, *SHORT_NAMES]
+    names += [model.name for model in list_models()]
     configs = glob(f"{escape(incomplete)}*/{CONFIG}")  # noqa: PTH207 (leaves ./ as it is)
-    folders = [file.removesuffix(f"/{CONFIG}") for file in sorted(configs)]
+    names += [file.removesuffix(f"/{CONFIG}") for file in sorted(configs)]
     # bash inserts names unquoted, so names that need quotes are left out.
-    return [name for name in [*names, *folders] if shlex.quote(name) == name]
+    return [name for name in dict.fromkeys(names) if shlex.quote(name) == name]
 
 
 def _check_only_model(context: typer.Context, name: str | None) -> str | None:
     """Raise InputError if --model, which is parsed before the argument, is another model."""
-    source, model = context.get_parameter_source("model"), context.params.get("model")
+    source = context.get_parameter_source("model")
+    model = context.params.get("model")
     if source and source.name == "COMMANDLINE" and name not in (None, model):
         raise InputError(f"--model {model} and the argument {name} differ: leave one of them out")
     return name

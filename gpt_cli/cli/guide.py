@@ -38,9 +38,12 @@ _IN_TERMINAL = {
 
 def find_page(name: str) -> str | None:
     """Return the page with the topic `name`, or with the command `name` in its title, if any."""
-    pages, name = _pages(), name.lower().removesuffix(".md")
+    pages = _pages()
+    name = name.lower().removesuffix(".md")
+    if name in pages:
+        return pages[name]
     titled = (page for page in pages.values() if f"`gpt-cli {name}`" in page.partition("\n")[0])
-    return pages.get(name) or next(titled, None)
+    return next(titled, None)
 
 
 def list_topics() -> None:
@@ -63,19 +66,23 @@ def show_page(name: str, commands: Iterable[str]) -> None:
 
 
 def _nearest(words: str, commands: Iterable[str]) -> str:
-    """Name the pages with most of the words in headings, or else in their text; or the spelling."""
-    for start in (r"^#+ .*\b", r"\b") if words.strip() else ():
-        pattern = re.compile(start + re.escape(words.strip()), re.IGNORECASE | re.MULTILINE)
-        counts = Counter({topic: len(pattern.findall(page)) for topic, page in _pages().items()})
-        if topics := [topic for topic, count in counts.most_common(3) if count]:
-            return f"; pages about it: {', '.join(topics)}"
-    return did_you_mean(words, [*_pages(), *commands])
+    """Return a hint: the pages that have the words most often, or the nearest topic or command."""
+    pages = _pages()
+    if words.strip():
+        for start in (r"^#+ .*\b", r"\b"):  # in a heading, or anywhere
+            pattern = re.compile(start + re.escape(words.strip()), re.IGNORECASE | re.MULTILINE)
+            counts = Counter({topic: len(pattern.findall(page)) for topic, page in pages.items()})
+            topics = [topic for topic, count in counts.most_common(3) if count]
+            if topics:
+                return f"; pages about it: {', '.join(topics)}"
+    return did_you_mean(words, [*pages, *commands])
 
 
 def _pages() -> dict[str, str]:
     """Return the Markdown of each page, by its topic, such as how-gpt2-works."""
-    if folder := next(filter(Path.is_dir, _FOLDERS), None):
-        return {file.stem: file.read_text("utf-8") for file in sorted(folder.glob("*.md"))}
+    for folder in _FOLDERS:
+        if folder.is_dir():
+            return {file.stem: file.read_text("utf-8") for file in sorted(folder.glob("*.md"))}
     raise ResourceError("the pages of the guide are missing: reinstall gpt2-cli")
 
 
@@ -100,7 +107,8 @@ class _Code(CodeBlock):
     def __rich_console__(self, console: Any, options: Any) -> Any:
         code = Syntax("", self.lexer_name, theme=self.theme, tab_size=8).highlight(str(self.text))
         code.rstrip()
-        code.no_wrap, code.overflow = True, "ignore"  # so that long commands can be copied
+        code.no_wrap = True  # so that long commands can be copied
+        code.overflow = "ignore"
         yield code
 
 

@@ -56,8 +56,10 @@ class Command(TyperCommand):
                 entries[param.opts[0]] = entry
         width = min(formatter.names_width, max(len(name) for name, _ in entries.values()))
         sections = {"Arguments": [name for name in entries if not name.startswith("-")]}
-        sections |= {title: [f"--{n}" for n in names.split()] for title, names in GROUPS.items()}
-        for title, names in {**sections, "Other": [*entries]}.items():
+        for title, group in GROUPS.items():
+            sections[title] = [f"--{name}" for name in group.split()]
+        sections["Other"] = list(entries)
+        for title, names in sections.items():
             rows = [entries.pop(name) for name in names if name in entries]
             if rows:
                 with formatter.section(title):

@@ -18,7 +18,8 @@ from gpt_cli.records import json_line
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _LONGEST_NOTE = 300  # characters
 _PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
-_PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)  # DEL and C1
+_PICTURES[0x7F] = 0x2421  # DEL
+_PICTURES.update(dict.fromkeys(range(0x80, 0xA0), 0xFFFD))  # C1
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 

@@ -40,9 +40,10 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         else:
             parameters.append(parameter)
             continue
-        for declared in filter(lambda declared: declared.help, members):
-            options[declared.name] = declared
-            parameters.extend(_parameters(declared))
+        for declared in members:
+            if declared.help:
+                options[declared.name] = declared
+                parameters.extend(_parameters(declared))
 
     @functools.wraps(function)
     def run(context: typer.Context, **values: Any) -> None:
@@ -131,8 +132,8 @@ def _rename(options: Mapping[str, Option], values: dict[str, Any], context: type
 
     Raise InputError for both flags together.
     """
-    for name in [name for name in values if name.startswith(_OLD)]:
-        value, declared = values.pop(name), options[name.removeprefix(_OLD)]
+    for declared in options.values():
+        value = values.pop(_OLD + declared.name, None)
         if value is not None:
             renamed = f"{declared.old_flag} is now {_flag(declared)}"
             source = context.get_parameter_source(declared.name)

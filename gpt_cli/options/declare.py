@@ -145,27 +145,15 @@ def option(
     **typer: Any,
 ) -> Any:
     """Return a dataclass field with a declaration; see `declaration`."""
-    unnamed = partial(
-        Option,
-        default=default,
-        help=help,
-        range=range,
-        row=row,
-        flag=flag,
-        aliases=aliases,
-        old_flag=old_flag,
-        text_form=text_form,
-        excludes=excludes,
-        needs=needs,
-        typer=typer,
-    )
+    names = flag, aliases, old_flag
+    unnamed = partial(Option, default, help, range, row, *names, text_form, excludes, needs, typer)
     return field(default=default, metadata={"option": unnamed, "kind": kind})
 
 
 def declaration(name: str, annotation: Any, member: Field[Any]) -> Option:
     """Return the option that a field declares; its kind by default is that of the annotation."""
     kind = member.metadata["kind"] or _kind_of(annotation)
-    return member.metadata["option"](name=name, kind=kind)
+    return member.metadata["option"](name, kind)
 
 
 def check_keywords(keywords: Iterable[str], known: Collection[str]) -> None:

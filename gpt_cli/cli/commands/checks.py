@@ -66,7 +66,10 @@ def bench(
     engine = loading.load()
     with StatusLine(shown=not loading.quiet, pause=0.0) as status:
         benchmark = measure(engine, plan, status.show)
-    write_json(asdict(benchmark)) if as_json else write(as_text(benchmark))
+    if as_json:
+        write_json(asdict(benchmark))
+    else:
+        write(as_text(benchmark))
     if plot is not None:
         write_file(plot, draw(benchmark, plot), replace=force)
 
@@ -101,8 +104,14 @@ def verify(
     failed = [check.name for check in checks if check.passed is False]
     run = sum(check.passed is not None for check in checks)
     if as_json:
-        result = {"model": model.model, "adapter": model.adapter, "folder": str(folder)}
-        write_json(result | {"passed": not failed, "checks": [asdict(check) for check in checks]})
+        result = {
+            "model": model.model,
+            "adapter": model.adapter,
+            "folder": str(folder),
+            "passed": not failed,
+            "checks": [asdict(check) for check in checks],
+        }
+        write_json(result)
     if failed:
         raise CheckpointError(
             f"{model.model} failed {len(failed)} of {counted(run, 'check')} "
@@ -135,18 +144,21 @@ def compare(
     prepare(loading.threads)
     from gpt_cli.checks.compare import compare
 
-    one, other = loading.load_named(a), loading.load_named(b)
-    labels = [*map(storage.label, files)]
+    one = loading.load_named(a)
+    other = loading.load_named(b)
+    labels = list(map(storage.label, files))
     for label, text in zip(labels, texts, strict=True):
         if len(texts) > 1 and not loading.quiet and len(one.encode(text)) < 2:
             note(f"gpt-cli: {label} has fewer than 2 tokens: nothing to compare")
     with StatusLine(shown=not loading.quiet, delay=LONG) as status:
         result = compare(one, other, texts, lambda tokens: status.show(status.rate(tokens)))
     if as_json:
-        record = {"a": a, "b": b} | asdict(result)
-        record["worst"] = [token | {"file": labels[token["text"]]} for token in record["worst"]]
-        record["perplexities"] = [*map(records.finite, result.perplexities)]
-        write_json(record | {"perplexity_ratio": records.finite(result.perplexity_ratio)})
+        record = {"a": a, "b": b, **asdict(result)}
+        for token in record["worst"]:
+            token["file"] = labels[token["text"]]
+        record["perplexities"] = list(map(records.finite, result.perplexities))
+        record["perplexity_ratio"] = records.finite(result.perplexity_ratio)
+        write_json(record)
     else:
         write(_as_text(result, labels))
 

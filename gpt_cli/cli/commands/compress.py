@@ -131,7 +131,8 @@ class _Copy(StatusLine):
         shown: bool,
     ):
         super().__init__(shown=shown, logged=True)
-        self._sources, self._target = sources, target
+        self._sources = sources
+        self._target = target
         self._source = next(sources, None)  # that is read
         self._read = self._written = self._stored = self._tokens = 0
         self._total: int | None = None  # tokens to decode, if known
@@ -182,9 +183,8 @@ class _Copy(StatusLine):
         if self._tokens:  # else all is stored
             line += f", {self.rate(self._tokens)}"
         if self._total and self._tokens < self._total:
-            line = (
-                f"{1 - self._tokens / self._total:.0%} left, {line}"  # not cut where it is narrow
-            )
+            left = 1 - self._tokens / self._total
+            line = f"{left:.0%} left, {line}"  # first: a narrow terminal cuts the end
         return line
 
 

@@ -30,7 +30,8 @@ def page(view: View) -> str:
     _check_size(len(data))
     colours = json.dumps({"shares": SHARES, "bits": BITS, "signed": SIGNED})
     script_name = "grid" if isinstance(view, GridView) else view.view
-    style, scripts = _part("page.css"), _part("shared.js") + _part(f"{script_name}.js")
+    style = _part("page.css")
+    scripts = _part("shared.js") + _part(f"{script_name}.js")
     script = f'"use strict";\nconst COLOURS = {colours};\n{scripts}'
     # The browser applies only this style and this script, whatever a prompt or a token contains.
     policy = (
