@@ -1,4 +1,4 @@
-"""The output of `gpt-cli bench`: a table, curves of the time per token, and a picture of them."""
+"""The output of `gpt-cli bench`: a table, and curves of the time per token as text or a picture."""
 
 import itertools
 import statistics
@@ -10,7 +10,7 @@ from gpt_cli.cli.table import Column, Table
 from gpt_cli.errors import counted
 from gpt_cli.system.machine import format_size
 
-# The figures of a mode, with their labels and the factors to the units of the labels.
+# The figures of a mode, with their labels and the factors that convert them to the labels' units.
 _ROWS = {
     "tokenize_s": ("tokenization, ms", 1000),
     "first_token_s": ("first token, ms", 1000),
@@ -78,7 +78,7 @@ def _cell(spread: Spread | None, scale: float) -> str:
 
 
 def number(value: float, small: str = "#.3g") -> str:
-    """Return a positive number: its integer part if that has three digits, else as `small`."""
+    """Return a positive number as an integer from 99.95 on; a smaller one in the format `small`."""
     return f"{value:,.0f}" if value >= 99.95 else f"{value:{small}}"
 
 
@@ -101,7 +101,7 @@ def _notes(result: Benchmark) -> str:
 
 
 def conclusion(result: Benchmark) -> str:
-    """Return sentences about the growth of times and the equality of ids, if known."""
+    """Say how the time per token grew, and that the ids of all runs agree, as far as known."""
     sentences = []
     growths = [mode.growth for mode in result.modes.values() if mode.growth is not None]
     if result.early and result.late:
@@ -125,7 +125,7 @@ def _tokens(positions: tuple[int, int]) -> str:
 
 
 def curves(result: Benchmark) -> str:
-    """Plot milliseconds per token over the position in the text, in characters."""
+    """Plot milliseconds per token over the position in the text, with characters."""
     positions, times = _points(result)
     heights = {name: _columns(milliseconds) for name, milliseconds in times.items()}
     top = max(map(max, heights.values()))

@@ -42,7 +42,7 @@ def dash_as_none(name: str | None) -> str | None:
 
 
 def _only(names: list[str]) -> str:
-    """Return the only one of names: the last one would silently replace the others."""
+    """Return the only name; ValueError for several, of which typer would keep the last."""
     (name,) = names
     return name
 
@@ -81,7 +81,7 @@ def complete_model(incomplete: str) -> list[str]:
 
 
 def _check_only_model(context: typer.Context, name: str | None) -> str | None:
-    """Raise InputError if --model, which is parsed before the argument, is another model."""
+    """Return the argument; raise InputError if --model, which is parsed before it, differs."""
     source = context.get_parameter_source("model")
     model = context.params.get("model")
     if source and source.name == "COMMANDLINE" and name not in (None, model):
@@ -190,7 +190,8 @@ class LoadingByName(Loading):
         """Load a model by its name, or NAME@DTYPE."""
         model, _, dtype = name.rpartition("@")
         if not model or Path(name).exists():
-            model, dtype = name, "auto"
+            model = name
+            dtype = "auto"
         return replace(self, model=model, dtype=dtype).load()
 
 

@@ -27,7 +27,8 @@ _FOLDERS = (_PACKAGE / "docs", _PACKAGE.parent / "docs")  # of a wheel, of a che
 # The colours of rich are for dark terminals.
 _THEME = Theme({"markdown.code": "cyan", "markdown.link_url": "underline"})
 _FORMULAS = "The formulas of this page are LaTeX; its web page draws them."
-# A terminal shows the descriptions of pictures, pages as topics, and no paths of other files.
+# On a terminal, replace pictures by their descriptions and links to pages by their topics, and
+# leave out the paths of other files.
 _IN_TERMINAL = {
     r"!\[([^]]*)\]\([^)]*\)": r"(Picture: \1)",
     r"\[([^][]*)\]\(([\w-]+)\.md(#[^)]*)?\)": r"\1 (`gpt-cli help \2`)",
@@ -57,7 +58,7 @@ def list_topics() -> None:
 
 
 def show_page(name: str, commands: Iterable[str]) -> None:
-    """Write a page, in a pipe as Markdown; InputError with the nearest topics if there is none."""
+    """Write a page, as Markdown in a pipe; raise InputError with the nearest topics without one."""
     page = find_page(name)
     if page is None:
         near = _nearest(name, commands)
@@ -122,7 +123,7 @@ class _Page(Markdown):
 
 
 def _show(text: str) -> None:
-    """Write a text; if the terminal is shorter, show it in the pager, PAGER or less."""
+    """Write a text. If it is longer than the terminal, show it in a pager: PAGER, or less."""
     if on_terminal(sys.stdout) and text.count("\n") >= shutil.get_terminal_size().lines:
         less = {"LESS": os.environ.get("LESS", "-FX") + " -R", "LESSCHARSET": "utf-8"}
         handler = signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is for the pager

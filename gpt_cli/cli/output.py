@@ -81,7 +81,7 @@ def write_error(text: str) -> None:
 
 
 class NoteStream:
-    """A replacement of sys.stdout that turns messages of a library into notes on standard error.
+    """A replacement for sys.stdout that writes the messages of a library as notes.
 
     The first line of a message is shown, cut to 300 characters. Bytes written to `buffer` pass.
     """
@@ -103,7 +103,7 @@ class NoteStream:
 
 
 def silence(stream: TextIO) -> None:
-    """Redirect a stream to the null device, so that exit does not retry a failed flush."""
+    """Redirect a stream to the null device, so that Python does not flush it again at exit."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
@@ -139,12 +139,12 @@ def _escaped(character: str) -> str:
 
 
 def token_label(token: dict[str, Any]) -> str:
-    """Return the text of a record of `records.of_token` on one line."""
+    """Return the text of a token, a record of `records.of_token`, on one line."""
     return quoted(bytes(token["bytes"])) if token["bytes"] else str(token["token"])
 
 
 def token_data(token: dict[str, Any]) -> bytes:
-    """Return the bytes of a record of `records.of_token`, or its name if it has none."""
+    """Return the bytes of a token, a record of `records.of_token`, or its name without bytes."""
     return bytes(token["bytes"]) or str(token["token"]).encode()
 
 

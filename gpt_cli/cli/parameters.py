@@ -21,7 +21,7 @@ from gpt_cli.options.declare import Declared, NamedOptionError, Option, Range
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _OLD = "old_"
-# Settings in the manifest of a job that are flags of another name.
+# Settings in the manifest of a job whose flags have other names.
 _SETTINGS = {"top_logprobs": "logprobs", "logprobs": "tokens"}
 
 
@@ -31,7 +31,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     options: dict[str, Option] = {}
     parameters = [inspect.Parameter("context", _POSITIONAL, annotation=typer.Context)]
     for name, parameter in inspect.signature(function).parameters.items():
-        annotation, default = parameter.annotation, parameter.default
+        annotation = parameter.annotation
+        default = parameter.default
         if isinstance(annotation, type) and issubclass(annotation, Declared):
             groups[name] = annotation
             members = annotation.declarations()
@@ -50,17 +51,13 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         flags = dict(_shown_flags(options, context))
         _rename(options, values, context)
         try:
-            for name, value in values.items():
-                if name in options and value is not None:
-                    values[name] = options[name].parse(value)
+            for name, declared in options.items():
+                if values[name] is not None:
+                    values[name] = declared.parse(values[name])
             _check_together(options, values)
-            filled = {}
             for name, group in groups.items():
-                members = {o.name: values.pop(o.name) for o in group.declarations() if o.help}
-                # A flag that was not set has the default of its declaration.
-                filled[name] = group(**{n: v for n, v in members.items() if v is not None})
-                filled[name].validate()
-            function(**values, **filled)
+                values[name] = _filled(group, values)
+            function(**values)
         except NamedOptionError as error:
             name, complaint = error.args
             shown = flags.get(name) or flags.get(_SETTINGS.get(name, name), name)
@@ -71,12 +68,24 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def _filled(group: type[Declared], values: dict[str, Any]) -> Declared:
+    """Return a group with its options, which are removed from the values."""
+    members = {}
+    for declared in group.declarations():
+        value = values.pop(declared.name, None)  # an option without help has no flag
+        if value is not None:  # else it has the default of its declaration
+            members[declared.name] = value
+    filled = group(**members)
+    filled.validate()
+    return filled
+
+
 def _flag(declared: Option) -> str:
     return declared.flag or f"--{declared.name.replace('_', '-')}"
 
 
 def _parameters(declared: Option) -> Iterator[inspect.Parameter]:
-    """Yield an option as parameters of a function that typer reads: its flag, and its old flag."""
+    """Yield the parameters of a function for an option: its flag, and its old flag."""
     kind = declared.kind
     metavar = kind.metavar or "|".join(kind.values) or declared.name.upper()
     help = declared.help + _conditions(declared)
@@ -130,7 +139,7 @@ def _check_together(options: Mapping[str, Option], values: Mapping[str, Any]) ->
 def _rename(options: Mapping[str, Option], values: dict[str, Any], context: typer.Context) -> None:
     """Give the values of old flags to the flags that replace them, with a note.
 
-    Raise InputError for both flags together.
+    Raise InputError if both are used.
     """
     for declared in options.values():
         value = values.pop(_OLD + declared.name, None)
@@ -160,7 +169,7 @@ def _shown_flags(
 
 
 def _reader(form: Range) -> Callable[..., str | None]:
-    """Return the callback of a flag whose value is a text of a form, or a file with one."""
+    """Return a callback that reads the file of a flag, unless its value is a text of this form."""
 
     def read(
         context: typer.Context, parameter: typer.CallbackParam, value: str | None

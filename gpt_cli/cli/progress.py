@@ -1,4 +1,4 @@
-"""Progress on standard error: a line that is replaced on a terminal, else a line now and then."""
+"""Progress on standard error: a line that a terminal replaces, or in a log a line now and then."""
 
 import shutil
 import sys
@@ -21,7 +21,7 @@ def replace_line(line: str) -> None:
 
 
 class StatusLine:
-    """A line of progress. A terminal replaces it; elsewhere it is shown only if `logged`.
+    """A line of progress. A terminal replaces it; elsewhere it is written only if `logged`.
 
     A terminal shows it after `delay` seconds, and a new text after `pause` more.
     """

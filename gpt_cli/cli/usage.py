@@ -1,4 +1,4 @@
-"""Errors about the command line itself, such as an unknown option, in the form of all errors."""
+"""Errors of the command line itself, such as an unknown option."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ _TEXT = re.compile(r"-(?!-?[a-z][a-z-]*(=|$))")  # begins with - and does not lo
 
 
 def usage_error(error: typer.TyperException, program: Any, arguments: Sequence[str]) -> InputError:
-    """Return the error that a user sees for one of typer; it names the page of the help."""
+    """Return the error to show for an error of typer. It names the help of the command."""
     command = program
     path = ["gpt-cli"]
     for word in arguments:
@@ -52,12 +52,12 @@ def _complaint(error: Any, command: Any, arguments: Sequence[str]) -> str:
 
 
 def _no_option(name: str, command: Any, arguments: Sequence[str]) -> str:
-    """Return the message about an unknown option, with the nearest known one or a cure."""
+    """Return the message for an unknown option: the nearest known one, or what to do."""
     flags = []
     for param in command.params:
         if not param.hidden:
             flags += [*param.opts, *param.secondary_opts]
-    # A flag of another command is not misspelt.
+    # The name of another command's flag is not a misspelling.
     is_known = name.removeprefix("--") in " ".join(GROUPS.values()).split()
     near = "" if is_known else did_you_mean(name, flags)
     where = _where(name, arguments)
@@ -70,6 +70,6 @@ def _no_option(name: str, command: Any, arguments: Sequence[str]) -> str:
 
 
 def _where(name: str, arguments: Sequence[str]) -> str:
-    """Return " in -abc" for the flag -b, if the argument with it has more letters, else ""."""
+    """Return " in -abc" for the flag -b of the argument -abc; "" if it stands alone."""
     words = [word for word in arguments if re.match(f"-[^-]*{re.escape(name[1:])}", word)]
     return f" in {words[0]:.40}" if len(name) == 2 and words and words[0] != name else ""

@@ -164,7 +164,7 @@ def compare(
 
 
 def _as_text(result: "Comparison", files: Sequence[str]) -> str:
-    """Return the figures, and a row for each of the tokens that differ most, if any differ."""
+    """Return the figures, and a table of the tokens where the models differ most."""
     by_a, by_b = result.perplexities
     facts = {
         "tokens": f"{result.tokens:,}",

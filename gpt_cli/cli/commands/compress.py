@@ -121,7 +121,7 @@ def _codec(model: flags.Adapted, device: str, dtype: str) -> "Codec":
 
 
 class _Copy(StatusLine):
-    """Read files and write another, and show their bytes and the tokens between them."""
+    """Read files and write another, and show progress: bytes read, bytes written, tokens."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ def _copying(files: Sequence[str], output: str | None, model: flags.Model) -> It
 
 
 def _opened(files: Sequence[str]) -> Generator[tuple[str, BinaryIO]]:
-    """Yield the labels of files and the files, each of which is open until the next."""
+    """Yield files with their labels. A file is open until the next one is requested."""
     for file in files:
         with storage.open_file(file) as stream:
             yield storage.label(file), stream

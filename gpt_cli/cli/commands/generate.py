@@ -91,7 +91,7 @@ def generate(
 
 
 def _first(run: "Run", samples: int) -> list["gpt_cli.Completion"]:
-    """Return the completions of prompts; that of a search is followed by its other texts."""
+    """Return the first completions; a beam search has several for a prompt."""
     completions = []
     for best in run.completions:
         completions += [best, *best.others]
@@ -146,7 +146,7 @@ def _write_records(
 def _remarks(
     prompt: str, completions: Sequence["gpt_cli.Completion"], options: Options, *, reported: bool
 ) -> list[str]:
-    """Return notes about surprises, without reason and seed if those are `reported` anyway."""
+    """Return notes on what a user may not expect; `reported`: the output has reason and seed."""
     reasons = {completion.finish_reason for completion in completions}
     notes = []
     if prompt.endswith(" "):

@@ -158,7 +158,7 @@ def info(
 
 
 def _as_text(facts: dict[str, Any], sizes: dict[str, int], tokenizer: "Tokenizer | None") -> str:
-    """Return what is known about a model, without settings that are as in GPT-2."""
+    """Return the facts as text; of the settings, only those that differ from GPT-2's."""
     usual = asdict(GPT2Config())
     if facts["n_inner"] is not None:
         usual["n_inner"] = 4 * facts["n_embd"]
@@ -187,7 +187,7 @@ def _named(id: int, tokenizer: "Tokenizer") -> str:
 
 
 def _held_dtype(about: "Description", model: flags.Adapted) -> str:
-    """Return the type in which the weights of a model with its adapter are held in memory."""
+    """Return the type of the weights in memory, with the adapter merged."""
     if not (about.folder and about.weights):  # only the configuration is here
         return about.config.dtype
     from gpt_cli import hub

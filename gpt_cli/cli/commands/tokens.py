@@ -137,7 +137,7 @@ def _parse_ids(words: bytes) -> Iterator[int]:
 
 
 def _ids(tokenizer: "Tokenizer", data: bytes, *, special: bool) -> list[int]:
-    """Return the ids of data, which are those of its text if it is valid UTF-8."""
+    """Return the ids of data: those of its text if it is valid UTF-8."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -149,7 +149,8 @@ def _records(tokenizer: "Tokenizer", ids: Sequence[int]) -> Iterator[Record]:
     """Yield the records of tokens, with their positions in the input in bytes."""
     start = 0
     for id, piece in zip(ids, tokenizer.pieces(ids), strict=True):
-        name, data = tokenizer.token_name(id), tokenizer.token_bytes(id) or b""
+        name = tokenizer.token_name(id)
+        data = tokenizer.token_bytes(id) or b""
         end = start + len(piece)
         yield {"id": id, "token": name, "bytes": list(data), "start": start, "end": end}
         start = end

@@ -70,7 +70,7 @@ def vector(
 
 
 def _texts(name: str) -> Sequence[Mapping[str, Any]]:
-    """Return the rows of a file, with a "text" and "edits"; InputError for one without a text."""
+    """Return the rows of a file, with "text" and "edits"; raise InputError for a bad row."""
     from gpt_cli.jobs.layout import Layout
     from gpt_cli.jobs.rows import Source
 

@@ -49,9 +49,10 @@ def page(view: View) -> str:
 
 
 def _packed(view: AttentionView) -> dict[str, object]:
-    """Return a record in which the lower triangle of a head, row by row, is a text.
+    """Return the record of a view, with the weights of each head as a text.
 
-    It is base64 of little-endian 16-bit integers, in units of 1/65535.
+    It is base64 of the lower triangle, row by row, as little-endian 16-bit integers in units of
+    1/65535.
     """
     layers, heads, T, _ = view.weights.shape
     _check_size(layers * heads * T * (T + 1) * 4 // 3)

@@ -44,7 +44,7 @@ def print_view(view: views.View) -> None:
 
 
 def parts(view: views.View, width: int, *, coloured: bool) -> Iterator[Text]:
-    """Return the parts of a view, which begin on new lines."""
+    """Return the parts of a view. Each begins on a new line."""
     drawers = {"attention": _attention, "lens": _lens, "surprise": _surprise, "tree": _tree}
     draw: Any = drawers.get(view.view, _grid)
     return draw(view, width, coloured)
@@ -112,7 +112,8 @@ def _notable_heads(view: views.AttentionView, width: int) -> Iterator[Text]:
         means: NDArray[np.float32] = view.weights[:, :, rows, columns].mean(axis=-1)
         best = np.argsort(-means, axis=None, kind="stable")[: (width - 16) // 12]
         line = f"{name:16}"
-        for layer, head in zip(*np.unravel_index(best, means.shape), strict=True):
+        for index in best.tolist():
+            layer, head = divmod(index, len(view.heads))
             number = f"{view.layers[layer]}.{view.heads[head]}"
             line += f"{number:>7}{means[layer, head]:5.0%}"
         yield Text(line, no_wrap=True)

@@ -25,7 +25,7 @@ class View:
     adapter: str | None = field(default=None, kw_only=True)  # in its weights
 
     def record(self) -> Record:
-        """Return the view as an object; its values are those of JSON, or arrays."""
+        """Return the view as a JSON object, in which arrays are not converted yet."""
         return {"view": self.view, **vars(self)}
 
     def json(self) -> Iterator[str]:
@@ -44,7 +44,7 @@ class AttentionView(View):
     weights: NDArray[np.float32]  # (layers, heads, T, T)
 
     def json(self) -> Iterator[str]:
-        """Yield the pieces of a line of JSON, one per head: the whole may have gigabytes."""
+        """Yield the pieces of a line of JSON, one per head, because the line may have gigabytes."""
         before, after = json_line(self.record() | {"weights": None}).rsplit("null", 1)
         yield before
         for layer, heads in enumerate(self.weights):
@@ -154,7 +154,7 @@ def _indices(name: str, index: int | None, count: int) -> list[int]:
 
 
 def lens(engine: Engine, prompt: str, top: int, *, special: bool) -> LensView:
-    """Compute the `top` likeliest tokens by every layer after every token."""
+    """Compute the `top` likeliest tokens after every token, by the prediction of every layer."""
     trace = engine.trace(prompt, special=special)
     ids, logprobs = trace.lens(top)  # (layers, T, top)
     depth, T, _ = ids.shape
