@@ -71,9 +71,7 @@ def _table(result: Benchmark) -> str:
 def _cell(spread: Spread | None, scale: float) -> str:
     if spread is None:
         return "-"
-    median = number(spread.median * scale)
-    low = number(spread.min * scale)
-    high = number(spread.max * scale)
+    median, low, high = (number(x * scale) for x in (spread.median, spread.min, spread.max))
     return median if low == high else f"{median} ({low}-{high})"
 
 

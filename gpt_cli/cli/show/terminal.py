@@ -58,7 +58,7 @@ def _attention(view: views.AttentionView, width: int, coloured: bool) -> Iterato
     labels = _column(labels, max(digits + 7, width // 4))
     room = width - cell_len(labels[0]) - 1
     rows, size = views.pooled(view.weights.mean(axis=(0, 1)), room)
-    columns = _cell_columns(len(rows), room)
+    columns = next((wide for wide in (_NUMBER, 2) if wide * len(rows) <= room), 1)  # of a cell
     marks = [f"{i:<10}" for i in range(0, T, 10 // columns * size)]
     ruler = Text(" " * (width - room) + "".join(marks[: room // 10]).rstrip(), no_wrap=True)
     yield ruler
@@ -85,14 +85,6 @@ def _source(view: views.AttentionView) -> str:
         return f"head {view.heads[0]} of layer {view.layers[0]}"
     layer = f"heads of layer {view.layers[0]}"
     return f"mean of the {heads} {layer}" if len(view.layers) == 1 else f"mean of all {heads} heads"
-
-
-def _cell_columns(count: int, room: int) -> int:
-    """Return the columns of each of `count` cells: for a number if there is room, or 2, or 1."""
-    for columns in (_NUMBER, 2):
-        if columns * count <= room:
-            return columns
-    return 1
 
 
 def _cell(share: float, columns: int, coloured: bool) -> str:
