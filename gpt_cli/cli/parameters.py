@@ -72,7 +72,9 @@ def _filled(group: type[Declared], values: dict[str, Any]) -> Declared:
     """Return a group with its options, which are removed from the values."""
     members = {}
     for declared in group.declarations():
-        value = values.pop(declared.name, None)  # an option without help has no flag
+        if not declared.help:  # it has no flag; another group may have one of this name
+            continue
+        value = values.pop(declared.name)
         if value is not None:  # else it has the default of its declaration
             members[declared.name] = value
     filled = group(**members)

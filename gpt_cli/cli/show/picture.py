@@ -14,7 +14,8 @@ from gpt_cli.cli.show.colours import SIGNED
 from gpt_cli.cli.show.terminal import cut
 from gpt_cli.cli.show.views import AttentionView, GridView, pooled
 
-_MAX_LABELS, _MAX_LABEL = 80, 20  # labelled tokens beside a map, and characters of a label
+_MAX_LABELS = 80  # beside a map
+_MAX_LABEL = 20  # characters of a label
 _MAX_DOTS = 1500  # of all maps in a row
 
 
