@@ -104,9 +104,6 @@ SHOW := GPT_CLI_OPS=numpy $(BIN)/gpt-cli show
 pictures: $(VENV)/.dev  ## the pictures in docs/
 	$(SHOW) attention -m tiny --layer 1 --head 0 --force --png docs/pictures/attention.png "$(LOOKS) moon."
 	$(SHOW) attention -m tiny --force --png docs/pictures/heads.png "$(LOOKS) moon."
-	$(SHOW) lens -m tiny --force --png docs/pictures/lens.png "$(LOOKS)"
-	$(SHOW) tree -m tiny -k 24 --force --png docs/pictures/tree.png "$(LOOKS)"
-	$(SHOW) surprise -m tiny --force --png docs/pictures/surprise.png "$(LOOKS) moon. Emma looked up at the tractor."
 	$(BIN)/python tools/record.py
 
 man: $(VENV)/.dev  ## the man pages in docs/man, from --help

@@ -35,7 +35,7 @@ COVERED = {
     "cli/test_activations.py": ["jobs/arrays"],
     "cli/test_app.py": [
         "cli/commands/generate",
-        "cli/options",
+        "cli/flags",
         "cli/output",
         "cli/parameters",
         "system/signals",

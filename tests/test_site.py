@@ -39,7 +39,7 @@ def test_pages_outside_of_the_guide_are_known(hooks):
 def test_what_pages_link_to_is_published(hooks):
     paths = hooks.published()
     assert all((ROOT / path).is_file() for path in paths)
-    assert {"README.md", "CHANGELOG.md", "docs/install.md", "docs/pictures/lens.png"} <= paths
+    assert {"README.md", "CHANGELOG.md", "docs/install.md", "docs/pictures/heads.png"} <= paths
     assert {"gpt_cli/gpt2/model.py", "benchmarks/results/README.md", "SECURITY.md"} <= paths
     assert not {path for path in paths if path.startswith(("tools/", "build/"))}
 

@@ -1,4 +1,4 @@
-"""The application: joins the commands, and turns every error into one line and an exit code."""
+"""The application: join the commands, and turn every error into one line and an exit code."""
 
 import atexit
 import os
@@ -37,9 +37,9 @@ from gpt_cli.system.signals import ENDING, interrupt, received
 from gpt_cli.system.terminal import silence
 
 _LONGEST = 1000  # characters of a message
-_LESS = "use fewer or shorter texts at a time, or a smaller model"
-# Parts of messages of the dynamic linker and of the threading module when memory is missing.
-_NO_ROOM = ("failed to map segment", "annot allocate memory", "can't start new thread")
+_CURE = "use fewer or shorter texts at a time, or a smaller model"
+# What the dynamic linker and the threading module say when they get no memory.
+_NO_MEMORY = ("failed to map segment", "annot allocate memory", "can't start new thread")
 
 _TOPIC = typer.Argument(None, metavar="[TOPIC]", help="A page, such as models, or a command.")
 
@@ -101,7 +101,7 @@ def _options(
 
 
 def application(name: str | None = None) -> typer.Typer:
-    """Return the application with the command `name`, which starts sooner, or with all."""
+    """Return the application: with the command `name` only, which starts sooner, or with all."""
     app = typer.Typer(
         help="GPT-2 in a terminal, without PyTorch.",
         epilog="Begin with: gpt-cli generate --model tiny 'Once upon a time'",
@@ -137,7 +137,7 @@ def main() -> NoReturn:
 
 
 def _without_help(arguments: list[str]) -> list[str]:
-    """Return the arguments with --help in place of `help`, for a command without a page."""
+    """Replace `help NAME` by `NAME --help` if the command has no page in the guide."""
     match arguments:
         case ["help", "show", name]:
             return ["show", name, "--help"]
@@ -191,6 +191,6 @@ def _explain(error: Exception) -> GPTCLIError | None:
         case OSError():
             return ResourceError(f"{error.filename}: {error.strerror or error}")
         case MemoryError() | ImportError() | RuntimeError():
-            if isinstance(error, MemoryError) or any(why in str(error) for why in _NO_ROOM):
-                return ResourceError(f"out of memory or threads ({error!r:.120}): {_LESS}")
+            if isinstance(error, MemoryError) or any(why in str(error) for why in _NO_MEMORY):
+                return ResourceError(f"out of memory or threads ({error!r:.120}): {_CURE}")
     return None

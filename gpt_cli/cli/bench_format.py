@@ -1,4 +1,4 @@
-"""The output of `gpt-cli bench`: a table, curves of the time per token, and a picture of them."""
+"""The output of `gpt-cli bench`: a table, and curves of the time per token as text or a picture."""
 
 import itertools
 import statistics
@@ -6,10 +6,11 @@ from pathlib import Path
 
 from gpt_cli.checks.bench import Benchmark, Spread
 from gpt_cli.cli.files import rendered
+from gpt_cli.cli.table import Column, Table
 from gpt_cli.errors import counted
 from gpt_cli.system.machine import format_size
 
-# The figures of a mode, with their labels and the factors to the units of the labels.
+# The figures of a mode, with their labels and the factors that convert them to the labels' units.
 _ROWS = {
     "tokenize_s": ("tokenization, ms", 1000),
     "first_token_s": ("first token, ms", 1000),
@@ -19,7 +20,8 @@ _ROWS = {
     "other_s": ("other, ms per token", 1000),
     "total_s": ("whole text, s", 1),
 }
-_COLUMNS, _LINES = 60, 12  # of the curves
+_COLUMNS = 60  # of the curves
+_LINES = 12
 _X_LABEL = "position in the text, in tokens"
 _Y_LABEL = "milliseconds for each token after the first"
 # The mark of a mode, its colour (safe for the colour-blind), and its description.
@@ -38,25 +40,32 @@ def as_text(result: Benchmark) -> str:
 
 
 def _head(result: Benchmark) -> str:
-    counts = result.prompt_tokens, result.max_tokens, result.batch, result.repetitions
-    nouns = "prompt token", "new token", "row", "repetition"
+    counts = [
+        counted(result.prompt_tokens, "prompt token"),
+        counted(result.max_tokens, "new token"),
+        counted(result.batch, "row"),
+        counted(result.repetitions, "repetition"),
+    ]
     return (
         f"{result.model}: {result.parameters:,} parameters in {result.dtype}, "
         f"computed by {result.ops} with {counted(result.threads, 'thread')}\n"
-        f"{', '.join(map(counted, counts, nouns))}"
+        f"{', '.join(counts)}"
     )
 
 
 def _table(result: Benchmark) -> str:
-    columns = [["median (min-max)", *(label for label, _ in _ROWS.values())]]
-    for name, mode in result.modes.items():
-        cells = (_cell(getattr(mode, figure), scale) for figure, (_, scale) in _ROWS.items())
-        columns.append([name, *cells])
-    if (ratio := result.ratio) is not None:
-        cells = (number(ratio[figure], ".1f") if figure in ratio else "-" for figure in _ROWS)
-        columns.append(["ratio", *cells])
-    padded = ([f"{cell:{max(map(len, column))}}" for cell in column] for column in columns)
-    return "\n".join("  ".join(row).rstrip() for row in zip(*padded, strict=True))
+    names = ["median (min-max)", *result.modes]
+    if result.ratio is not None:
+        names.append("ratio")
+    rows = []
+    for figure, (label, scale) in _ROWS.items():
+        row = [label]
+        row += [_cell(getattr(mode, figure), scale) for mode in result.modes.values()]
+        if result.ratio is not None:
+            ratio = result.ratio.get(figure)
+            row.append("-" if ratio is None else number(ratio, ".1f"))
+        rows.append(row)
+    return Table(*map(Column, names), aligned=True).whole(rows).removesuffix("\n")
 
 
 def _cell(spread: Spread | None, scale: float) -> str:
@@ -67,7 +76,7 @@ def _cell(spread: Spread | None, scale: float) -> str:
 
 
 def number(value: float, small: str = "#.3g") -> str:
-    """Return a positive number: its integer part if that has three digits, else as `small`."""
+    """Return a positive number as an integer from 99.95 on; a smaller one in the format `small`."""
     return f"{value:,.0f}" if value >= 99.95 else f"{value:{small}}"
 
 
@@ -90,16 +99,19 @@ def _notes(result: Benchmark) -> str:
 
 
 def conclusion(result: Benchmark) -> str:
-    """Return sentences about the growth of times and the equality of ids, if known."""
-    sentences, other = [], "with speculation" if result.speculation else "without it"
-    known = [mode.growth for mode in result.modes.values() if mode.growth is not None]
-    growths = [number(growth, ".1f") for growth in known]
+    """Say how the time per token grew, and that the ids of all runs agree, as far as known."""
+    sentences = []
+    growths = [mode.growth for mode in result.modes.values() if mode.growth is not None]
     if result.early and result.late:
-        sentences.append(
+        first, *others = (number(growth, ".1f") for growth in growths)
+        sentence = (
             f"{'With' if result.cache_on else 'Without'} the cache, {_tokens(result.late)} of the "
-            f"text took {growths[0]} times as long as {_tokens(result.early)}"
-            f"{''.join(f'; {other}, {growth} times' for growth in growths[1:])}."
+            f"text took {first} times as long as {_tokens(result.early)}"
         )
+        for growth in others:  # at most one
+            mode = "with speculation" if result.speculation else "without it"
+            sentence += f"; {mode}, {growth} times"
+        sentences.append(f"{sentence}.")
     if len(result.modes) * result.repetitions > 1:
         sentences.append("All ids agree.")
     return " ".join(sentences)
@@ -111,7 +123,7 @@ def _tokens(positions: tuple[int, int]) -> str:
 
 
 def curves(result: Benchmark) -> str:
-    """Plot milliseconds per token over the position in the text, in characters."""
+    """Plot milliseconds per token over the position in the text, with characters."""
     positions, times = _points(result)
     heights = {name: _columns(milliseconds) for name, milliseconds in times.items()}
     top = max(map(max, heights.values()))
@@ -119,21 +131,27 @@ def curves(result: Benchmark) -> str:
     for name, columns in heights.items():
         for column, height in enumerate(columns):
             grid[round(height / top * (_LINES - 1))][column] = _STYLES[name][0]
-    labels = {_LINES - 1: number(top), 0: "0"}
-    rows = [f"{labels.get(y, ''):>7} |{''.join(row)}".rstrip() for y, row in enumerate(grid)]
+    y_labels = {_LINES - 1: number(top), 0: "0"}
+    rows = [f"{y_labels.get(y, ''):>7} |{''.join(row)}".rstrip() for y, row in enumerate(grid)]
+    lines = [_Y_LABEL, "", *reversed(rows)]
+    lines.append(f"{'':8}+{'-' * _COLUMNS}")
     first, last = str(positions[0]), str(positions[-1])
-    x_axis = f"{'':9}{first}{_X_LABEL:^{_COLUMNS - len(first) - len(last)}}{last}"
-    base = f"{'':8}+{'-' * _COLUMNS}"
-    legend = [f"{'':9}{mark}  {text}" for mark, _, text in (_STYLES[name] for name in times)]
-    return "\n".join([_Y_LABEL, "", *reversed(rows), base, x_axis, "", *legend])
+    room = _COLUMNS - len(first) - len(last)
+    lines += [f"{'':9}{first}{_X_LABEL:^{room}}{last}", ""]
+    for name in times:
+        mark, _, description = _STYLES[name]
+        lines.append(f"{'':9}{mark}  {description}")
+    return "\n".join(lines)
 
 
 def _points(result: Benchmark) -> tuple[list[int], dict[str, list[float]]]:
     """Return positions, and milliseconds per mode."""
     # The first token, if there are others, would flatten the curves: it includes the prompt's time.
     start = 1 if len(result.positions) > 1 else 0
-    modes = {name: result.modes[name] for name in _STYLES if name in result.modes}
-    times = {name: [1000 * s for s in mode.token_s[start:]] for name, mode in modes.items()}
+    times = {}
+    for name in _STYLES:
+        if name in result.modes:
+            times[name] = [1000 * seconds for seconds in result.modes[name].token_s[start:]]
     return result.positions[start:], times
 
 
@@ -157,8 +175,8 @@ def draw(result: Benchmark, file: Path) -> bytes:
     for name, times_ms in times.items():
         _, colour, label = _STYLES[name]
         axes.plot(positions, times_ms, ".-", markersize=3, color=colour, label=label)
-        end, shift = (positions[-1], times_ms[-1]), (6, 0)
-        axes.annotate(name, end, shift, textcoords="offset points", va="center", color=colour)
+        end = (positions[-1], times_ms[-1])
+        axes.annotate(name, end, (6, 0), textcoords="offset points", va="center", color=colour)
     rows = "" if result.batch == 1 else f", {result.batch} rows side by side"
     figure.suptitle(
         f"{result.model}, {counted(result.max_tokens, 'token')} after a prompt of "

@@ -11,7 +11,7 @@ _UNDATED = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
 
 def check_file(flag: str, file: Path, endings: Sequence[str], *, force: bool) -> None:
-    """Raise InputError before costly work if the output file of a flag cannot be used."""
+    """Raise InputError if a flag names a file that cannot be written; call it before any work."""
     if file.suffix.lower() not in endings:
         raise InputError(f"{flag} {file}: the name must end with {' or '.join(endings)}")
     if not file.parent.is_dir():
@@ -23,16 +23,17 @@ def check_file(flag: str, file: Path, endings: Sequence[str], *, force: bool) ->
 
 
 def check_picture(flag: str, file: Path, *, force: bool) -> None:
-    """Raise an error before costly work if a picture cannot be written to the file."""
+    """Raise InputError or ResourceError if a picture cannot be written; call it before any work."""
     check_file(flag, file, (".png", ".svg", ".pdf"), force=force)
     import_extra(f"{flag} needs matplotlib", "matplotlib", "matplotlib.figure")
 
 
 def rendered(figure: Any, file: Path) -> bytes:
-    """Return a figure of matplotlib in the format of a file's ending, without a date."""
+    """Return the bytes of a matplotlib figure in the format of a file's ending, without a date."""
     from matplotlib import rc_context
 
-    data, ending = io.BytesIO(), file.suffix.lower()
+    data = io.BytesIO()
+    ending = file.suffix.lower()
     with rc_context({"svg.hashsalt": "gpt-cli"}):  # else ids are random
         figure.savefig(data, format=ending[1:], dpi=150, metadata=_UNDATED.get(ending))
     return data.getvalue()

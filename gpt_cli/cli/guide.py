@@ -18,7 +18,8 @@ from rich.markdown import CodeBlock, Markdown, TableDataElement
 from rich.syntax import Syntax
 from rich.theme import Theme
 
-from gpt_cli.cli.output import hanging, on_terminal, remark, write
+from gpt_cli.cli.output import on_terminal, remark, write
+from gpt_cli.cli.table import Column, Table
 from gpt_cli.errors import InputError, ResourceError, did_you_mean
 
 _PACKAGE = Path(__file__).parent.parent
@@ -26,7 +27,8 @@ _FOLDERS = (_PACKAGE / "docs", _PACKAGE.parent / "docs")  # of a wheel, of a che
 # The colours of rich are for dark terminals.
 _THEME = Theme({"markdown.code": "cyan", "markdown.link_url": "underline"})
 _FORMULAS = "The formulas of this page are LaTeX; its web page draws them."
-# A terminal shows the descriptions of pictures, pages as topics, and no paths of other files.
+# On a terminal, replace pictures by their descriptions and links to pages by their topics, and
+# leave out the paths of other files.
 _IN_TERMINAL = {
     r"!\[([^]]*)\]\([^)]*\)": r"(Picture: \1)",
     r"\[([^][]*)\]\(([\w-]+)\.md(#[^)]*)?\)": r"\1 (`gpt-cli help \2`)",
@@ -37,22 +39,26 @@ _IN_TERMINAL = {
 
 def find_page(name: str) -> str | None:
     """Return the page with the topic `name`, or with the command `name` in its title, if any."""
-    pages, name = _pages(), name.lower().removesuffix(".md")
+    pages = _pages()
+    name = name.lower().removesuffix(".md")
+    if name in pages:
+        return pages[name]
     titled = (page for page in pages.values() if f"`gpt-cli {name}`" in page.partition("\n")[0])
-    return pages.get(name) or next(titled, None)
+    return next(titled, None)
 
 
 def list_topics() -> None:
     """Write the topics with the titles of their pages."""
-    first_lines = {topic: page.partition("\n")[0] for topic, page in _pages().items()}
-    titles = {topic: line.strip("# ").replace("`", "") for topic, line in first_lines.items()}
-    width = max(map(len, titles)) + 2
-    _show("".join(hanging(f"{topic:{width}}", title) for topic, title in titles.items()))
+    titles = {}
+    for topic, page in _pages().items():
+        first_line = page.partition("\n")[0]
+        titles[topic] = first_line.strip("# ").replace("`", "")
+    _show(Table(Column(), Column(wrap=True), aligned=True).whole(titles.items()))
     remark("`gpt-cli help TOPIC` shows a page; `gpt-cli --help` lists the commands")
 
 
 def show_page(name: str, commands: Iterable[str]) -> None:
-    """Write a page, in a pipe as Markdown; InputError with the nearest topics if there is none."""
+    """Write a page, as Markdown in a pipe; raise InputError with the nearest topics without one."""
     page = find_page(name)
     if page is None:
         near = _nearest(name, commands)
@@ -61,19 +67,23 @@ def show_page(name: str, commands: Iterable[str]) -> None:
 
 
 def _nearest(words: str, commands: Iterable[str]) -> str:
-    """Name the pages with most of the words in headings, or else in their text; or the spelling."""
-    for start in (r"^#+ .*\b", r"\b") if words.strip() else ():
-        pattern = re.compile(start + re.escape(words.strip()), re.IGNORECASE | re.MULTILINE)
-        counts = Counter({topic: len(pattern.findall(page)) for topic, page in _pages().items()})
-        if topics := [topic for topic, count in counts.most_common(3) if count]:
-            return f"; pages about it: {', '.join(topics)}"
-    return did_you_mean(words, [*_pages(), *commands])
+    """Return a hint: the pages that have the words most often, or the nearest topic or command."""
+    pages = _pages()
+    if words.strip():
+        for start in (r"^#+ .*\b", r"\b"):  # in a heading, or anywhere
+            pattern = re.compile(start + re.escape(words.strip()), re.IGNORECASE | re.MULTILINE)
+            counts = Counter({topic: len(pattern.findall(page)) for topic, page in pages.items()})
+            topics = [topic for topic, count in counts.most_common(3) if count]
+            if topics:
+                return f"; pages about it: {', '.join(topics)}"
+    return did_you_mean(words, [*pages, *commands])
 
 
 def _pages() -> dict[str, str]:
     """Return the Markdown of each page, by its topic, such as how-gpt2-works."""
-    if folder := next(filter(Path.is_dir, _FOLDERS), None):
-        return {file.stem: file.read_text("utf-8") for file in sorted(folder.glob("*.md"))}
+    for folder in _FOLDERS:
+        if folder.is_dir():
+            return {file.stem: file.read_text("utf-8") for file in sorted(folder.glob("*.md"))}
     raise ResourceError("the pages of the guide are missing: reinstall gpt2-cli")
 
 
@@ -98,7 +108,8 @@ class _Code(CodeBlock):
     def __rich_console__(self, console: Any, options: Any) -> Any:
         code = Syntax("", self.lexer_name, theme=self.theme, tab_size=8).highlight(str(self.text))
         code.rstrip()
-        code.no_wrap, code.overflow = True, "ignore"  # so that long commands can be copied
+        code.no_wrap = True  # so that long commands can be copied
+        code.overflow = "ignore"
         yield code
 
 
@@ -112,7 +123,7 @@ class _Page(Markdown):
 
 
 def _show(text: str) -> None:
-    """Write a text; if the terminal is shorter, show it in the pager, PAGER or less."""
+    """Write a text. If it is longer than the terminal, show it in a pager: PAGER, or less."""
     if on_terminal(sys.stdout) and text.count("\n") >= shutil.get_terminal_size().lines:
         less = {"LESS": os.environ.get("LESS", "-FX") + " -R", "LESSCHARSET": "utf-8"}
         handler = signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is for the pager

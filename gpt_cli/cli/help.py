@@ -1,4 +1,4 @@
-"""The help of commands: its layout, its groups of options, and the examples at its end."""
+"""The help of commands: the layout, the groups of options, and the examples at the end."""
 
 import inspect
 import os
@@ -36,7 +36,7 @@ EXAMPLES = "\b\nExamples:\n"  # after a backspace, typer does not rewrap the lin
 
 
 def add_command(app: typer.Typer, name: str, function: Callable[..., None]) -> None:
-    """Add a command; its help and its examples, which come last, are its docstring."""
+    """Add a command. Its docstring is its help, and ends with examples."""
     text, _, examples = inspect.cleandoc(function.__doc__ or "").partition("\n\nExamples:\n")
     epilog = EXAMPLES + indent(dedent(examples), "  ")
     # Without a short help, typer would cut the docstring; it wraps this one.
@@ -46,18 +46,21 @@ def add_command(app: typer.Typer, name: str, function: Callable[..., None]) -> N
 
 
 class Command(TyperCommand):
-    """A command whose help has its options in groups."""
+    """A command whose help shows the options in groups."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, and the options of each group."""
         entries: dict[str, tuple[str, str]] = {}
         for param in self.get_params(ctx):
-            if entry := param.get_help_record(ctx):  # not hidden
+            entry = param.get_help_record(ctx)
+            if entry:  # it is not hidden
                 entries[param.opts[0]] = entry
         width = min(formatter.names_width, max(len(name) for name, _ in entries.values()))
         sections = {"Arguments": [name for name in entries if not name.startswith("-")]}
-        sections |= {title: [f"--{n}" for n in names.split()] for title, names in GROUPS.items()}
-        for title, names in {**sections, "Other": [*entries]}.items():
+        for title, group in GROUPS.items():
+            sections[title] = [f"--{name}" for name in group.split()]
+        sections["Other"] = list(entries)
+        for title, names in sections.items():
             rows = [entries.pop(name) for name in names if name in entries]
             if rows:
                 with formatter.section(title):

@@ -1,4 +1,4 @@
-"""The inputs that arguments and flags name, by one rule for all commands.
+"""The inputs that arguments and flags name. All commands follow the same rules.
 
 "-" is the pipe. Words are one text, with spaces between them; after a first "-", they continue the
 text of the pipe. In `rank` and `tokenize`, words that all name files are files instead; in
@@ -45,7 +45,8 @@ def parts_of_text(
     words = words or []
     if words[:1] == ["-"]:
         _refuse_both(file, "-")
-        file, words = "-", words[1:]
+        file = "-"
+        words = words[1:]
     if file is None and not words:
         file = or_pipe(None, missing)
     text = " ".join(words) if words else None
@@ -62,7 +63,7 @@ def files_or_pipe(
     """Return the files of arguments or of --file, else "-" for the pipe."""
     if arguments:
         _refuse_both(options, "an argument")
-    names = [*(arguments or options or [or_pipe(None, missing)])]
+    names = list(arguments or options or [or_pipe(None, missing)])
     if "-" not in names and not quiet:
         _note_pipe(not arguments)
     return names
@@ -116,7 +117,7 @@ def or_pipe(file: str | None, missing: str) -> str:
 
 
 def _refuse_both(option: object, argument: str) -> None:
-    """Raise InputError if there is an argument and the option --file."""
+    """Raise InputError if --file is used with this argument."""
     if option is not None:
         raise InputError(f"--file and {argument} are both given: leave one of them out")
 
@@ -132,7 +133,7 @@ def _note_pipe(by_option: bool) -> None:
 
 
 def _pipe_has_data() -> bool:
-    """Return whether standard input is a pipe with bytes to read, without waiting for them."""
+    """Return whether standard input is a pipe that has bytes to read now."""
     try:
         import fcntl
         import termios
@@ -149,12 +150,10 @@ def read_choices(
 ) -> tuple[str, ...]:
     """Return the choices that a flag lists, or the lines of a file.
 
-    Raise InputError for both, and if the file and one of the other inputs are the pipe.
+    Raise InputError if the file and one of the other inputs are the pipe.
     """
     if file is None:
         return tuple(listed or ())
-    if listed:
-        raise InputError("give either --choices A,B,C or --choices-file FILE")
     if file == "-" and "-" in others:
         raise InputError("--choices-file and another input cannot both be read from the pipe")
     text = storage.read_text(file, "write a choice on each line")

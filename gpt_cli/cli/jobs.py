@@ -6,7 +6,7 @@ from contextlib import ExitStack, redirect_stdout
 from typing import TextIO, cast
 
 from gpt_cli import jobs
-from gpt_cli.cli import options as flags
+from gpt_cli.cli import flags
 from gpt_cli.cli.output import NoteStream, note, on_terminal, write, write_json
 from gpt_cli.cli.progress import Progress
 from gpt_cli.errors import InputError, RowsError, counted

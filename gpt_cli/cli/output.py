@@ -7,9 +7,7 @@ import errno
 import json
 import logging
 import re
-import shutil
 import sys
-import textwrap
 from typing import Any, TextIO
 
 from gpt_cli.errors import ResourceError
@@ -19,7 +17,8 @@ from gpt_cli.system.terminal import silence, write_error
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _LONGEST_NOTE = 300  # characters
 _PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
-_PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)  # DEL and C1
+_PICTURES[0x7F] = 0x2421  # DEL
+_PICTURES.update(dict.fromkeys(range(0x80, 0xA0), 0xFFFD))  # C1
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -70,7 +69,7 @@ def note(*lines: str) -> None:
 
 
 class NoteStream:
-    """A replacement of sys.stdout that turns messages of a library into notes on standard error.
+    """A replacement for sys.stdout that writes the messages of a library as notes.
 
     The first line of a message is shown, cut to 300 characters. Bytes written to `buffer` pass.
     """
@@ -105,23 +104,6 @@ def visible(text: str) -> str:
     return text.replace("\r\n", "\n").translate(_PICTURES)
 
 
-def hanging(head: str, text: str) -> str:
-    """Return a head and a text; on a terminal, wrap the text beside the head.
-
-    The text starts on the next line if the head is wider than half of the terminal, or if a word
-    does not fit beside the head.
-    """
-    if not on_terminal(sys.stdout):
-        return f"{head}{text}\n"
-    columns = shutil.get_terminal_size().columns
-    longest = max(map(len, text.split()))
-    if 2 * len(head) > columns or longest > columns - len(head):
-        head = f"{head.rstrip()}\n    "
-    indent = len(head.rpartition("\n")[2])
-    lines = textwrap.wrap(text, columns - indent, break_long_words=False, break_on_hyphens=False)
-    return head + f"\n{' ' * indent}".join(lines) + "\n"
-
-
 def quoted(data: bytes) -> str:
     r"""Return bytes as quoted text on one line, like JSON but safe for any terminal.
 
@@ -139,12 +121,12 @@ def _escaped(character: str) -> str:
 
 
 def token_label(token: dict[str, Any]) -> str:
-    """Return the text of a record of `records.of_token` on one line."""
+    """Return the text of a token, a record of `records.of_token`, on one line."""
     return quoted(bytes(token["bytes"])) if token["bytes"] else str(token["token"])
 
 
 def token_data(token: dict[str, Any]) -> bytes:
-    """Return the bytes of a record of `records.of_token`, or its name if it has none."""
+    """Return the bytes of a token, a record of `records.of_token`, or its name without bytes."""
     return bytes(token["bytes"]) or str(token["token"]).encode()
 
 

@@ -21,7 +21,7 @@ from gpt_cli.options.declare import Declared, NamedOptionError, Option, Range
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _OLD = "old_"
-# Settings in the manifest of a job that are flags of another name.
+# Settings in the manifest of a job whose flags have other names.
 _SETTINGS = {"top_logprobs": "logprobs", "logprobs": "tokens"}
 
 
@@ -31,7 +31,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     options: dict[str, Option] = {}
     parameters = [inspect.Parameter("context", _POSITIONAL, annotation=typer.Context)]
     for name, parameter in inspect.signature(function).parameters.items():
-        annotation, default = parameter.annotation, parameter.default
+        annotation = parameter.annotation
+        default = parameter.default
         if isinstance(annotation, type) and issubclass(annotation, Declared):
             groups[name] = annotation
             members = annotation.declarations()
@@ -40,25 +41,23 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         else:
             parameters.append(parameter)
             continue
-        for declared in filter(lambda declared: declared.help, members):
-            options[declared.name] = declared
-            parameters.extend(_parameters(declared))
+        for declared in members:
+            if declared.help:
+                options[declared.name] = declared
+                parameters.extend(_parameters(declared))
 
     @functools.wraps(function)
     def run(context: typer.Context, **values: Any) -> None:
         flags = dict(_shown_flags(options, context))
         _rename(options, values, context)
         try:
-            for name, value in values.items():
-                if name in options and value is not None:
-                    values[name] = options[name].parse(value)
-            filled = {}
+            for name, declared in options.items():
+                if values[name] is not None:
+                    values[name] = declared.parse(values[name])
+            _check_together(options, values)
             for name, group in groups.items():
-                members = {o.name: values.pop(o.name) for o in group.declarations() if o.help}
-                # A flag that was not set has the default of its declaration.
-                filled[name] = group(**{n: v for n, v in members.items() if v is not None})
-                filled[name].validate()
-            function(**values, **filled)
+                values[name] = _filled(group, values)
+            function(**values)
         except NamedOptionError as error:
             name, complaint = error.args
             shown = flags.get(name) or flags.get(_SETTINGS.get(name, name), name)
@@ -69,15 +68,30 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def _filled(group: type[Declared], values: dict[str, Any]) -> Declared:
+    """Return a group with its options, which are removed from the values."""
+    members = {}
+    for declared in group.declarations():
+        if not declared.help:  # it has no flag; another group may have one of this name
+            continue
+        value = values.pop(declared.name)
+        if value is not None:  # else it has the default of its declaration
+            members[declared.name] = value
+    filled = group(**members)
+    filled.validate()
+    return filled
+
+
 def _flag(declared: Option) -> str:
     return declared.flag or f"--{declared.name.replace('_', '-')}"
 
 
 def _parameters(declared: Option) -> Iterator[inspect.Parameter]:
-    """Yield an option as parameters of a function that typer reads: its flag, and its old flag."""
+    """Yield the parameters of a function for an option: its flag, and its old flag."""
     kind = declared.kind
     metavar = kind.metavar or "|".join(kind.values) or declared.name.upper()
-    more: dict[str, Any] = {"metavar": metavar, "help": declared.help, **declared.typer}
+    help = declared.help + _conditions(declared)
+    more: dict[str, Any] = {"metavar": metavar, "help": help, **declared.typer}
     if kind.values:
         more["autocompletion"] = lambda: [*kind.values]
     if declared.text_form:
@@ -95,13 +109,42 @@ def _parameter(name: str, default: Any, flag_type: Any, flag: Any) -> inspect.Pa
     return inspect.Parameter(name, _KEYWORD, default=default, annotation=annotation)
 
 
+def _conditions(declared: Option) -> str:
+    """Return the sentences about the other flags that an option needs or excludes."""
+    text = f" Needs {declared.needs}." if declared.needs else ""
+    if declared.excludes:
+        *others, last = declared.excludes
+        text += f" Not with {', '.join(others)} or {last}." if others else f" Not with {last}."
+    return text
+
+
+def _check_together(options: Mapping[str, Option], values: Mapping[str, Any]) -> None:
+    """Raise InputError for a flag with one that it excludes, or without the one that it needs.
+
+    A flag with the value of its default counts as one that is not used.
+    """
+    used = {}
+    for name, declared in options.items():
+        if values[name] not in (None, declared.default):
+            on, _, off = _flag(declared).partition("/")  # of --cache/--no-cache
+            used[off if values[name] is False else on] = declared
+    with_values = {f"{flag} {values[declared.name]}" for flag, declared in used.items()}
+    for flag, declared in used.items():
+        for other in declared.excludes:
+            if other in used:
+                raise InputError(f"{flag} cannot be used with {other}: leave one of them out")
+        needs = declared.needs
+        if needs and needs not in used and needs not in with_values:
+            raise InputError(f"{flag} needs {needs}")
+
+
 def _rename(options: Mapping[str, Option], values: dict[str, Any], context: typer.Context) -> None:
     """Give the values of old flags to the flags that replace them, with a note.
 
-    Raise InputError for both flags together.
+    Raise InputError if both are used.
     """
-    for name in [name for name in values if name.startswith(_OLD)]:
-        value, declared = values.pop(name), options[name.removeprefix(_OLD)]
+    for declared in options.values():
+        value = values.pop(_OLD + declared.name, None)
         if value is not None:
             renamed = f"{declared.old_flag} is now {_flag(declared)}"
             source = context.get_parameter_source(declared.name)
@@ -128,7 +171,7 @@ def _shown_flags(
 
 
 def _reader(form: Range) -> Callable[..., str | None]:
-    """Return the callback of a flag whose value is a text of a form, or a file with one."""
+    """Return a callback that reads the file of a flag, unless its value is a text of this form."""
 
     def read(
         context: typer.Context, parameter: typer.CallbackParam, value: str | None

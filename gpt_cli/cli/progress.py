@@ -1,4 +1,4 @@
-"""Progress on standard error: a line that is replaced on a terminal, else a line now and then."""
+"""Progress on standard error: a line that a terminal replaces, or in a log a line now and then."""
 
 import sys
 import time
@@ -15,7 +15,7 @@ _SETTLED = 5.0  # seconds before the time left is estimated
 
 
 class StatusLine:
-    """A line of progress. A terminal replaces it; elsewhere it is shown only if `logged`.
+    """A line of progress. A terminal replaces it; elsewhere it is written only if `logged`.
 
     A terminal shows it after `delay` seconds, and a new text after `pause` more.
     """
@@ -23,9 +23,11 @@ class StatusLine:
     def __init__(
         self, *, shown: bool, pause: float = 0.2, delay: float = 0.0, logged: bool = False
     ):
-        self._replaced, self._visible = on_terminal(sys.stderr), False
+        self._replaced = on_terminal(sys.stderr)
+        self._visible = False
         self.shown = shown and (self._replaced or logged)
-        self._pause, self._delay = (pause, delay) if self._replaced else (_LOG_PAUSE, _LOG_PAUSE)
+        self._pause = pause if self._replaced else _LOG_PAUSE
+        self._delay = delay if self._replaced else _LOG_PAUSE
         self.restart()
 
     def restart(self) -> None:
@@ -45,9 +47,14 @@ class StatusLine:
     def show(self, text: str) -> None:
         """Show a text, unless the last one is too new."""
         now = time.perf_counter()
-        if self.shown and now >= self._due:
-            self._due, self._visible = now + self._pause, self._replaced
-            (replace_line if self._replaced else note)(f"gpt-cli: {text}")
+        if not self.shown or now < self._due:
+            return
+        self._due = now + self._pause
+        if self._replaced:
+            self._visible = True
+            replace_line(f"gpt-cli: {text}")
+        else:
+            note(f"gpt-cli: {text}")
 
     def __enter__(self) -> Self:
         return self
@@ -66,7 +73,8 @@ class Progress(StatusLine, Observer):
 
     def __init__(self, *, shown: bool, notes: bool = True, totals: bool = True):
         super().__init__(shown=shown, delay=0.0 if totals else LONG, logged=totals)
-        self._notes, self._totals = notes, shown and totals
+        self._notes = notes
+        self._totals = shown and totals
         self._total: int | None = None
         self._resumable = False
         self._rows = self._before = self._failed = self._tokens = 0
@@ -76,7 +84,8 @@ class Progress(StatusLine, Observer):
             remark(message)
 
     def start(self, total: int | None, done: int, failed: int) -> None:
-        self._total, self._failed = total, failed
+        self._total = total
+        self._failed = failed
         self._rows = self._before = done
         self.restart()
         self.show(self._line() + self._left())

@@ -2,32 +2,30 @@
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpt_cli import records
-from gpt_cli.cli import options as flags
+from gpt_cli.cli import flags
+from gpt_cli.cli import table as tables
 from gpt_cli.cli.output import on_terminal, token_label
 from gpt_cli.errors import InputError
 from gpt_cli.options.declare import Declared, Range, option
 from gpt_cli.records import Record, json_line
 
-# The columns of tables on a terminal, with their widths; the last one may have any width.
-_LINES = {"tokens": 12, "log-lik.": 12, "perplexity": 12, "bits/byte": 12}
-_MIN_K = {"min-k%": 12, "min-k%++": 12}
-_TEXT = {"text": 0}
-_TOKENS = {"line": 6, "id": 6, "log-lik.": 12, "token": 0}
-_WORDS = {"line": 6, "start": 8, "end": 8, "tokens": 6, "bits": 12, "word": 0}
-_LAYER = 12  # the width of a column layer0, layer1, ...
+_TEXTS = ("text", "token", "word")  # columns of any width
+# The widths of columns of whole numbers; those of other numbers are wider.
+_WIDTHS = {"line": 6, "id": 6, "start": 8, "end": 8, "tokens": 6}
+_NUMBER_WIDTH = 12
 SUMS = ("tokens", "tokens_scored", "total_logprob")
+_OF_RECORDS = ("--output", "--format", "--template")
 _POSITIVE = Range(lambda number: number > 0, "above 0")
 _PERCENT = Range(lambda number: 0 < number <= 100, "above 0 and at most 100")
 
 
 def _bound(words: str) -> Any:
     help = f"Print only lines with a perplexity of {words} X, unchanged; a line needs 2 tokens."
-    return option(None, help, _POSITIVE)
+    return option(None, help, _POSITIVE, excludes=_OF_RECORDS)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -39,6 +37,7 @@ class Form(Declared):
         False,
         "Show the log-likelihood of each token; with --json, also its rank, the gap to the "
         "likeliest token, and entropy, mean and standard deviation of its distribution.",
+        excludes=("--words",),
     )
     words: bool = option(False, "Show the surprisal of each word in bits.")
     layers: bool = option(
@@ -56,6 +55,17 @@ class Form(Declared):
     total: bool = option(
         False,
         "Show only the perplexity and the name of each file; with --lines, that of all its lines.",
+        excludes=(
+            "--tokens",
+            "--words",
+            "--layers",
+            "--min-k",
+            "--max-perplexity",
+            "--min-perplexity",
+            "--output",
+            "--format",
+            "--template",
+        ),
     )
     bos: bool = flags.BOS
     max_perplexity: float | None = _bound("at most")
@@ -82,34 +92,21 @@ class Form(Declared):
         """Return whether the output is only numbers."""
         return not (self.as_json or self.by_token or self.words)
 
-    def check(self, *, as_rows: bool) -> None:
-        """Raise InputError if options exclude one another."""
-        if self.tokens and self.words:
-            raise InputError("--tokens and --words cannot be used together: choose one")
-        excluded = {
-            "--tokens": self.tokens,
-            "--words": self.words,
-            "--layers": self.layers,
-            "--min-k": self.min_k is not None,
-            "--max-perplexity or --min-perplexity": self.filters,
-            "--output, --format or --template": as_rows,
-        }
-        for flag, used in excluded.items():
-            if self.total and used:
-                raise InputError(f"--total cannot be used with {flag}: leave one of them out")
-        *parts, filters, _ = excluded
-        shown = [flag for flag in parts if excluded[flag]]
-        if self.filters and shown and not self.as_json:
-            raise InputError(f"{shown[-1]} with {filters} needs --json")
-        if len(shown) > 1 and "--min-k" in shown and not (self.as_json or as_rows):
-            raise InputError(f"--min-k with {shown[0]} needs --json")
+    def validate(self) -> None:
+        """Raise InputError if no line could pass the filter."""
         if (self.min_perplexity or 0) > (self.max_perplexity or math.inf):
             raise InputError("--min-perplexity is above --max-perplexity: no line could pass")
-        if self.filters and as_rows:
-            raise InputError(
-                "--max-perplexity and --min-perplexity cannot be used with --output, --format or "
-                "--template: filter the records instead"
-            )
+
+    def check(self, *, as_rows: bool) -> None:
+        """Raise InputError for figures that only JSON shows together."""
+        parts = {"--tokens": self.tokens, "--words": self.words, "--layers": self.layers}
+        shown = [flag for flag, used in parts.items() if used]
+        if self.min_k is not None:
+            if shown and not (self.as_json or as_rows):
+                raise InputError(f"--min-k with {shown[0]} needs --json")
+            shown.append("--min-k")
+        if self.filters and shown and not self.as_json:
+            raise InputError(f"{shown[-1]} with --max-perplexity or --min-perplexity needs --json")
 
 
 def as_text(record: Record, form: Form, table: "Table", *, first: bool) -> str:
@@ -122,18 +119,18 @@ def as_text(record: Record, form: Form, table: "Table", *, first: bool) -> str:
         return table.rows(record)
     if "error" in record:
         return ""
-    facts = {"file": record["file"]} if "file" in record else {}
-    facts |= {
-        "tokens": f"{record['tokens']} ({record['tokens_scored']} scored)",
-        "log-likelihood": _number(record["total_logprob"]),
-        "perplexity": _number(perplexity_of(record)),
-        "bits per byte": _number(record["bits_per_byte"]),
-    }
+    facts = {}
+    if "file" in record:
+        facts["file"] = record["file"]
+    facts["tokens"] = f"{record['tokens']} ({record['tokens_scored']} scored)"
+    facts["log-likelihood"] = _number(record["total_logprob"])
+    facts["perplexity"] = _number(perplexity_of(record))
+    facts["bits per byte"] = _number(record["bits_per_byte"])
     if form.min_k is not None:
-        names = f"Min-{form.min_k:g}%", f"Min-{form.min_k:g}%++"
-        facts |= zip(names, map(_number, _min_k(record)), strict=True)
+        facts[f"Min-{form.min_k:g}%"] = _number(record["min_k"])
+        facts[f"Min-{form.min_k:g}%++"] = _number(record["min_k_plus_plus"])
     gap = "" if first else "\n"
-    return gap + "".join(f"{name:16}{value}\n" for name, value in facts.items())
+    return gap + tables.facts_table(facts)
 
 
 def total(record: Record, form: Form) -> str:
@@ -141,79 +138,80 @@ def total(record: Record, form: Form) -> str:
     if form.as_json:
         names = ("index", "file", *SUMS, "perplexity", "error")
         return json_line({name: record[name] for name in names if name in record})
-    perplexity = "nan" if "error" in record else _number(perplexity_of(record))
-    cell = f"{perplexity:>12}  " if on_terminal(sys.stdout) else f"{perplexity}\t"
-    return f"{cell}{record['file']}\n"
+    perplexity = math.nan if "error" in record else perplexity_of(record)
+    table = tables.Table(tables.Column(width=_NUMBER_WIDTH, align=">"), tables.Column())
+    return table.line(_number(perplexity), record["file"])
 
 
 class Table:
-    """A row per line, token or word: on a terminal aligned under a header, else with tabs.
-
-    Each row begins with the name of its file if there are several.
-    """
+    """A row per line, token or word, with the name of its file if there are several files."""
 
     def __init__(self, form: Form, files: Sequence[str]):
-        self._form, self._aligned = form, on_terminal(sys.stdout)
-        lines = _LINES | ({} if form.min_k is None else _MIN_K) | _TEXT
-        columns = _WORDS if form.words else _TOKENS if form.by_token else lines
-        self._file = {"file": max(map(len, files))} if len(files) > 1 else {}
-        self._columns = {name: columns[name] for name in columns if form.lines or name != "line"}
-        self._widths: dict[str, int] = {}  # of all columns, in their order on a terminal
+        self._form = form
+        self._several = len(files) > 1
+        self._file_width = max(map(len, files))
+        self._table: tables.Table | None = None  # the first row has the names of its columns
 
     def rows(self, record: Record, line: bytes = b"") -> str:
         """Return the rows of a record; in the row of a line, the line is unchanged."""
-        file = {"file": record["file"]} if self._file else {}
-        rows = [file | cells for cells in self._cells(record, line)]
-        header = []
-        if rows and self._aligned and not self._widths:
-            layers = {name: _LAYER for name in rows[0] if name.startswith("layer")}
-            *others, last = self._columns.items()
-            self._widths = {**self._file, **dict(others), **layers, **dict([last])}
-            header = [{name: name for name in self._widths}]
-        return "".join(map(self._row, [*header, *rows]))
+        output = ""
+        file = {"file": record["file"]} if self._several else {}
+        for cells in self._cells(record, line):
+            row = file | cells
+            if self._table is None:
+                self._table = tables.Table(*map(self._column, row))
+            output += self._table.line(*row.values())
+        return output
 
-    def _row(self, cells: Mapping[str, object]) -> str:
-        if not self._aligned:
-            return "\t".join(map(str, cells.values())) + "\n"
-        texts = [f"{cells[name]:>{width}}" for name, width in self._widths.items()]
-        return "  ".join(texts) + "\n"
+    def _column(self, name: str) -> tables.Column:
+        if name in _TEXTS:
+            return tables.Column(name, free=True)
+        width = self._file_width if name == "file" else _WIDTHS.get(name, _NUMBER_WIDTH)
+        return tables.Column(name, width, align=">")
 
     def _cells(self, record: Record, line: bytes) -> Iterator[dict[str, object]]:
         """Yield the cells of rows, in their order in a pipe."""
         if self._form.plain:
-            *names, _ = self._columns
-            values: list[object] = ["nan"] * len(names)
-            if "error" not in record:
-                numbers = record["total_logprob"], perplexity_of(record), record["bits_per_byte"]
-                values = [record["tokens"], *map(_number, [*numbers, *_min_k(record)])]
             text = line.removesuffix(b"\n").decode(errors="surrogateescape")
-            yield dict(zip(self._columns, [*values, text], strict=True))
+            yield {**self._numbers(record), "text": text}
             return
-        number = record.get("line", record["index"] + 1) if self._form.lines else 1
+        place = {}
+        if self._form.lines:
+            place["line"] = record.get("line", record["index"] + 1)
+        elif not on_terminal(sys.stdout):
+            place["line"] = 1
         for word in record.get("words", []):
-            bits = _number(word["surprisal"])
             facts = {name: word[name] for name in ("word", "start", "end", "tokens")}
-            cells = {"line": number} | facts | {"bits": bits}
-            yield cells | self._layers(word)
+            yield {**place, **facts, "bits": _number(word["surprisal"]), **_layers(word)}
         for token in record.get("logprobs", []):
-            logprob, text = _number(token["logprob"]), token_label(token)
-            cells = {"line": number, "id": token["id"], "log-lik.": logprob, "token": text}
-            yield cells | self._layers(token)
+            facts = {"id": token["id"], "log-lik.": _number(token["logprob"])}
+            yield {**place, **facts, "token": token_label(token), **_layers(token)}
 
-    def _layers(self, part: Record) -> dict[str, str]:
-        """Return the cells of the layers of a token or a word."""
-        values = map(_number, part.get("layers") or [])
-        return {f"layer{layer}": value for layer, value in enumerate(values)}
+    def _numbers(self, record: Record) -> dict[str, object]:
+        """Return the cells before the text of a line."""
+        names = ["tokens", "log-lik.", "perplexity", "bits/byte"]
+        if self._form.min_k is not None:
+            names += ["min-k%", "min-k%++"]
+        if "error" in record:
+            return dict.fromkeys(names, "nan")
+        values = [record["total_logprob"], perplexity_of(record), record["bits_per_byte"]]
+        if self._form.min_k is not None:
+            values += [record["min_k"], record["min_k_plus_plus"]]
+        return dict(zip(names, [record["tokens"], *map(_number, values)], strict=True))
 
 
-def _min_k(record: Record) -> list[float | None]:
-    return [record[name] for name in records.MIN_K if name in record]
+def _layers(part: Record) -> dict[str, str]:
+    """Return the cells of the layers of a token or a word."""
+    values = part.get("layers") or []
+    return {f"layer{layer}": _number(value) for layer, value in enumerate(values)}
 
 
 def perplexity_of(record: Record) -> float:
-    """Return the perplexity, which is NaN if no token is scored; JSON has no infinite one."""
-    unscored = record["perplexity"] is None and not record["tokens_scored"]
-    return math.nan if unscored else record["perplexity"] or math.inf
+    """Return the perplexity: NaN if no token is scored, else infinity for null in JSON."""
+    perplexity = record["perplexity"]
+    if perplexity is not None:
+        return float(perplexity)
+    return math.inf if record["tokens_scored"] else math.nan
 
 
 def _number(value: float | None) -> str:

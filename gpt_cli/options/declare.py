@@ -95,6 +95,8 @@ class Option:
     aliases: tuple[str, ...]  # of the flag
     old_flag: str | None  # its earlier name, which still works
     text_form: Range | None  # the flag names a file with the value, unless its text has this form
+    excludes: tuple[str, ...]  # flags that cannot be used with this one, such as "--no-cache"
+    needs: str | None  # a flag without which this one cannot be used, such as "--engine ray"
     typer: Mapping[str, Any]  # more keywords of typer.Option
     name: str
     kind: Kind
@@ -140,16 +142,20 @@ def option(
     aliases: tuple[str, ...] = (),
     old_flag: str | None = None,
     text_form: Range | None = None,
+    excludes: tuple[str, ...] = (),
+    needs: str | None = None,
     **typer: Any,
 ) -> Any:
     """Return a dataclass field with a declaration; see `declaration`."""
-    unnamed = partial(Option, default, help, range, row, flag, aliases, old_flag, text_form, typer)
+    names = flag, aliases, old_flag
+    unnamed = partial(Option, default, help, range, row, *names, text_form, excludes, needs, typer)
     return field(default=default, metadata={"option": unnamed, "kind": kind})
 
 
 def declaration(name: str, annotation: Any, member: Field[Any]) -> Option:
     """Return the option that a field declares; by default, the annotation gives its kind."""
-    return member.metadata["option"](name, member.metadata["kind"] or _kind_of(annotation))
+    kind = member.metadata["kind"] or _kind_of(annotation)
+    return member.metadata["option"](name, kind)
 
 
 def check_keywords(keywords: Iterable[str], known: Collection[str]) -> None:

@@ -374,7 +374,7 @@ def test_flags_choose_the_modes(flags, modes, seen):
         (["text"], "unexpected argument text; see"),
         (["--plot", "curves.jpg"], "curves.jpg: the name must end with .png or .svg or .pdf"),
         (["--plot", "curves"], "curves: the name must end with"),
-        (["--speculate", "--no-cache"], "--speculate needs the cache: leave out --no-cache"),
+        (["--speculate", "--no-cache"], "--speculate cannot be used with --no-cache: leave"),
         (["--plot", "no/such/folder/x.png"], "the folder no/such/folder does not exist"),
         (["--plot", "folder.png"], "folder.png is a folder"),
         (["--plot", "old.svg"], "--plot old.svg exists: name another output, or add --force"),
@@ -396,7 +396,7 @@ def test_without_matplotlib_the_error_says_how_to_install_it(seen, monkeypatch, 
     assert seen == {}
 
 
-@pytest.mark.parametrize("command", [["bench", "--plot"], ["show", "tree", "Once", "--png"]])
+@pytest.mark.parametrize("command", [["bench", "--plot"], ["show", "attention", "Once", "--png"]])
 def test_threads_are_set_before_matplotlib_imports_numpy(command, thread_variables, tmp_path):
     def import_module(name):
         raise ImportError(os.environ["GPT_CLI_THREADS"])

@@ -47,7 +47,8 @@ def test_choices_may_be_the_lines_of_a_file(tmp_path):
     assert json.loads(rows)["text"] in (" red", " two words")
     file.write_bytes(b"\n")
     assert "--choices must be one or more" in refusal(*GENERATE, "--choices-file", file)
-    assert "either --choices" in refusal(*GENERATE, "--choices", "a", "--choices-file", file)
+    twice = refusal(*GENERATE, "--choices", "a", "--choices-file", file)
+    assert "--choices-file cannot be used with --choices" in twice
     both = refusal("batch", "-m", "tiny", "--choices-file", "-", input=b"x")
     assert "cannot both be read from the pipe" in both
 

@@ -69,7 +69,7 @@ def test_links_name_topics_and_no_files_and_pictures_are_described():
     assert squeezed("Allofitisingpt_cli/gpt2/model.py, which") in page
     assert squeezed("of this page are LaTeX") in page
     assert squeezed("of this page are LaTeX") not in squeezed(shown("generate"))
-    assert squeezed("(Picture: A tree of continuations with their probabilities)") in page
+    assert squeezed("(Picture: Sixteen maps, four layers of four heads") in page
     assert "thelastproduct(" not in page  # a link within the page
 
 

@@ -52,8 +52,9 @@ def test_help_fits_a_terminal_and_on_a_narrow_one_breaks_no_word(name):
     )
     assert max(map(len, "".join(wide).splitlines())) < 80
     assert max(map(len, "".join(narrow).splitlines())) < 40
-    joined = re.sub(r"(?<=\w-)\n +", "", narrow[0])  # undo breaks after hyphens
-    assert joined.split() == wide[0].split()
+    # Undo breaks after hyphens.
+    joined = [re.sub(r"(?<=\w-)\n +", "", text).split() for text in (wide[0], narrow[0])]
+    assert joined[0] == joined[1]
     assert re.sub(r"\\\n +", "", narrow[2]) == wide[2]  # an example can still be pasted
     assert not re.search(r"\w(\.\.\.|…)", "".join(narrow))
 

@@ -629,16 +629,6 @@ def test_the_text_of_a_record_is_the_text_that_was_scored(text):
 
 # --- errors -------------------------------------------------------------------------------------
 
-NOT_TOTAL = {
-    "--words": "--words",
-    "--tokens": "--tokens",
-    "--layers": "--layers",
-    "--min-k=20": "--min-k",
-    "--max-perplexity=9": "--max-perplexity or --min-perplexity",
-    "--format=lines": "--output, --format or --template",
-    "--output=out": "--output, --format or --template",
-}
-
 
 @pytest.mark.parametrize(
     ("data", "arguments", "what"),
@@ -656,17 +646,11 @@ NOT_TOTAL = {
         (b"once upon\n", ["--max-perplexity", "few"], "--max-perplexity"),
         (b"once upon\n", ["--max-perplexity", "9", "--tokens"], "--json"),
         (b"once upon\n", ["--min-perplexity", "9", "--tokens", "--lines"], "--json"),
-        (b"once upon\n", ["--words", "--tokens"], "--tokens and --words cannot be used together"),
-        (b"once upon\n", ["--words", "--tokens", "--format=lines"], "cannot be used together"),
         (b"once upon\n", ["--words", "--max-perplexity", "9"], "--words with --max-perplexity"),
         (b"once upon\n", ["--layers", "--min-perplexity", "9"], "--layers with --max-perplexity"),
         (b"once upon\n", ["--layers", "--min-k", "9"], "--min-k with --layers needs --json"),
         (b"once upon\n", ["--max-perplexity=9", "--min-k=9"], "--min-k with --max-perplexity"),
         (b"once upon\n", ["--min-k", "0"], "--min-k must be above 0 and at most 100"),
-        *(
-            (b"once upon\n", ["--total", flag], f"--total cannot be used with {named}: leave")
-            for flag, named in NOT_TOTAL.items()
-        ),
         (b"a\n", ["--total"], "text.txt: a text needs at least 2 tokens"),
         (b"\n", ["--bos"], "a text needs at least 1 token"),
         (b"a\n", ["--words"], "a text needs at least 2 tokens"),

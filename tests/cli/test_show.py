@@ -471,14 +471,24 @@ def test_text_is_readable_on_every_colour():
 # --- pictures and pages --------------------------------------------------------------------------
 
 
+ANSWER = ["--answer", " moon"]
+
+
 @pytest.mark.parametrize(
-    "view", [KINDS[0], *(pytest.param(view, marks=pytest.mark.slow) for view in KINDS[1:])]
+    "words",
+    [
+        ["attention", ODD],
+        pytest.param(["attribution", ODD, *ANSWER], marks=pytest.mark.slow),
+        ["patch", "a $ b", "a \x1b b", *ANSWER],
+        pytest.param(["patch", "a b c", "a d c", *ANSWER, "--what=z"], marks=pytest.mark.slow),
+        pytest.param(["ablate", ODD, *ANSWER], marks=pytest.mark.slow),
+    ],
 )
-def test_a_picture_is_a_colour_png(view, tmp_path):
+def test_a_picture_is_a_colour_png(words, tmp_path):
     image = pytest.importorskip("matplotlib.image")
     file = tmp_path / "picture.PNG"
     file.write_text("before", encoding="utf-8")
-    out, err = run(view, ODD, "--force", "--png", str(file))
+    out, err = run(*words, "--force", "--png", str(file))
     assert (out, err) == ("", f"gpt-cli: wrote {file}\n")
     pixels = image.imread(file)
     assert pixels.shape[0] > 100
@@ -488,16 +498,16 @@ def test_a_picture_is_a_colour_png(view, tmp_path):
 
 
 @pytest.mark.parametrize(("ending", "beginning"), [(".svg", b"<?xml"), (".PDF", b"%PDF")])
-@pytest.mark.parametrize("view", ["attention", "tree"])
+@pytest.mark.parametrize("words", [["attention"], ["attribution", *ANSWER]])
 def test_the_ending_chooses_the_format_and_a_picture_has_no_date(
-    view, ending, beginning, tmp_path, monkeypatch
+    words, ending, beginning, tmp_path, monkeypatch
 ):
     pytest.importorskip("matplotlib")
     pictures = []
     for time in ("0", "1000000000"):
         monkeypatch.setenv("SOURCE_DATE_EPOCH", time)  # the date that matplotlib would write
         file = tmp_path / f"{time}{ending}"
-        run(view, TEXT, "--png", str(file))
+        run(*words, TEXT, "--png", str(file))
         pictures.append(file.read_bytes())
     assert pictures[0].startswith(beginning)
     assert pictures[0] == pictures[1]
@@ -518,7 +528,7 @@ def test_maps_are_labelled_with_tokens_or_heads(tiny):
     pytest.importorskip("matplotlib")
 
     def labels(view):
-        axes = picture._maps(view).axes[0]
+        axes = picture._attention(view).axes[0]
         sides = axes.get_xticklabels(), axes.get_yticklabels()
         return [[text.get_text() for text in side] for side in sides]
 
@@ -529,14 +539,17 @@ def test_maps_are_labelled_with_tokens_or_heads(tiny):
     assert labels(layer) == [["0", "1", "2", "3"], ["2"]]
 
 
-def test_each_colour_is_behind_its_text(tiny):
+@pytest.mark.parametrize("kind", GRIDS)
+def test_a_map_of_effects_has_their_values_with_0_in_the_middle_of_the_colours(kind, tiny):
     pytest.importorskip("matplotlib")
-    axes = picture._text(look(tiny, "tree")).axes[0]
-    texts = {(*text.get_position(),): text.get_text() for text in axes.texts}
-    boxes = [(*box.get_xy(), box.get_width()) for box in axes.patches]
-    assert len(boxes) == 5
-    for x, y, width in boxes:
-        assert cell_len(texts[x, y + 0.5]) == width
+    view = look(tiny, kind)
+    axes = picture._effects(view).axes[0]
+    (image,) = axes.images
+    assert np.array_equal(image.get_array(), view.values)
+    assert image.norm(0) == 0.5
+    assert [text.get_text() for text in axes.get_xticklabels()] == view.columns
+    assert [text.get_text() for text in axes.get_yticklabels()] == view.rows
+    assert (axes.get_ylabel(), axes.get_xlabel()) == (*view.axes,)
 
 
 def test_a_dot_of_a_large_map_shows_the_maximum_of_its_tokens():
@@ -549,11 +562,13 @@ def test_a_dot_of_a_large_map_shows_the_maximum_of_its_tokens():
     assert np.array_equal(same, weights)
 
 
-def test_a_picture_that_is_too_long_is_refused_and_no_other_file_is_written(tmp_path):
-    pytest.importorskip("matplotlib")
+@pytest.mark.parametrize("view", ["lens", "surprise", "tree"])
+def test_a_view_that_is_a_text_has_no_picture(view, tmp_path):
     files = ["--html", tmp_path / "a.html", "--png", tmp_path / "a.png"]
-    assert "shorten the text" in refusal("show", "surprise", "-m", "tiny", "\n" * 1100, *files)
+    error = f"gpt-cli: error: --png: show {view} has no picture: use --html FILE, or its text\n"
+    assert refusal("show", view, "-m", "tiny", "x", *files) == error
     assert not [*tmp_path.iterdir()]
+    assert "--png" not in run(view, "--help")[0]
 
 
 @pytest.mark.parametrize(("flag", "name"), [("--html", "a.htm"), ("--png", "a.svg")])
@@ -561,7 +576,7 @@ def test_an_existing_file_is_replaced_only_by_force(flag, name, tmp_path, monkey
     pytest.importorskip("matplotlib")
     file = tmp_path / name
     file.write_text("before", encoding="utf-8")
-    command = ["show", "tree", "-m", "tiny", "x", flag, file]
+    command = ["show", "attention", "-m", "tiny", "x", flag, file]
     with monkeypatch.context() as patch:
         patch.setattr("gpt_cli.load", None)
         error = refusal(*command)
@@ -574,9 +589,8 @@ def test_an_existing_file_is_replaced_only_by_force(flag, name, tmp_path, monkey
 def test_a_picture_a_page_and_json_can_be_combined(tmp_path):
     pytest.importorskip("matplotlib")
     files = [tmp_path / "a.png", tmp_path / "a.html"]
-    out, err = run("lens", TEXT, "--json", "-q", "--png", str(files[0]), "--html", str(files[1]))
-    assert err == ""
-    assert out == run("lens", TEXT, "--json")[0]
+    flags = "--json", "-q", "--png", str(files[0]), "--html", str(files[1])
+    assert run("attention", TEXT, *flags) == (run("attention", TEXT, "--json")[0], "")
     assert all(file.stat().st_size > 1000 for file in files)
 
 
@@ -595,7 +609,7 @@ def test_a_picture_a_page_and_json_can_be_combined(tmp_path):
         (["tree", "x", "-k", "201"], "--top"),
         (["tree", "x", "--html", "page.txt"], ".html or .htm"),
         (["tree", "x", "--html", "/no/such/folder/page.html"], "does not exist"),
-        (["tree", "x", "--png", "picture.gif"], ".png or .svg or .pdf"),
+        (["attention", "x", "--png", "picture.gif"], ".png or .svg or .pdf"),
     ],
 )
 def test_bad_input_is_a_one_line_error_with_exit_code_2(arguments, expected):
@@ -615,5 +629,5 @@ def test_an_existing_file_survives_a_failed_write(tmp_path):
 
 def test_pictures_need_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    error = refusal("show", "tree", "-m", "tiny", "x", "--png", "x.png", code=5)
+    error = refusal("show", "attention", "-m", "tiny", "x", "--png", "x.png", code=5)
     assert "pip install matplotlib" in error

@@ -1,7 +1,15 @@
 """Errors of the command line name the flag, what is wrong, and what to do."""
 
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import Field
+
 import pytest
 
+from gpt_cli.cli import app
+from gpt_cli.cli.show.commands import show
+from gpt_cli.options.declare import SWITCH, Declared, Option, declaration
 from support.in_process import finished, refusal, run_here
 
 GENERATE = ["generate", "-m", "tiny", "x"]
@@ -122,3 +130,57 @@ def test_an_old_flag_works_with_a_note_and_is_not_in_the_help():
     assert refusal(*FEW, "--batch", 2, "--batch-size", 2).endswith(message)
     for command, flag in (("bench", "--batch"), ("serve", "--max-batch")):
         assert f"{flag} " not in run_here(command, "--help")[0].decode()
+
+
+# --- flags that exclude or need one another ------------------------------------------------------
+
+
+def declared(function) -> Iterator[Option]:
+    """Yield the options of a command."""
+    for name, parameter in inspect.signature(function).parameters.items():
+        if isinstance(parameter.default, Field):
+            yield declaration(name, parameter.annotation, parameter.default)
+        elif isinstance(parameter.annotation, type) and issubclass(parameter.annotation, Declared):
+            yield from (option for option in parameter.annotation.declarations() if option.help)
+
+
+def flag_of(option):
+    return option.flag or f"--{option.name.replace('_', '-')}"
+
+
+def words(option, flag):
+    """Return a flag and a value, as words of a command line."""
+    if option.kind is SWITCH or " " in flag:
+        return flag.split()
+    return [flag, option.kind.values[-1] if option.kind.values else "1"]
+
+
+FUNCTIONS = {(name,): function for name, function in app.COMMANDS.items()} | {
+    ("show", command.callback.__name__): command.callback.__wrapped__
+    for command in show.registered_commands
+}
+CONDITIONS = [
+    (name, option, other)
+    for name, function in FUNCTIONS.items()
+    for option in declared(function)
+    for other in (*option.excludes, option.needs)
+    if other
+]
+
+
+@pytest.mark.parametrize(("name", "option", "other"), CONDITIONS)
+def test_a_flag_is_refused_with_one_that_it_excludes_and_without_one_that_it_needs(
+    name, option, other
+):
+    by_flag = {flag: o for o in declared(FUNCTIONS[name]) for flag in flag_of(o).split("/")}
+    second = words(by_flag[other.split()[0]], other)  # the other flag is one of the same command
+    flag = flag_of(option)
+    text = re.sub(r"(?<=\w-)\n +", "", run_here(*name, "--help")[0].decode())  # as hyphens break
+    text = " ".join(text.split())
+    if other == option.needs:
+        assert refusal(*name, *words(option, flag)) == f"gpt-cli: error: {flag} needs {other}\n"
+        assert f"Needs {other}." in text
+    else:
+        complaint = f"gpt-cli: error: {flag} cannot be used with {other}: leave one of them out\n"
+        assert refusal(*name, *words(option, flag), *second) == complaint
+        assert re.search(rf"Not with [^.]*{other}", text)

@@ -38,7 +38,15 @@ from gpt_cli.options.request import Options, SamplingParams, draw_seed
 @dataclass(frozen=True, kw_only=True)
 class Group(Declared):
     count: int = option(
-        3, "A count.", AT_LEAST_1, flag="--n", aliases=("-c",), old_flag="--m", hidden=True
+        3,
+        "A count.",
+        AT_LEAST_1,
+        flag="--n",
+        aliases=("-c",),
+        old_flag="--m",
+        excludes=("--words",),
+        needs="--rate 1",
+        hidden=True,
     )
     rate: float = option(0.5)
     on: bool = option(False, row=False)
@@ -153,9 +161,10 @@ def test_a_row_has_options_of_its_own():
 def test_a_declaration_has_everything_about_a_flag():
     count, rate, *others = Group.declarations()
     typer = {"hidden": True}
-    flags = ("--n", ("-c",), "--m", None)
+    flags = ("--n", ("-c",), "--m", None, ("--words",), "--rate 1")
     assert count == Option(3, "A count.", AT_LEAST_1, True, *flags, typer, "count", WHOLE)
-    assert rate == Option(0.5, "", None, True, None, (), None, None, {}, "rate", NUMBER)
+    unset = (None, (), None, None, (), None, {})
+    assert rate == Option(0.5, "", None, True, *unset, "rate", NUMBER)
     *others, biases, colour = (declared.kind for declared in others)
     assert others == [SWITCH, TEXT, TEXTS, WHOLE, PATH]
     assert [kind.flag_type for kind in others] == [bool, str, list[str], str, str]

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gpt_cli import jobs
-from gpt_cli.cli import inputs
-from gpt_cli.cli import options as flags
+from gpt_cli.cli import flags, inputs
 from gpt_cli.cli.jobs import run
 from gpt_cli.cli.output import on_terminal, write, write_json
 from gpt_cli.errors import InputError

@@ -9,12 +9,12 @@ import typer
 
 from gpt_cli import records
 from gpt_cli.checks.plan import Plan
-from gpt_cli.cli import inputs
-from gpt_cli.cli import options as flags
+from gpt_cli.cli import flags, inputs
 from gpt_cli.cli.files import check_picture
-from gpt_cli.cli.output import hanging, note, quoted, write, write_json
+from gpt_cli.cli.output import note, quoted, write, write_json
 from gpt_cli.cli.progress import LONG, StatusLine
-from gpt_cli.errors import CheckpointError, InputError, ResourceError, counted
+from gpt_cli.cli.table import Column, Table, facts_table
+from gpt_cli.errors import CheckpointError, ResourceError, counted
 from gpt_cli.jobs import storage
 from gpt_cli.options.declare import option
 from gpt_cli.system.atomic import write_file
@@ -33,7 +33,9 @@ def bench(
     cache: bool | None = option(
         None, "Measure only one mode; both if not set.", flag="--cache/--no-cache"
     ),
-    speculate: bool = option(False, "Measure the cache with and without speculative decoding."),
+    speculate: bool = option(
+        False, "Measure the cache with and without speculative decoding.", excludes=("--no-cache",)
+    ),
     plot: Path | None = option(
         None, "Draw the curves: .png, .svg or .pdf (matplotlib).", metavar="FILE"
     ),
@@ -54,8 +56,6 @@ def bench(
     prepare(loading.threads)
     if plot is not None:
         check_picture("--plot", plot, force=force)
-    if speculate and cache is False:
-        raise InputError("--speculate needs the cache: leave out --no-cache")
     if speculate:
         plan = replace(plan, modes=("speculation", "cache on"))
     elif cache is not None:
@@ -66,7 +66,10 @@ def bench(
     engine = loading.load()
     with StatusLine(shown=not loading.quiet, pause=0.0) as status:
         benchmark = measure(engine, plan, status.show)
-    write_json(asdict(benchmark)) if as_json else write(as_text(benchmark))
+    if as_json:
+        write_json(asdict(benchmark))
+    else:
+        write(as_text(benchmark))
     if plot is not None:
         write_file(plot, draw(benchmark, plot), replace=force)
 
@@ -93,15 +96,22 @@ def verify(
 
     folder, *adapters = hub.resolve_all(model.model, **model.options)
     checks = []
+    table = Table(Column(width=11), Column(width=25), Column(wrap=True), aligned=True)
     for check in verify(model.model, folder, *adapters):
         checks.append(check)
         if not as_json:
-            write(hanging(f"{_WORDS[check.passed]:11}  {check.name:25}  ", check.detail))
+            write(table.line(_WORDS[check.passed], check.name, check.detail))
     failed = [check.name for check in checks if check.passed is False]
     run = sum(check.passed is not None for check in checks)
     if as_json:
-        result = {"model": model.model, "adapter": model.adapter, "folder": str(folder)}
-        write_json(result | {"passed": not failed, "checks": [asdict(check) for check in checks]})
+        result = {
+            "model": model.model,
+            "adapter": model.adapter,
+            "folder": str(folder),
+            "passed": not failed,
+            "checks": [asdict(check) for check in checks],
+        }
+        write_json(result)
     if failed:
         raise CheckpointError(
             f"{model.model} failed {len(failed)} of {counted(run, 'check')} "
@@ -134,24 +144,27 @@ def compare(
     prepare(loading.threads)
     from gpt_cli.checks.compare import compare
 
-    one, other = loading.load_named(a), loading.load_named(b)
-    labels = [*map(storage.label, files)]
+    one = loading.load_named(a)
+    other = loading.load_named(b)
+    labels = list(map(storage.label, files))
     for label, text in zip(labels, texts, strict=True):
         if len(texts) > 1 and not loading.quiet and len(one.encode(text)) < 2:
             note(f"gpt-cli: {label} has fewer than 2 tokens: nothing to compare")
     with StatusLine(shown=not loading.quiet, delay=LONG) as status:
         result = compare(one, other, texts, lambda tokens: status.show(status.rate(tokens)))
     if as_json:
-        record = {"a": a, "b": b} | asdict(result)
-        record["worst"] = [token | {"file": labels[token["text"]]} for token in record["worst"]]
-        record["perplexities"] = [*map(records.finite, result.perplexities)]
-        write_json(record | {"perplexity_ratio": records.finite(result.perplexity_ratio)})
+        record = {"a": a, "b": b, **asdict(result)}
+        for token in record["worst"]:
+            token["file"] = labels[token["text"]]
+        record["perplexities"] = list(map(records.finite, result.perplexities))
+        record["perplexity_ratio"] = records.finite(result.perplexity_ratio)
+        write_json(record)
     else:
         write(_as_text(result, labels))
 
 
 def _as_text(result: "Comparison", files: Sequence[str]) -> str:
-    """Return the figures, and a row for each of the tokens that differ most, if any differ."""
+    """Return the figures, and a table of the tokens where the models differ most."""
     by_a, by_b = result.perplexities
     facts = {
         "tokens": f"{result.tokens:,}",
@@ -162,21 +175,25 @@ def _as_text(result: "Comparison", files: Sequence[str]) -> str:
         "same likeliest": f"{result.same_likeliest:.2%}",
         "perplexity": f"{by_a:.6g} and {by_b:.6g}, ratio B / A {result.perplexity_ratio:.6g}",
     }
-    lines = [f"{name:18}{value}" for name, value in facts.items()]
     different = [token for token in result.worst if token.kl > 0]
-    if different:
-        lines += [
-            "",
-            "      KL  position  likeliest by A    by B              text, and its next token",
-        ]
+    if not different:
+        return facts_table(facts)
+    table = Table(
+        Column("KL", width=8, align=">", format=".3g"),
+        Column("position", width=8, align=">"),
+        Column("likeliest by A", width=16),
+        Column("by B", width=16),
+        Column("text, and its next token"),
+        aligned=True,
+    )
+    rows = []
     for token in different:
-        cells = [f"{token.kl:8.3g}  {token.position:8}"]
-        cells += [f"{quoted(text.encode()):16}" for text in token.likeliest]
-        cells += [quoted(token.before.encode()), quoted(token.token.encode())]
+        likeliest = [quoted(text.encode()) for text in token.likeliest]
+        text = f"{quoted(token.before.encode())}  {quoted(token.token.encode())}"
         if len(files) > 1:
-            cells.append(files[token.text])
-        lines.append("  ".join(cells))
-    return "\n".join(lines) + "\n"
+            text += f"  {files[token.text]}"
+        rows.append([token.kl, token.position, *likeliest, text])
+    return f"{facts_table(facts)}\n{''.join(table.lines(rows))}"
 
 
 def doctor(as_json: bool = flags.JSON, verbose: bool = flags.VERBOSE) -> None:
@@ -191,13 +208,14 @@ def doctor(as_json: bool = flags.JSON, verbose: bool = flags.VERBOSE) -> None:
     from gpt_cli.checks.doctor import examine
 
     problems = []
+    table = Table(Column(width=7), Column(width=8), Column(wrap=True), aligned=True)
     for finding in examine():
         if finding.status == "problem":
             problems.append(finding.name)
         if as_json:
             write_json(asdict(finding))
         else:
-            text = finding.found + (f"; cure: {finding.cure}" if finding.cure else "")
-            write(hanging(f"{finding.status:7}  {finding.name:8}  ", text))
+            text = f"{finding.found}; cure: {finding.cure}" if finding.cure else finding.found
+            write(table.line(finding.status, finding.name, text))
     if problems:
         raise ResourceError(f"problems with {', '.join(problems)}: see the cures")

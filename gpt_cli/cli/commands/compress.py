@@ -5,8 +5,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, BinaryIO
 
-from gpt_cli.cli import inputs
-from gpt_cli.cli import options as flags
+from gpt_cli.cli import flags, inputs
 from gpt_cli.cli.output import note, on_terminal, write
 from gpt_cli.cli.progress import StatusLine
 from gpt_cli.compression.archive import (
@@ -122,7 +121,7 @@ def _codec(model: flags.Adapted, device: str, dtype: str) -> "Codec":
 
 
 class _Copy(StatusLine):
-    """Read files and write another, and show their bytes and the tokens between them."""
+    """Read files and write another, and show progress: bytes read, bytes written, tokens."""
 
     def __init__(
         self,
@@ -132,7 +131,8 @@ class _Copy(StatusLine):
         shown: bool,
     ):
         super().__init__(shown=shown, logged=True)
-        self._sources, self._target = sources, target
+        self._sources = sources
+        self._target = target
         self._source = next(sources, None)  # that is read
         self._read = self._written = self._stored = self._tokens = 0
         self._total: int | None = None  # tokens to decode, if known
@@ -183,9 +183,8 @@ class _Copy(StatusLine):
         if self._tokens:  # else all is stored
             line += f", {self.rate(self._tokens)}"
         if self._total and self._tokens < self._total:
-            line = (
-                f"{1 - self._tokens / self._total:.0%} left, {line}"  # not cut where it is narrow
-            )
+            left = 1 - self._tokens / self._total
+            line = f"{left:.0%} left, {line}"  # first: a narrow terminal cuts the end
         return line
 
 
@@ -204,7 +203,7 @@ def _copying(files: Sequence[str], output: str | None, model: flags.Model) -> It
 
 
 def _opened(files: Sequence[str]) -> Generator[tuple[str, BinaryIO]]:
-    """Yield the labels of files and the files, each of which is open until the next."""
+    """Yield files with their labels. A file is open until the next one is requested."""
     for file in files:
         with storage.open_file(file) as stream:
             yield storage.label(file), stream

@@ -14,8 +14,7 @@ import typer
 
 import gpt_cli
 from gpt_cli import jobs, records
-from gpt_cli.cli import inputs
-from gpt_cli.cli import options as flags
+from gpt_cli.cli import flags, inputs
 from gpt_cli.cli.jobs import run as run_job
 from gpt_cli.cli.output import note, on_terminal, remark, write, write_json
 from gpt_cli.cli.progress import LONG, StatusLine
@@ -48,7 +47,7 @@ def generate(
         True, "Print text as it is generated, or all at the end.", flag="--stream/--no-stream"
     ),
     as_json: bool = flags.JSON,
-    logprobs: int | None = flags.LOGPROBS,
+    logprobs: int | None = flags.LOGPROBS(needs="--json"),
     stats: bool = option(False, "Show times and rates on standard error."),
     loading: flags.Generating,
 ) -> None:
@@ -59,22 +58,22 @@ def generate(
         echo 'Once upon a time' | gpt-cli generate -m tiny --seed 1 --echo
         gpt-cli generate -m tiny --beams 5 --samples 3 --json 'Every day, the fox'
     """
-    if logprobs is not None and not as_json:
-        raise InputError("--logprobs is part of the JSON: add --json")
     if samples > (options.beams or samples):
         raise InputError(f"--samples must be at most --beams, which is {options.beams}")
     options = inputs.with_choices(options, choices_file, [file or (words or ["-"])[0]])
     text = inputs.read_prompt(words, file, quiet=loading.quiet)
     if escape:
-        text, options = _unescape(text), _with_escapes(options)
+        text = _unescape(text)
+        options = _with_escapes(options)
     if options.choices:
-        options = replace(options, choices=[*jobs.spaced(text, options.choices)])
+        options = replace(options, choices=list(jobs.spaced(text, options.choices)))
     engine = loading.load()
     prompts = [text] * (1 if options.beams else samples)
     run = engine.run(prompts, replace(options, top_logprobs=logprobs or 0))
-    prefix, streams = text if echo else "", stream and samples == 1 and not as_json
+    prefix = text if echo else ""
+    streams = stream and samples == 1 and not as_json
     complete = _finish(run, options, prefix if streams else None, quiet=loading.quiet)
-    completions = [c for first in run.completions for c in (first, *first.others)][:samples]
+    completions = _first(run, samples)
     if as_json:
         _write_records(engine, text, completions, logprobs=logprobs is not None)
     elif not streams:
@@ -91,12 +90,20 @@ def generate(
         raise typer.Exit(130)
 
 
+def _first(run: "Run", samples: int) -> list["gpt_cli.Completion"]:
+    """Return the first completions; a beam search has several for a prompt."""
+    completions = []
+    for best in run.completions:
+        completions += [best, *best.others]
+    return completions[:samples]
+
+
 def _unescape(text: str) -> str:
     return re.sub(r"\\[ntr\\]", lambda match: _ESCAPES[match[0]], text)
 
 
 def _with_escapes(options: Options) -> Options:
-    return replace(options, stop=[*map(_unescape, options.stop)])
+    return replace(options, stop=[_unescape(text) for text in options.stop])
 
 
 def _finish(run: "Run", options: Options, prefix: str | None, *, quiet: bool) -> bool:
@@ -104,7 +111,8 @@ def _finish(run: "Run", options: Options, prefix: str | None, *, quiet: bool) ->
 
     Return False if it was interrupted.
     """
-    tokens, what = 0, counted(len(run.completions), "text")
+    tokens = 0
+    what = counted(len(run.completions), "text")
     if options.beams:
         what = f"{counted(options.beams, 'beam')}, shown at the end"
     shown = (len(run.completions) > 1 or options.beams is not None) and not quiet
@@ -138,7 +146,7 @@ def _write_records(
 def _remarks(
     prompt: str, completions: Sequence["gpt_cli.Completion"], options: Options, *, reported: bool
 ) -> list[str]:
-    """Return notes about surprises, without reason and seed if those are `reported` anyway."""
+    """Return notes on what a user may not expect; `reported`: the output has reason and seed."""
     reasons = {completion.finish_reason for completion in completions}
     notes = []
     if prompt.endswith(" "):
@@ -170,20 +178,24 @@ def _statistics(
 
 
 def _facts(engine: "gpt_cli.Engine", completion: "gpt_cli.Completion") -> str:
-    times, drafted = records.timing(engine, completion), completion.drafted
-    first, rate = times["ttft_s"], times["decode_tok_s"]
+    times = records.timing(engine, completion)
+    first = times["ttft_s"]
+    rate = times["decode_tok_s"]
     merged = "" if engine.adapter is None else f" with {engine.adapter}"
     facts = [
         f"{engine.name}{merged} in {engine.model.ops.dtype}: loaded in {times['load_s']:.2f} s",
         counted(completion.prompt_tokens, "prompt token"),
         "no token yet" if first is None else f"first token after {first:.3f} s",
         counted(len(completion.ids), "token") + (f" at {rate:.1f} a second" if rate else ""),
-        f"{completion.accepted} of {counted(drafted, 'drafted token')} accepted" if drafted else "",
-        f"finish reason {completion.finish_reason}",
-        "" if completion.score is None else f"score {completion.score:.4f}",
-        f"seed {completion.seed}",
     ]
-    return ", ".join(filter(None, facts))
+    if completion.drafted:
+        drafted = counted(completion.drafted, "drafted token")
+        facts.append(f"{completion.accepted} of {drafted} accepted")
+    facts.append(f"finish reason {completion.finish_reason}")
+    if completion.score is not None:
+        facts.append(f"score {completion.score:.4f}")
+    facts.append(f"seed {completion.seed}")
+    return ", ".join(facts)
 
 
 def batch(
@@ -200,7 +212,7 @@ def batch(
     options: Options,
     choices_file: str | None = flags.CHOICES_FILE,
     escape: bool = option(False, r"Read \n, \r, \t and \\ in --stop as escapes."),
-    logprobs: int | None = flags.LOGPROBS,
+    logprobs: int | None = flags.LOGPROBS(),
     loading: flags.Generating,
     where: flags.Where,
 ) -> None:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gpt_cli.cli import options as flags
+from gpt_cli.cli import flags
 from gpt_cli.cli.output import on_terminal, write, write_json
+from gpt_cli.cli.table import Column, Table, facts_table
 from gpt_cli.errors import CheckpointError, InputError
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.options.declare import option
@@ -20,9 +21,14 @@ if TYPE_CHECKING:
 
 # Fields of config.json that `info` shows only where they differ from GPT-2's.
 _SETTINGS = (
-    *("n_inner", "activation_function", "layer_norm_epsilon", "scale_attn_weights"),
-    *("scale_attn_by_inverse_layer_idx", "tie_word_embeddings"),
+    "n_inner",
+    "activation_function",
+    "layer_norm_epsilon",
+    "scale_attn_weights",
+    "scale_attn_by_inverse_layer_idx",
+    "tie_word_embeddings",
 )
+_SHOWN_OTHERWISE = ("problem", "bos_token_id", "eos_token_id")
 
 
 def _complete_download() -> list[str]:
@@ -92,20 +98,17 @@ def models(as_json: bool = flags.JSON, verbose: bool = flags.VERBOSE) -> None:
     """
     from gpt_cli.hub.local import list_models
 
-    if as_json or not on_terminal(sys.stdout):
-        for model in list_models():
-            row = {"name": model.name, "origin": model.origin, "size": model.size}
-            row |= {"folder": str(model.folder)}
-            write_json(row) if as_json else write("\t".join(map(str, row.values())) + "\n")
-        return
-
-    from rich import box, console, table
-
-    listing = table.Table("name", "origin", "size", box=box.SIMPLE_HEAD)
-    listing.add_column("folder", overflow="fold")  # never cut, so that it can be copied
+    rows: list[dict[str, object]] = []
     for model in list_models():
-        listing.add_row(model.name, model.origin, format_size(model.size), str(model.folder))
-    console.Console().print(listing)
+        readable = on_terminal(sys.stdout) and not as_json
+        size = format_size(model.size) if readable else model.size
+        folder = str(model.folder)
+        rows.append({"name": model.name, "origin": model.origin, "size": size, "folder": folder})
+    if as_json:
+        write_json(*rows)
+    else:
+        table = Table(Column("name"), Column("origin"), Column("size"), Column("folder"))
+        write(table.whole(row.values() for row in rows))
 
 
 def info(
@@ -126,30 +129,44 @@ def info(
 
     model = model.named(name)
     about = hub.describe(model.model, revision=model.revision, offline=model.offline)
-    config, dtype, files = about.config, _held_dtype(about, model), ", ".join(about.vocabulary)
+    config = about.config
+    dtype = _held_dtype(about, model)
     itemsize = WEIGHT_TYPES[config.dtype].cache_itemsize
-    facts = {"name": model.model, "folder": str(about.folder) if about.folder else None}
-    facts |= {"problem": about.problem, "weights": about.weights}
-    facts |= {"tokenizer": f"{about.tokenizer.kind} ({files})" if about.tokenizer else files}
-    facts |= {"adapter": model.adapter} | asdict(config) | {"dtype": dtype}
+    files = ", ".join(about.vocabulary)
+    facts = {
+        "name": model.model,
+        "folder": str(about.folder) if about.folder else None,
+        "problem": about.problem,
+        "weights": about.weights,
+        "tokenizer": f"{about.tokenizer.kind} ({files})" if about.tokenizer else files,
+        "adapter": model.adapter,
+        **asdict(config),
+        "dtype": dtype,
+    }
     sizes = {
         "parameters": count_parameters(config),
         "weights_bytes": weights_bytes(config, dtype),
         "kv_cache_bytes": cache_bytes(config, config.n_positions, itemsize),
     }
-    write_json(facts | sizes) if as_json else write(_table(facts, sizes, about.tokenizer))
+    if as_json:
+        write_json(facts | sizes)
+    else:
+        write(_as_text(facts, sizes, about.tokenizer))
     if about.problem:
         raise typer.Exit(CheckpointError.exit_code)
 
 
-def _table(facts: dict[str, Any], sizes: dict[str, int], tokenizer: "Tokenizer | None") -> str:
-    """Return what is known about a model as text, but for settings that are as in GPT-2."""
-    usual = asdict(GPT2Config()) | {"n_inner": facts["n_inner"] and 4 * facts["n_embd"]}
+def _as_text(facts: dict[str, Any], sizes: dict[str, int], tokenizer: "Tokenizer | None") -> str:
+    """Return the facts as text; of the settings, only those that differ from GPT-2's."""
+    usual = asdict(GPT2Config())
+    if facts["n_inner"] is not None:
+        usual["n_inner"] = 4 * facts["n_embd"]
     changed = [f"{name} {facts[name]}" for name in _SETTINGS if facts[name] != usual[name]]
     works = f"no: {facts['problem']}" if facts["problem"] else "yes"
-    shown = {"name": facts["name"], "works": works} | facts
-    shown |= dict.fromkeys(("problem", *_SETTINGS))
-    shown |= {"bos_token_id": None, "eos_token_id": None, "unlike GPT-2": ", ".join(changed)}
+    hidden = {*_SETTINGS, *_SHOWN_OTHERWISE}
+    shown = {"name": facts["name"], "works": works}
+    shown.update((name, value) for name, value in facts.items() if name not in hidden)
+    shown["unlike GPT-2"] = ", ".join(changed)
     if tokenizer is not None:
         for role, ids in (("start", [facts["bos_token_id"]]), ("end", facts["eos_token_id"])):
             known = [id for id in ids if id is not None]
@@ -157,7 +174,7 @@ def _table(facts: dict[str, Any], sizes: dict[str, int], tokenizer: "Tokenizer |
     shown["parameters"] = f"{sizes['parameters']:,}"
     shown["memory for weights"] = format_size(sizes["weights_bytes"])
     shown["memory for a full context"] = format_size(sizes["kv_cache_bytes"])
-    return "".join(f"{key:26} {value}\n" for key, value in shown.items() if value)
+    return facts_table({name: value for name, value in shown.items() if value})
 
 
 def _named(id: int, tokenizer: "Tokenizer") -> str:
@@ -169,7 +186,7 @@ def _named(id: int, tokenizer: "Tokenizer") -> str:
 
 
 def _held_dtype(about: "Description", model: flags.Adapted) -> str:
-    """Return the type in which the weights of a model with its adapter are held in memory."""
+    """Return the type of the weights in memory, with the adapter merged."""
     if not (about.folder and about.weights):  # only the configuration is here
         return about.config.dtype
     from gpt_cli import hub

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpt_cli import jobs
-from gpt_cli.cli import inputs
-from gpt_cli.cli import options as flags
+from gpt_cli.cli import flags, inputs
 from gpt_cli.cli.jobs import Lines, run
 from gpt_cli.cli.output import bar, on_terminal, quoted, token_label, write, write_json
+from gpt_cli.cli.table import Column, Table
 from gpt_cli.errors import InputError
 from gpt_cli.options.declare import AT_LEAST_1, Declared, option, split_commas
 from gpt_cli.options.request import CHOICES
@@ -119,10 +119,16 @@ class BestChoices(Lines):
 
 
 def _write_table(records: Sequence[Record]) -> None:
-    write(f"{'probability':>11}  {'log-lik.':>9}  tokens  choice\n")
+    table = Table(
+        Column("probability", width=11, align=">", format=".2%"),
+        Column("log-lik.", width=9, align=">", format=".3f"),
+        Column("tokens", width=6, align=">"),
+        Column("choice"),
+    )
     for record in records:
-        numbers = f"{record['probability']:11.2%}  {record['logprob']:9.3f}  {record['tokens']:6}"
-        write(f"{numbers}  {quoted(record['text'].encode())}\n")
+        choice = quoted(record["text"].encode())
+        row = record["probability"], record["logprob"], record["tokens"], choice
+        write(table.line(*row))
 
 
 def next_tokens(
@@ -153,6 +159,7 @@ def next_tokens(
     labels = [token_label(token) for token in tokens]
     width = max(map(len, labels))
     room = max(1, shutil.get_terminal_size().columns - width - 13)
+    table = Table(Column(width=8, align=">", format=".2%"), Column(width=width), Column())
     for token, label in zip(tokens, labels, strict=True):
         drawn = bar(token["probability"] / tokens[0]["probability"] * room)
-        write(f"{token['probability']:8.2%}  {label:{width}}  {drawn}".rstrip() + "\n")
+        write(table.line(token["probability"], label, drawn))

@@ -6,8 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from gpt_cli import jobs, records
-from gpt_cli.cli import inputs
-from gpt_cli.cli import options as flags
+from gpt_cli.cli import flags, inputs
 from gpt_cli.cli.jobs import Lines, needs_output, run
 from gpt_cli.cli.output import note, write
 from gpt_cli.cli.score_format import SUMS, Form, Table, as_text, perplexity_of, total

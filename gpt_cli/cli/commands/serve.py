@@ -1,6 +1,6 @@
 """`gpt-cli serve`: answer requests over HTTP."""
 
-from gpt_cli.cli import options as flags
+from gpt_cli.cli import flags
 from gpt_cli.cli.output import note
 from gpt_cli.errors import ResourceError, counted
 from gpt_cli.serve import Settings

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
-from gpt_cli.cli import inputs
-from gpt_cli.cli import options as flags
+from gpt_cli.cli import flags, inputs
 from gpt_cli.cli.output import on_terminal, remark, token_label, write, write_json
+from gpt_cli.cli.table import Column, Table
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.storage import find, read_bytes
 from gpt_cli.options.declare import option
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _FILE = flags.ONE_FILE("Read from FILE (-: standard input), and append the arguments.")
 _MISSING = "no input: give an argument, --file FILE"
-_ROW = "{id:>{width}}  {start:>{width}}  {end:>{width}}  {label}\n"
 _LONGEST_ID = 18  # digits; int() refuses thousands
 
 
@@ -77,8 +76,9 @@ def _write_tokens(
     elif on_terminal(sys.stdout):
         width = max(len("start"), len(str(size)), len(str(max(ids, default=0))))
         write("".join(f"{name}\n" for name in origin.values()))
-        write(_ROW.format(id="id", start="start", end="end", label="token", width=width))
-        _write_many(_ROW.format(**t, label=token_label(t), width=width) for t in tokens)
+        numbers = (Column(name, width, ">") for name in ("id", "start", "end"))
+        rows = ((t["id"], t["start"], t["end"], token_label(t)) for t in tokens)
+        _write_many(Table(*numbers, Column("token")).lines(rows))
     else:
         _write_many(f" {id}" if index else str(id) for index, id in enumerate(ids))
         write("\n")
@@ -137,7 +137,7 @@ def _parse_ids(words: bytes) -> Iterator[int]:
 
 
 def _ids(tokenizer: "Tokenizer", data: bytes, *, special: bool) -> list[int]:
-    """Return the ids of data, which are those of its text if it is valid UTF-8."""
+    """Return the ids of data: those of its text if it is valid UTF-8."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -149,7 +149,8 @@ def _records(tokenizer: "Tokenizer", ids: Sequence[int]) -> Iterator[Record]:
     """Yield the records of tokens, with their positions in the input in bytes."""
     start = 0
     for id, piece in zip(ids, tokenizer.pieces(ids), strict=True):
-        name, data = tokenizer.token_name(id), tokenizer.token_bytes(id) or b""
+        name = tokenizer.token_name(id)
+        data = tokenizer.token_bytes(id) or b""
         end = start + len(piece)
         yield {"id": id, "token": name, "bytes": list(data), "start": start, "end": end}
         start = end

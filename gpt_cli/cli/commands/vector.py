@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import typer
 
-from gpt_cli.cli import options as flags
+from gpt_cli.cli import flags
 from gpt_cli.cli.files import check_file
 from gpt_cli.cli.output import write, write_json
 from gpt_cli.errors import InputError, counted
@@ -51,24 +51,32 @@ def vector(
     sets = {"positive": _texts(positive), "negative": _texts(negative)}
     direction = engine.vector(**sets, hook=hook, pool=pool, pca=pca)
     write_file(output, save({direction.hook: direction.vector}), replace=force)
-    norm, accuracy = float(np.linalg.norm(direction.vector)), direction.accuracy
-    counts = {name: len(texts) for name, texts in sets.items()} | {"tested": direction.tested}
+    record = {
+        "hook": direction.hook,
+        "norm": float(np.linalg.norm(direction.vector)),
+        "accuracy": direction.accuracy,
+        "positive": len(sets["positive"]),
+        "negative": len(sets["negative"]),
+        "tested": direction.tested,
+    }
     if as_json:
-        write_json({"hook": direction.hook, "norm": norm, "accuracy": accuracy, **counts})
+        write_json(record)
         return
-    text = f"{direction.hook}: norm {norm:.4g}"
-    if accuracy is not None:
-        text += f", accuracy {accuracy:.1%} of {counted(direction.tested, 'left-out line')}"
-    write(f"{text} ({counts['positive']:,} positive, {counts['negative']:,} negative)\n")
+    text = f"{direction.hook}: norm {record['norm']:.4g}"
+    if direction.accuracy is not None:
+        tested = counted(direction.tested, "left-out line")
+        text += f", accuracy {direction.accuracy:.1%} of {tested}"
+    write(f"{text} ({record['positive']:,} positive, {record['negative']:,} negative)\n")
 
 
 def _texts(name: str) -> Sequence[Mapping[str, Any]]:
-    """Return the rows of a file, with a "text" and "edits"; InputError for one without a text."""
+    """Return the rows of a file, with "text" and "edits"; raise InputError for a bad row."""
     from gpt_cli.jobs.layout import Layout
     from gpt_cli.jobs.rows import Source
 
     texts = []
-    for row in chain.from_iterable(Source([name], "auto", Layout(("text", "edits")), 256).rows()):
+    source = Source([name], "auto", Layout(("text", "edits")), 256)
+    for row in chain.from_iterable(source.rows()):
         if row.error:
             raise InputError(f"{storage.label(name)}, line {row.line}: {row.error}")
         texts.append(row.fields)

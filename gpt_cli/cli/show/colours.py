@@ -1,4 +1,4 @@
-"""The colours of the views: on terminals, in pictures and on pages."""
+"""The colours of the views: on terminals, on pages and in pictures."""
 
 # Of shares from 0 to 1, over their square root, because most are small: viridis.
 SHARES = ("#440154", "#3b528b", "#21918c", "#5ec962", "#fde725")

@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 import typer
 
-from gpt_cli.cli import inputs
-from gpt_cli.cli import options as flags
+from gpt_cli.cli import flags, inputs
 from gpt_cli.cli.files import check_file, check_picture
 from gpt_cli.cli.help import EXAMPLES, add_command
 from gpt_cli.cli.output import note, write
@@ -16,18 +15,25 @@ from gpt_cli.options.declare import Declared, between, option
 from gpt_cli.system.atomic import write_file
 from gpt_cli.system.startup import prepare
 
+
+def _refuse_picture(context: typer.Context, file: str | None) -> str | None:
+    """Raise InputError for --png of a view that is a text."""
+    if file is not None:
+        name = context.info_name
+        raise InputError(f"--png: show {name} has no picture: use --html FILE, or its text")
+    return file
+
+
 WORDS = flags.text_argument("[PROMPT]...", "Text to show")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Output(Declared):
-    """The options that all views have."""
+    """The options that all views have. Only a `PictureOutput` draws pictures."""
 
     special: bool = flags.SPECIAL
     html: Path | None = option(None, "Write an interactive web page.", metavar="FILE")
-    png: Path | None = option(
-        None, "Write a picture: .png, .svg or .pdf (matplotlib).", metavar="FILE"
-    )
+    png: Path | None = option(None, "Not for a text.", callback=_refuse_picture, hidden=True)
     force: bool = flags.FORCE
     as_json: bool = flags.JSON
 
@@ -80,6 +86,15 @@ class Output(Declared):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
+class PictureOutput(Output):
+    """The options of a view that is a map of numbers."""
+
+    png: Path | None = option(
+        None, "Write a picture: .png, .svg or .pdf (matplotlib).", metavar="FILE"
+    )
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
 class Answers(Declared):
     """The answers whose logits are the measure."""
 
@@ -110,9 +125,9 @@ def attention(
     layer: int | None = option(
         None, "Layer to show, counted from 0.", aliases=("-l",), metavar="L"
     ),
-    head: int | None = option(None, "Head to show, counted from 0; needs --layer.", metavar="H"),
+    head: int | None = option(None, "Head to show, counted from 0.", metavar="H", needs="--layer"),
     file: str | None = flags.PROMPT_FILE,
-    output: Output,
+    output: PictureOutput,
     loading: flags.Loading,
 ) -> None:
     """Show how much tokens attend to the tokens before them.
@@ -126,8 +141,6 @@ def attention(
         gpt-cli show attention -m tiny --layer 1 --head 0 'A girl named Emma.'
         gpt-cli show attention -m tiny --html new.html 'A girl named Emma.'
     """
-    if head is not None and layer is None:
-        raise InputError("--head needs --layer")
     output.show_prompt("attention", words, file, loading, layer, head)
 
 
@@ -136,7 +149,7 @@ def lens(
     *,
     top: int = option(
         5,
-        "Number of tokens per layer, up to 100; text and pictures show those that fit.",
+        "Number of tokens per layer, up to 100; text shows those that fit.",
         between(1, 100),  # per token of the prompt and layer
         aliases=("-k",),
     ),
@@ -204,7 +217,7 @@ def attribution(
     *,
     file: str | None = flags.PROMPT_FILE,
     answers: Answers,
-    output: Output,
+    output: PictureOutput,
     loading: flags.Loading,
 ) -> None:
     """Show what each head and MLP adds to the logit of an answer.
@@ -226,7 +239,7 @@ def patch(
         "resid_pre", "Activations to patch: of each token and layer, or z: each head."
     ),
     answers: Answers,
-    output: Output,
+    output: PictureOutput,
     loading: flags.Loading,
 ) -> None:
     """Show which activations carry an answer from one text into another.
@@ -247,7 +260,7 @@ def ablate(
     *,
     file: str | None = flags.PROMPT_FILE,
     answers: Answers,
-    output: Output,
+    output: PictureOutput,
     loading: flags.Loading,
 ) -> None:
     """Show how the logit of an answer changes without each head and MLP.

@@ -30,7 +30,8 @@ def page(view: View) -> str:
     _check_size(len(data))
     colours = json.dumps({"shares": SHARES, "bits": BITS, "signed": SIGNED})
     script_name = "grid" if isinstance(view, GridView) else view.view
-    style, scripts = _part("page.css"), _part("shared.js") + _part(f"{script_name}.js")
+    style = _part("page.css")
+    scripts = _part("shared.js") + _part(f"{script_name}.js")
     script = f'"use strict";\nconst COLOURS = {colours};\n{scripts}'
     # The browser applies only this style and this script, whatever a prompt or a token contains.
     policy = (
@@ -48,9 +49,10 @@ def page(view: View) -> str:
 
 
 def _packed(view: AttentionView) -> dict[str, object]:
-    """Return a record in which the lower triangle of a head, row by row, is a text.
+    """Return the record of a view, with the weights of each head as a text.
 
-    It is base64 of little-endian 16-bit integers, in units of 1/65535.
+    It is base64 of the lower triangle, row by row, as little-endian 16-bit integers in units of
+    1/65535.
     """
     layers, heads, T, _ = view.weights.shape
     _check_size(layers * heads * T * (T + 1) * 4 // 3)

@@ -1,40 +1,35 @@
-"""Views of `gpt-cli show` as pictures: maps of attention; the others as on a terminal."""
+"""Views of `gpt-cli show` as pictures: maps of attention, and of effects on a logit."""
 
 import warnings
-from itertools import chain
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.segment import Segment
 
 from gpt_cli.cli.files import rendered
 from gpt_cli.cli.output import token_label
-from gpt_cli.cli.show.terminal import cut, parts
-from gpt_cli.cli.show.views import AttentionView, View, pooled
-from gpt_cli.errors import InputError
+from gpt_cli.cli.show.colours import SIGNED
+from gpt_cli.cli.show.terminal import cut
+from gpt_cli.cli.show.views import AttentionView, GridView, pooled
 
-_COLUMNS, _MAX_LINES = 100, 1000
-_FONT = 10  # points
-_CELL, _LINE = 0.602 * _FONT / 72, 0.19  # width and height of a character in inches
-_MAX_LABELS, _MAX_LABEL = 80, 20  # labelled tokens beside a map, and characters of a label
+_MAX_LABELS = 80  # beside a map
+_MAX_LABEL = 20  # characters of a label
 _MAX_DOTS = 1500  # of all maps in a row
 
 
-def picture(view: View, file: Path) -> bytes:
-    """Draw a view in the format of a file's ending; raise InputError if it would be too long."""
+def picture(view: AttentionView | GridView, file: Path) -> bytes:
+    """Draw a view in the format of a file's ending."""
     from matplotlib import rc_context
 
-    # Without hinting, characters have the font's exact width, so columns line up.
-    with warnings.catch_warnings(), rc_context({"text.hinting": "none", "text.parse_math": False}):
+    with warnings.catch_warnings(), rc_context({"text.parse_math": False}):
         warnings.filterwarnings("ignore", "Glyph .* missing")  # matplotlib draws a box
-        figure = _maps(view) if isinstance(view, AttentionView) else _text(view)
+        figure = _attention(view) if isinstance(view, AttentionView) else _effects(view)
         return rendered(figure, file)
 
 
-def _maps(view: AttentionView) -> Any:
+def _attention(view: AttentionView) -> Any:
     """Draw one head with its tokens, or a grid with a row per layer."""
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure  # pyplot would need a display
@@ -50,7 +45,7 @@ def _maps(view: AttentionView) -> Any:
     if single:
         title = f"{view.model}: layer {view.layers[0]}, head {view.heads[0]}"
         if T <= _MAX_LABELS:
-            labels = [cut(token_label(token), _MAX_LABEL) for token in view.tokens]
+            labels = _cut([token_label(token) for token in view.tokens])
             axes.set_xticks(range(T), labels, rotation=90)
             axes.set_yticks(range(T), labels)
         axes.set(xlabel="attends to", ylabel="token")
@@ -63,9 +58,7 @@ def _maps(view: AttentionView) -> Any:
         axes.set(xlabel="head", ylabel="layer")
     if size > 1:
         title += f"; a dot shows the maximum of {size} x {size} tokens"
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    figure.suptitle(title, wrap=True)
+    _finish(figure, image, title)
     figure.colorbar(image, shrink=0.6, format=lambda share, _: f"{share:.0%}")
     return figure
 
@@ -79,31 +72,33 @@ def _grid(weights: NDArray[np.float32]) -> NDArray[np.float32]:
     return grid[:-1, :-1]
 
 
-def _text(view: View) -> Any:
-    """Draw the text of a terminal, character by character."""
+def _effects(view: GridView) -> Any:
+    """Draw values by row and column: negative ones in red, positive ones in blue."""
+    from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
-    from matplotlib.patches import Rectangle
 
-    console = Console(width=_COLUMNS, force_terminal=True, color_system="truecolor")
-    rendered = map(console.render, parts(view, _COLUMNS, coloured=True))
-    lines = list(Segment.split_lines(chain.from_iterable(rendered)))
-    if len(lines) > _MAX_LINES:
-        raise InputError(
-            f"the picture would have {len(lines)} lines, more than {_MAX_LINES}: shorten the text"
-        )
-    figure = Figure(((_COLUMNS + 2) * _CELL, (len(lines) + 1) * _LINE))
-    axes = figure.add_axes((0, 0, 1, 1), xlim=(-1, _COLUMNS + 1), ylim=(len(lines) + 0.5, -0.5))
-    axes.set_axis_off()
-    for y, line in enumerate(lines):
-        x = 0
-        for text, style, _ in line:
-            width = Segment(text).cell_length
-            ink = "#000000"
-            if style is not None and style.color is not None and style.bgcolor is not None:
-                ink, behind = style.color.name, style.bgcolor.name
-                axes.add_patch(Rectangle((x, y), width, 1, color=behind, linewidth=0))
-            axes.text(
-                x, y + 0.5, text, color=ink, family="monospace", size=_FONT, va="center_baseline"
-            )
-            x += width
+    values = np.array(view.values)
+    rows, columns = values.shape
+    limit = float(abs(values).max()) or 1.0
+    figure = Figure((max(5.0, 0.4 * columns) + 2, max(2.5, 0.25 * rows) + 1), layout="constrained")
+    axes = figure.add_subplot()
+    colours = LinearSegmentedColormap.from_list("signed", SIGNED)
+    image = axes.imshow(values, colours, vmin=-limit, vmax=limit, aspect="auto")
+    axes.set_xticks(range(columns), view.columns)
+    if rows <= _MAX_LABELS:
+        axes.set_yticks(range(rows), _cut(view.rows))
+    axes.set(xlabel=view.axes[1], ylabel=view.axes[0])
+    _finish(figure, image, f"{view.model}: {view.title}")
+    figure.colorbar(image)
     return figure
+
+
+def _cut(labels: Sequence[str]) -> list[str]:
+    return [cut(label, _MAX_LABEL) for label in labels]
+
+
+def _finish(figure: Any, image: Any, title: str) -> None:
+    """Add the title, and remove the frame and the ticks of the axes."""
+    figure.suptitle(title, wrap=True)
+    image.axes.tick_params(length=0)
+    image.axes.spines[:].set_visible(False)

@@ -3,6 +3,7 @@
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ _MOST_BITS = max(BITS)  # of a bar
 # Shares from 0 to 1 without colours: lower bounds of characters.
 _CHARACTERS = {0: "·", 0.04: "░", 0.16: "▒", 0.36: "▓", 0.64: "█"}
 # Values from -1 to 1 without colours: characters, and the sizes that separate them.
-_SIGNS, _STEPS = "=-·+#", (0.125, 0.5)
+_SIGNS = "=-·+#"
+_STEPS = (0.125, 0.5)
 _NUMBER = 5  # columns of a share as a number
 _MIN_WIDTH = 30  # columns
 _SCREEN = 20  # lines that surely fit a screen
@@ -42,7 +44,7 @@ def print_view(view: views.View) -> None:
 
 
 def parts(view: views.View, width: int, *, coloured: bool) -> Iterator[Text]:
-    """Return the parts of a view, which begin on new lines."""
+    """Return the parts of a view. Each begins on a new line."""
     drawers = {"attention": _attention, "lens": _lens, "surprise": _surprise, "tree": _tree}
     draw: Any = drawers.get(view.view, _grid)
     return draw(view, width, coloured)
@@ -102,7 +104,8 @@ def _notable_heads(view: views.AttentionView, width: int) -> Iterator[Text]:
         means: NDArray[np.float32] = view.weights[:, :, rows, columns].mean(axis=-1)
         best = np.argsort(-means, axis=None, kind="stable")[: (width - 16) // 12]
         line = f"{name:16}"
-        for layer, head in zip(*np.unravel_index(best, means.shape), strict=True):
+        for index in best.tolist():
+            layer, head = divmod(index, len(view.heads))
             number = f"{view.layers[layer]}.{view.heads[head]}"
             line += f"{number:>7}{means[layer, head]:5.0%}"
         yield Text(line, no_wrap=True)
@@ -115,7 +118,7 @@ def _lens(view: views.LensView, width: int, coloured: bool) -> Iterator[Text]:
     last = [layer[-1] for layer in view.predictions]  # after the last token, likeliest first
     names = _column(view.layers, width)
     room = width - cell_len(names[0]) - 1
-    longest = max(cell_len(token_label(token)) for tokens in last for token in tokens)
+    longest = max(cell_len(token_label(token)) for token in chain.from_iterable(last))
     columns = min(longest, 16, room - _NUMBER - 1)  # of a token
     for name, tokens in zip(names, last, strict=True):
         line = Text(name, no_wrap=True)
@@ -137,13 +140,14 @@ def _surprise(view: views.SurpriseView, width: int, coloured: bool) -> Iterator[
             piece = visible(data.decode())
             word = piece.lstrip(" ") or piece
             # At a line break, a coloured space before a word would stay at the end of the line.
-            text.append(" " * (len(piece) - len(word))).append(word, _bits_style(bits or 0))
+            text.append(" " * (len(piece) - len(word)))
+            text.append(word, _bits_style(bits or 0))
         yield text
-        steps = ((f" {bound} ", _bits_style(bound)) for bound in BITS)
-        yield Text.assemble("\nbits: ", *steps, " or more")
+        legend = [(f" {bound} ", _bits_style(bound)) for bound in BITS]
+        yield Text.assemble("\nbits: ", *legend, " or more")
     else:
-        labels = ["token", *(quoted(data) for data, _ in pieces)]
-        header, *labels = _column(labels, max(8, width // 3))
+        texts = [quoted(data) for data, _ in pieces]
+        header, *labels = _column(["token", *texts], max(8, width // 3))
         numbers = ["" if bits is None else f"{bits:.2f}" for _, bits in pieces]
         digits = max(6, *map(len, numbers))
         room = width - digits - cell_len(header) - 4
@@ -173,7 +177,8 @@ def _number(value: float) -> str:
 
 def _characters(tokens: Sequence[Record]) -> Iterator[tuple[bytes, float | None]]:
     """Yield tokens and their bits; tokens that share a character are merged."""
-    data, bits = b"", 0.0
+    data = b""
+    bits = 0.0
     for token in tokens:
         data += token_data(token)
         bits -= (token["logprob"] or 0.0) / math.log(2)
@@ -182,7 +187,8 @@ def _characters(tokens: Sequence[Record]) -> Iterator[tuple[bytes, float | None]
         except UnicodeDecodeError:
             continue
         yield data, None if token["logprob"] is None else bits
-        data, bits = b"", 0.0
+        data = b""
+        bits = 0.0
 
 
 def _tree(view: views.TreeView, width: int, coloured: bool) -> Iterator[Text]:
@@ -194,14 +200,17 @@ def _tree(view: views.TreeView, width: int, coloured: bool) -> Iterator[Text]:
 def _branches(branches: Sequence[Record], indent: str, coloured: bool) -> Iterator[Text]:
     """Yield a line per token, indented only below a choice."""
     for branch in branches:
-        fork, below = ("└ ", "  ") if branch is branches[-1] else ("├ ", "│ ")
         if len(branches) == 1:
             fork = below = "" if indent else "  "
+        elif branch is branches[-1]:
+            fork, below = "└ ", "  "
+        else:
+            fork, below = "├ ", "│ "
         token = branch["token"]
         probability = math.exp(token["logprob"])
         numbers = f"{_percent(probability):>7}{_percent(branch['probability']):>7}  "
-        label = token_label(token), _share_style(probability, coloured)
-        yield Text.assemble(numbers, indent, fork, label, no_wrap=True, overflow="ellipsis")
+        line = Text(f"{numbers}{indent}{fork}", no_wrap=True, overflow="ellipsis")
+        yield line.append(token_label(token), _share_style(probability, coloured))
         yield from _branches(branch["branches"], indent + below, coloured)
 
 
@@ -210,30 +219,32 @@ def _grid(view: views.GridView, width: int, coloured: bool) -> Iterator[Text]:
     yield from map(Text, view.notes)
     values = np.array(view.values)
     limit = float(abs(values).max()) or 1.0
-    blank, *labels = (f"{name} " for name in _column(["", *view.rows], max(5, width // 3)))
-    room = width - cell_len(blank)
+    blank, *labels = _column(["", *view.rows], max(5, width // 3))
+    room = width - cell_len(blank) - 1
     cells = _signed_cells(values, limit, room // len(view.columns), coloured)
     columns = len(cells[0][0])
     step = -(-max(map(len, view.columns)) // max(1, columns - 1))  # names are wider than cells
     names = "".join(f"{name:>{columns}}".ljust(columns * step) for name in view.columns[::step])
-    yield Text(f"\n{blank}{names[:room].rstrip()}", no_wrap=True)
+    yield Text(f"\n{blank} {names[:room].rstrip()}", no_wrap=True)
     for label, row, texts in zip(labels, values / limit, cells, strict=True):
-        line = Text(label, no_wrap=True)
+        line = Text(f"{label} ", no_wrap=True)
         for share, text in zip(row, texts[:room], strict=False):
             line.append(text, _signed_style(share) if coloured else Style.null())
         yield line
     yield Text()
     if coloured:
-        steps = ((f" {x * limit:+z.2f} ", _signed_style(x)) for x in np.linspace(-1, 1, 5))
-        yield Text.assemble(*steps)
+        shares = np.linspace(-1, 1, 5)
+        yield Text.assemble(*((f" {x * limit:+z.2f} ", _signed_style(x)) for x in shares))
     elif columns < _NUMBER:
         less, more = (f"{share * limit:.2g}" for share in _STEPS)
         yield Text(f"= to -{more}  - to -{less}  + from +{less}  # from +{more}")
     order = np.argsort(-abs(values), axis=None, kind="stable")[: width // 16]
-    largest = (divmod(index, len(view.columns)) for index in order.tolist())
     between = "." if view.axes[1] == "head" else f", {view.axes[1]} "
-    parts = (f"{view.rows[i]}{between}{view.columns[j]} {values[i, j]:+z.2f}" for i, j in largest)
-    yield Text(f"largest: {'; '.join(parts)}")
+    largest = []
+    for index in order.tolist():
+        i, j = divmod(index, len(view.columns))
+        largest.append(f"{view.rows[i]}{between}{view.columns[j]} {values[i, j]:+z.2f}")
+    yield Text(f"largest: {'; '.join(largest)}")
 
 
 def _signed_cells(
@@ -259,10 +270,10 @@ def _percent(probability: float, digits: int = 1) -> str:
 
 
 def _share_legend(coloured: bool) -> Text:
-    if coloured:
-        bounds = (*_CHARACTERS, 1)
-        return Text.assemble("\n", *((f" {bound:.0%} ", _share_style(bound)) for bound in bounds))
-    return Text("\n" + "  ".join(f"{sign} {bound:.0%}" for bound, sign in _CHARACTERS.items()))
+    if not coloured:
+        return Text("\n" + "  ".join(f"{sign} {bound:.0%}" for bound, sign in _CHARACTERS.items()))
+    bounds = [*_CHARACTERS, 1]
+    return Text.assemble("\n", *((f" {bound:.0%} ", _share_style(bound)) for bound in bounds))
 
 
 def _share_style(share: float, coloured: bool = True) -> Style:
@@ -276,8 +287,9 @@ def _signed_style(share: float) -> Style:
 
 def _between(colours: Sequence[str], share: float) -> Style:
     position = share * (len(colours) - 1)
-    channels = zip(*map(_rgb, colours), strict=True)
-    return _on(bytes(round(np.interp(position, range(len(colours)), c)) for c in channels))
+    red_green_blue = np.array([list(_rgb(colour)) for colour in colours]).T
+    mixed = [round(np.interp(position, range(len(colours)), c)) for c in red_green_blue]
+    return _on(bytes(mixed))
 
 
 def _bits_style(bits: float) -> Style:

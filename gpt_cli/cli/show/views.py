@@ -1,4 +1,4 @@
-"""The views of `gpt-cli show` as data: for --json, text, pictures and pages."""
+"""The views of `gpt-cli show` as data, for JSON, text, pages and pictures."""
 
 import math
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ class View:
     adapter: str | None = field(default=None, kw_only=True)  # in its weights
 
     def record(self) -> Record:
-        """Return the view as an object; its values are those of JSON, or arrays."""
+        """Return the view as a JSON object, in which arrays are not converted yet."""
         return {"view": self.view, **vars(self)}
 
     def json(self) -> Iterator[str]:
@@ -44,7 +44,7 @@ class AttentionView(View):
     weights: NDArray[np.float32]  # (layers, heads, T, T)
 
     def json(self) -> Iterator[str]:
-        """Yield the pieces of a line of JSON, one per head: the whole may have gigabytes."""
+        """Yield the pieces of a line of JSON, one per head, because the line may have gigabytes."""
         before, after = json_line(self.record() | {"weights": None}).rsplit("null", 1)
         yield before
         for layer, heads in enumerate(self.weights):
@@ -133,7 +133,8 @@ def _triangle(weights: NDArray[np.float32]) -> str:
     T = len(weights)
     rest = np.rint(weights[np.tri(T, dtype=bool)].astype(float) * 1e6).astype(np.uint32)
     characters = np.empty((9, len(rest)), np.uint8)  # a column is a weight, such as `0.012345,`
-    characters[1], characters[8] = b".,"
+    characters[1] = ord(".")
+    characters[8] = ord(",")
     for place in (7, 6, 5, 4, 3, 2, 0):
         rest, digits = np.divmod(rest, 10)
         characters[place] = digits + ord("0")
@@ -153,15 +154,16 @@ def _indices(name: str, index: int | None, count: int) -> list[int]:
 
 
 def lens(engine: Engine, prompt: str, top: int, *, special: bool) -> LensView:
-    """Compute the `top` likeliest tokens by every layer after every token."""
+    """Compute the `top` likeliest tokens after every token, by the prediction of every layer."""
     trace = engine.trace(prompt, special=special)
-    predictions = [
-        [
-            [records.of_token(engine, *token) for token in zip(*position, strict=True)]
-            for position in zip(*layer, strict=True)
-        ]
-        for layer in zip(*(array.tolist() for array in trace.lens(top)), strict=True)
-    ]
+    ids, logprobs = trace.lens(top)  # (layers, T, top)
+    depth, T, _ = ids.shape
+
+    def likeliest(layer: int, position: int) -> list[Record]:
+        pairs = zip(ids[layer, position].tolist(), logprobs[layer, position].tolist(), strict=True)
+        return [records.of_token(engine, id, logprob) for id, logprob in pairs]
+
+    predictions = [[likeliest(layer, t) for t in range(T)] for layer in range(depth)]
     layers = ["embedding", *(f"h.{layer}" for layer in range(len(predictions) - 1))]
     tokens = _tokens(engine, trace.ids)
     return LensView(engine.name, tokens, layers, predictions, adapter=engine.adapter)
@@ -173,8 +175,9 @@ def surprise(
     """Compute the probabilities of the tokens of a text, which may exceed the context."""
     score = engine.score(text, special=special, bos=bos)
     record = records.of_score(engine, score, logprobs=True)
-    tokens, perplexity = record["logprobs"], record["perplexity"]
-    return SurpriseView(engine.name, tokens, perplexity, adapter=engine.adapter)
+    return SurpriseView(
+        engine.name, record["logprobs"], record["perplexity"], adapter=engine.adapter
+    )
 
 
 def tree(engine: Engine, prompt: str, top: int, *, special: bool) -> TreeView:
@@ -184,10 +187,10 @@ def tree(engine: Engine, prompt: str, top: int, *, special: bool) -> TreeView:
         return {
             "token": records.of_token(engine, node.id, node.logprob),
             "probability": math.exp(node.total_logprob),
-            "branches": [*map(branch, node.children)],
+            "branches": [branch(child) for child in node.children],
         }
 
-    branches = [*map(branch, engine.tree(prompt, top, special=special))]
+    branches = [branch(node) for node in engine.tree(prompt, top, special=special)]
     return TreeView(engine.name, prompt, branches, adapter=engine.adapter)
 
 
@@ -199,10 +202,11 @@ def attribution(
     constants = {"embedding": added.embedding, "position": added.position, "bias": added.bias}
     sums = {"attn and mlp": added.attention.sum() + added.mlp.sum(), **constants}
     terms = ", ".join(f"{name} {value:+z.2f}" for name, value in sums.items())
+    heads = [str(head) for head in range(added.heads.shape[1])]
     return GridView(
         view="attribution",
         **_common(engine, [prompt], answer, wrong),
-        columns=[*map(str, range(added.heads.shape[1])), "attn", "mlp"],
+        columns=[*heads, "attn", "mlp"],
         values=np.column_stack([added.heads, added.attention, added.mlp]).tolist(),
         measures=constants | {"total": added.total},
         title=f"what each head (column) of each layer (row) adds to {_measure(answer, wrong)}",
@@ -216,20 +220,28 @@ def patch(
     """Compute what each patch from a clean text recovers in a corrupt one."""
     clean, corrupt = texts
     result = engine.patch(clean, corrupt, answer, wrong, what=what, special=special)
-    common = _common(engine, texts, answer, wrong)
-    grids, parts = [result.recovered, result.patched], "head (column) of each layer (row)"
-    columns = [*map(str, range(grids[0].shape[1]))]
-    if what != "z":  # tokens have long names, so they are rows
-        grids, parts = [grid.T for grid in grids], "token (row) and layer (column)"
+    facts = _common(engine, texts, answer, wrong)
+    recovered = result.recovered  # (layers, heads or tokens)
+    patched = result.patched
+    if what == "z":
+        parts = "head (column) of each layer (row)"
+        columns = [str(head) for head in range(recovered.shape[1])]
+    else:  # tokens have long names, so they are rows
+        parts = "token (row) and layer (column)"
+        columns = facts["rows"]
         tokens = _tokens(engine, engine.loaded.prompt(clean, special=special).ids)
-        rows = [f"{position} {token_label(token)}" for position, token in enumerate(tokens)]
-        columns, common = common["rows"], common | {"axes": ["token", "layer"], "rows": rows}
+        facts["axes"] = ["token", "layer"]
+        facts["rows"] = [
+            f"{position} {token_label(token)}" for position, token in enumerate(tokens)
+        ]
+        recovered = recovered.T
+        patched = patched.T
     return GridView(
         view="patch",
-        **common,
+        **facts,
         columns=columns,
-        values=grids[0].tolist(),
-        patched=grids[1].tolist(),
+        values=recovered.tolist(),
+        patched=patched.tolist(),
         measures={"clean": result.clean, "corrupt": result.corrupt},
         title=f"the share of {_measure(answer, wrong)} that {what} of each {parts} recovers",
         notes=[
@@ -244,12 +256,14 @@ def ablate(
 ) -> GridView:
     """Compute how the logit of an answer changes without each head, and each MLP."""
     without = engine.ablate(prompt, answer, wrong, special=special)
+    heads = [str(head) for head in range(without.heads.shape[1])]
+    logits = np.column_stack([without.heads, without.mlp])
     measure = _measure(answer, wrong)
     return GridView(
         view="ablate",
         **_common(engine, [prompt], answer, wrong),
-        columns=[*map(str, range(without.heads.shape[1])), "mlp"],
-        values=(np.column_stack([without.heads, without.mlp]) - without.whole).tolist(),
+        columns=[*heads, "mlp"],
+        values=(logits - without.whole).tolist(),
         measures={"total": without.whole},
         title=f"the change of {measure} without each head (column) of each layer (row)",
         notes=[_after(prompt, without.whole)],
@@ -267,7 +281,7 @@ def _common(engine: Engine, prompts: list[str], answer: str, wrong: str | None) 
         "wrong": others[0] if others else None,
         "prompts": prompts,
         "axes": ["layer", "head"],
-        "rows": [*map(str, range(engine.model.config.n_layer))],
+        "rows": [str(layer) for layer in range(engine.model.config.n_layer)],
     }
 
 

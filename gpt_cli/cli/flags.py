@@ -20,7 +20,7 @@ from gpt_cli.errors import InputError
 from gpt_cli.folder.dtypes import NAMES
 from gpt_cli.jobs.storage import Format
 from gpt_cli.options import declare
-from gpt_cli.options.declare import Declared, Kind, OptionError, option
+from gpt_cli.options.declare import Declared, Kind, option
 from gpt_cli.options.request import Options
 from gpt_cli.system.machine import MOST_THREADS
 from gpt_cli.system.startup import prepare
@@ -42,7 +42,7 @@ def dash_as_none(name: str | None) -> str | None:
 
 
 def _only(names: list[str]) -> str:
-    """Return the only one of names: the last one would silently replace the others."""
+    """Return the only name; ValueError for several, of which typer would keep the last."""
     (name,) = names
     return name
 
@@ -72,16 +72,18 @@ def complete_model(incomplete: str) -> list[str]:
     from gpt_cli.folder.contents import CONFIG
     from gpt_cli.hub.local import BUNDLED, SHORT_NAMES, list_models
 
-    names = dict.fromkeys([*BUNDLED, *SHORT_NAMES, *(model.name for model in list_models())])
+    names = [*BUNDLED, *SHORT_NAMES]
+    names += [model.name for model in list_models()]
     configs = glob(f"{escape(incomplete)}*/{CONFIG}")  # noqa: PTH207 (leaves ./ as it is)
-    folders = [file.removesuffix(f"/{CONFIG}") for file in sorted(configs)]
+    names += [file.removesuffix(f"/{CONFIG}") for file in sorted(configs)]
     # bash inserts names unquoted, so names that need quotes are left out.
-    return [name for name in [*names, *folders] if shlex.quote(name) == name]
+    return [name for name in dict.fromkeys(names) if shlex.quote(name) == name]
 
 
 def _check_only_model(context: typer.Context, name: str | None) -> str | None:
-    """Raise InputError if --model, which is parsed before the argument, is another model."""
-    source, model = context.get_parameter_source("model"), context.params.get("model")
+    """Return the argument; raise InputError if --model, which is parsed before it, differs."""
+    source = context.get_parameter_source("model")
+    model = context.params.get("model")
     if source and source.name == "COMMANDLINE" and name not in (None, model):
         raise InputError(f"--model {model} and the argument {name} differ: leave one of them out")
     return name
@@ -188,7 +190,8 @@ class LoadingByName(Loading):
         """Load a model by its name, or NAME@DTYPE."""
         model, _, dtype = name.rpartition("@")
         if not model or Path(name).exists():
-            model, dtype = name, "auto"
+            model = name
+            dtype = "auto"
         return replace(self, model=model, dtype=dtype).load()
 
 
@@ -243,24 +246,21 @@ class Where(Declared):
         None,
         "The Ray cluster, or auto for that of this machine; default: RAY_ADDRESS, or a new one.",
         metavar="HOST:PORT",
+        needs="--engine ray",
     )
     workers: int | None = option(
         None,
         "Processes that hold the model; default: as many as fit, with up to 4 threads each.",
         declare.AT_LEAST_1,
+        needs="--engine ray",
     )
     gpus_per_worker: float | None = option(
         None,
         "GPUs per worker, such as 1 or 0.5; 0 uses CPUs.",
         declare.AT_LEAST_0,
         metavar="G",
+        needs="--engine ray",
     )
-
-    def validate(self) -> None:
-        """Raise OptionError for flags that need Ray."""
-        for name in ("address", "workers", "gpus_per_worker"):
-            if self.engine == "local" and getattr(self, name) is not None:
-                raise OptionError(name, "applies only to --engine ray")
 
     def cluster(self, threads: int | None) -> "jobs.Cluster | None":
         """Return the cluster to compute on, or prepare this process and return None."""
@@ -283,9 +283,13 @@ ROWS_FILES = option(
 )
 BOS = option(False, "Score the first token of a text, too, after the start token.")
 CHOICES_FILE = option(
-    None, "Read the choices from FILE, one per line (- is standard input).", metavar="FILE"
+    None,
+    "Read the choices from FILE, one per line (- is standard input).",
+    metavar="FILE",
+    excludes=("--choices",),
 )
-LOGPROBS = option(
+LOGPROBS: Any = partial(
+    option,
     None,
     "Add the log-probability of each token and of the N likeliest tokens to the JSON.",
     declare.AT_LEAST_0,
