@@ -97,12 +97,12 @@ def story_files(tiny: Engine) -> dict[str, str]:
 
 def measure_sizes(tiny: Engine, texts: dict[str, str]) -> None:
     """Print the sizes of files with blocks of several sizes, beside `score`."""
-    blocks = [f"--block {block:,}" for block in BLOCKS]
+    blocks = [f"--segment {block:,}" for block in BLOCKS]
     table("stories", "bytes", "tokens", "`score`", *blocks, "default / `score`", "goal")
     for name, text in texts.items():
         score = tiny.score(text, bos=True)
         bound = -score.total_logprob / math.log(2) / 8
-        sizes = {block: len(tiny.compress(text.encode(), block=block)) for block in BLOCKS}
+        sizes = {block: len(tiny.compress(text.encode(), segment=block)) for block in BLOCKS}
         reached = sizes[SEGMENT_TOKENS] <= MOST_RATIO * bound + MOST_MORE
         cells = [len(text.encode()), score.tokens_scored, round(bound), *sizes.values()]
         numbers = " | ".join(f"{cell:,}" for cell in cells)

@@ -241,16 +241,16 @@ class Engine:
         return list(compute_valid(texts, text_of, scores))
 
     @checks_arguments()
-    def compress(self, data: Data, *, block: int = SEGMENT_TOKENS) -> bytes:
+    def compress(self, data: Data, *, segment: int = SEGMENT_TOKENS) -> bytes:
         """Return data as a compressed file; `gpt-cli compress` reads streams.
 
         Raise ResourceError if results are not the same to the last bit here, such as on a GPU.
 
         Args:
             data: any bytes.
-            block: tokens of a block; larger blocks take fewer bytes, but more time to decompress.
+            segment: its tokens; larger segments take fewer bytes, but more time to decompress.
         """
-        return b"".join(self._codec.compress(BytesIO(data), block))
+        return b"".join(self._codec.compress(BytesIO(data), segment))
 
     @checks_arguments()
     def decompress(self, data: Data) -> bytes:

@@ -181,7 +181,7 @@ def test_shared_prefixes_are_kept_on_a_gpu(both, tokenizer):
 def test_what_one_device_compresses_the_other_decompresses(both, tokenizer, dtype):
     data = b"The cat sat on the mat.\nThe dog ran to the old man.\n" * 2
     codecs = [Codec(model, tokenizer) for model in both(dtype)]
-    packed = [b"".join(codec.compress(BytesIO(data), block=64)) for codec in codecs]
+    packed = [b"".join(codec.compress(BytesIO(data), segment=64)) for codec in codecs]
     assert packed[0] == packed[1]
     for codec in codecs:
         assert b"".join(codec.decompress(ArchiveReader(BytesIO(packed[0])))) == data

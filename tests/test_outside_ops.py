@@ -294,7 +294,7 @@ def test_weights(engines):
 def test_what_one_compresses_the_other_decompresses(both, tokenizer):
     device, cpu = (Codec(model, tokenizer) for model in both)
     data = TEXT.encode() * 5
-    packed = [b"".join(codec.compress(io.BytesIO(data), block=64)) for codec in (device, cpu)]
+    packed = [b"".join(codec.compress(io.BytesIO(data), segment=64)) for codec in (device, cpu)]
     assert packed[0] == packed[1]
     for codec in (device, cpu):
         assert b"".join(codec.decompress(ArchiveReader(io.BytesIO(packed[0])))) == data

@@ -125,7 +125,7 @@ class Python:
         """Return files that `compress` writes with the bundled model, once they were read again."""
         data, found = (ROOT / "README.md").read_bytes()[:2000] + bytes(range(256)), {}
         for dtype in ("float32", "int8"):
-            options = ["-m", "tiny", "--dtype", dtype, "--block", "200"]
+            options = ["-m", "tiny", "--dtype", dtype, "--segment", "200"]
             file = self.pipe(data, "compress", *options)
             if self.pipe(file, "decompress", "-m", "tiny") != data:
                 sys.exit("test-arm: decompress does not return what was compressed")

@@ -24,7 +24,7 @@ GROUPS = {
     "presence-penalty frequency-penalty no-repeat-ngram logit-bias beams length-penalty "
     "early-stopping stop include-stop ignore-eos seed samples",
     "Choices and constraints": "choices choices-file by exact regex json-schema grammar",
-    "Output": "output out-dtype pca to resume salvage block top layer head html png plot force "
+    "Output": "output out-dtype pca to resume salvage segment top layer head html png plot force "
     "echo stream json logprobs tokens words layers min-k total count max-perplexity "
     "min-perplexity stats",
     "Server": "name host port unix-socket api-key allow-anyone allow-edits cors max-queue max-body "

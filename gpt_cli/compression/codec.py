@@ -86,29 +86,29 @@ class Codec:
     def compress(
         self,
         file: Readable,
-        block: int = archive.SEGMENT_TOKENS,
+        segment: int = archive.SEGMENT_TOKENS,
         advance: CountTokens = lambda _: None,
         store: Callable[[int], None] = lambda _: None,
     ) -> Iterator[bytes]:
         """Yield the compressed file, a part at a time.
 
-        A segment has up to `block` tokens. Small segments are decompressed sooner, side by side;
+        A segment has up to `segment` tokens. Small segments are decompressed sooner, side by side;
         large ones take fewer bytes. `store` gets the size of each segment that is stored as it is.
         """
-        check("block", block, archive.SEGMENT_RANGE)
+        check("segment", segment, archive.SEGMENT_RANGE)
         yield self.header.pack()
         index = size = crc = 0
-        segments = self._segments(file, block)
-        while texts := list(islice(segments, max(1, _TOGETHER // block))):
+        segments = self._segments(file, segment)
+        while texts := list(islice(segments, max(1, _TOGETHER // segment))):
             parts = list(map(self._bytes, texts))
             codes = self._codes(texts, parts, advance)
             for ids, data, code in zip(texts, parts, codes, strict=True):
                 if len(code) < len(data):
-                    segment = Segment(index, len(ids), False, archive.check(data), code)
+                    packed = Segment(index, len(ids), False, archive.check(data), code)
                 else:
-                    segment = Segment(index, len(data), True, archive.check(data), data)
+                    packed = Segment(index, len(data), True, archive.check(data), data)
                     store(len(data))
-                yield segment.pack()
+                yield packed.pack()
                 index += 1
                 size += len(data)
                 crc = crc32(data, crc)
@@ -129,7 +129,7 @@ class Codec:
             yield ids
 
     def _cut(self, ids: Sequence[int], first: int, last: int) -> int:
-        """Return where to end a segment: if possible, after a line, where a text may well begin."""
+        """Return where to end a segment: preferably after a line end."""
         ends = range(last, first, -1)
         lines = (n for n in ends if self._bytes(ids[n - 1 : n]).endswith(b"\n"))
         return max(lines, key=lambda end: self._first_logits[ids[end]], default=last)

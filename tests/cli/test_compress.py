@@ -134,14 +134,14 @@ def test_processes_compress_and_decompress_in_a_pipeline(story, tmp_path):
 @pytest.mark.parametrize("block", [1, 50, 65_536])
 def test_blocks_may_have_any_size(block, story):
     data = story[:200] if block == 1 else story
-    file = run("compress", "--block", block, input=data)
+    file = run("compress", "--segment", block, input=data)
     assert run("decompress", input=file) == data
     assert (len(file) > len(run("compress", input=data))) == (block < 65_536)
 
 
 @pytest.mark.parametrize("block", [0, 65_537, "many"])
 def test_other_block_sizes_are_refused(block):
-    assert "--block" in refusal("compress", *TINY, "--block", block, input=b"Once")
+    assert "--segment" in refusal("compress", *TINY, "--segment", block, input=b"Once")
 
 
 def test_a_file_stores_its_dtype_and_int8_is_that_of_a_quantized_model(story, packed, tmp_path):
@@ -287,7 +287,7 @@ def test_input_that_cannot_be_read_is_refused(command, tmp_path):
 @pytest.fixture(scope="module")
 def damaged(tiny, story):
     """A file whose second block is damaged, and the data of the blocks."""
-    reader = ArchiveReader(BytesIO(tiny.compress(story, block=110)))
+    reader = ArchiveReader(BytesIO(tiny.compress(story, segment=110)))
     blocks = list(reader.segments())
     parts, start = [], 0
     for block in blocks:

@@ -70,28 +70,30 @@ data_of_all_kinds = st.one_of(
 )
 
 
-@given(data=data_of_all_kinds, block=st.sampled_from([1, 2, 7, 23, 24, 25, 60, 16_384]))
+@given(data=data_of_all_kinds, segment=st.sampled_from([1, 2, 7, 23, 24, 25, 60, 16_384]))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
-def test_any_bytes_come_back(small, dtype, data, block):
+def test_any_bytes_come_back(small, dtype, data, segment):
     codec = small(dtype)
-    assert unpacked(codec, packed(codec, data, block=block)) == data
+    assert unpacked(codec, packed(codec, data, segment=segment)) == data
 
 
 @pytest.mark.parametrize("most", [1, 3, 64])
 @pytest.mark.parametrize("piece", [1, 10, 1000])
-def test_blocks_side_by_side_and_pieces_of_a_stream_change_nothing(small, monkeypatch, most, piece):
+def test_segments_side_by_side_and_pieces_of_a_stream_change_nothing(
+    small, monkeypatch, most, piece
+):
     codec, data = small(), b"the end and\n" * 40 + bytes(range(256)) + os.urandom(30)
-    expected = packed(codec, data, block=30)
+    expected = packed(codec, data, segment=30)
     monkeypatch.setattr(compress, "_SIDE_BY_SIDE", most)
     monkeypatch.setattr(archive, "_PIECE", piece)
     assert unpacked(codec, expected) == data
     monkeypatch.setattr(compress, "_PIECE", piece)
-    assert unpacked(codec, packed(codec, data, block=30)) == data
+    assert unpacked(codec, packed(codec, data, segment=30)) == data
 
 
 def test_a_stream_is_compressed_before_its_end(tiny):
     source = io.BytesIO(random.Random(1).randbytes(1_000_000))
-    parts = tiny._codec.compress(source, block=4096)
+    parts = tiny._codec.compress(source, segment=4096)
     assert next(parts) == tiny._codec.header.pack()
     assert next(parts)
     assert source.tell() <= 200_000
@@ -108,18 +110,18 @@ def test_each_token_is_counted_once(tiny):
 
 
 @pytest.mark.parametrize("number", [1, 5, 64, 100])
-def test_as_many_blocks_are_decoded_at_a_time_as_memory_allows(small, monkeypatch, number):
+def test_as_many_segments_are_decoded_at_a_time_as_memory_allows(small, monkeypatch, number):
     config, ops = small()._model.config, small()._model.ops
-    of_a_block = 2 * config.n_layer * config.n_embd * N_POSITIONS * 4 + 12 * len(VOCAB)
-    enough = 2 * number * of_a_block
-    for free, blocks in ((enough, number), (enough - 1, max(1, number - 1)), (None, 64)):
+    of_a_segment = 2 * config.n_layer * config.n_embd * N_POSITIONS * 4 + 12 * len(VOCAB)
+    enough = 2 * number * of_a_segment
+    for free, segments in ((enough, number), (enough - 1, max(1, number - 1)), (None, 64)):
         monkeypatch.setattr(type(ops), "free_memory", lambda _, free=free: free)
-        assert small()._side_by_side() == min(blocks, 64)
+        assert small()._side_by_side() == min(segments, 64)
 
 
 def test_special_tokens_are_tokens(small):
-    (block,) = ArchiveReader(io.BytesIO(packed(small(), f"the{END} end".encode()))).segments()
-    assert block.size == len(small()._tokenizer.encode(f"the{END} end", special=True))
+    (segment,) = ArchiveReader(io.BytesIO(packed(small(), f"the{END} end".encode()))).segments()
+    assert segment.size == len(small()._tokenizer.encode(f"the{END} end", special=True))
 
 
 def test_every_block_ends_with_a_line_if_it_can(small):
@@ -142,10 +144,10 @@ def test_another_level_with_other_threads_reads_the_same_file(small, level, dtyp
     codec, data = small(dtype), b"the end and in the end\n" * 20 + bytes(range(256))
     ops = codec._model.ops
     with computing(ops, 2, LEVELS[0]):
-        expected = packed(codec, data, block=50)
+        expected = packed(codec, data, segment=50)
     with computing(ops, 1, level):
         assert unpacked(codec, expected) == data
-        assert packed(codec, data, block=50) == expected
+        assert packed(codec, data, segment=50) == expected
 
 
 def test_data_that_the_model_cannot_predict_is_stored(tiny, monkeypatch):
@@ -159,7 +161,7 @@ def test_data_that_the_model_cannot_predict_is_stored(tiny, monkeypatch):
 def test_a_stored_block_may_have_more_bytes_than_tokens(tiny):
     data = random.Random(1).randbytes(100_000)
     assert len(tiny.tokenizer.encode_bytes(data[:65_537])) < 65_536
-    assert tiny.decompress(tiny.compress(data, block=65_536)) == data
+    assert tiny.decompress(tiny.compress(data, segment=65_536)) == data
 
 
 def test_a_special_token_that_the_model_lacks_is_compressed_as_its_bytes(small):
@@ -236,7 +238,7 @@ def test_other_bits_are_refused_before_anything_is_computed(small, monkeypatch):
         unpacked(other, data)
 
 
-def test_blocks_of_another_file_are_found_by_the_checksum_of_all(small):
+def test_segments_of_another_file_are_found_by_the_checksum_of_all(small):
     codec = small()
     *start, one_end = codec.compress(io.BytesIO(b"the end"))
     *_, other_end = codec.compress(io.BytesIO(b"the and"))
@@ -248,7 +250,7 @@ def test_blocks_of_another_file_are_found_by_the_checksum_of_all(small):
 def test_a_block_of_other_data_costs_no_other(small):
     codec, data = small(), b"the end and in the end\n" * 9
     header, *_, last = codec.compress(io.BytesIO(data), 60)
-    first, *others = ArchiveReader(io.BytesIO(packed(codec, data, block=60))).segments()
+    first, *others = ArchiveReader(io.BytesIO(packed(codec, data, segment=60))).segments()
     altered = [replace(first, check=first.check ^ 1), *others]
     file = b"".join([header, *(item.pack() for item in altered), last])
     with pytest.raises(
@@ -281,13 +283,13 @@ def test_an_interval_begins_where_that_of_the_id_before_ends(small):
 
 def test_one_other_count_is_found_before_the_block_is_written(small, monkeypatch):
     codec, data = small(), b"the end and in the end\n" * 9
-    file = packed(codec, data, block=60)
+    file = packed(codec, data, segment=60)
     counts, calls = codec._model.ops.cumulative_counts, []
 
     def with_one_more(logits):
         sums = counts(logits)
         calls.append(1)
-        if len(calls) == 70:  # in the second half of the first blocks
+        if len(calls) == 70:  # in the second half of the first segments
             sums[0, 5:] += 1 << 29
         return sums
 
@@ -318,10 +320,10 @@ def test_data_after_another_start_token_is_refused(small):
         unpacked(small(bos_token_id=0), data)
 
 
-@pytest.mark.parametrize("block", [0, -1, 65_537])
-def test_a_block_out_of_range_is_refused(engine, block):
-    with pytest.raises(InputError, match="block must be from 1 to 65536"):
-        engine.compress(b"", block=block)
+@pytest.mark.parametrize("segment", [0, -1, 65_537])
+def test_a_block_out_of_range_is_refused(engine, segment):
+    with pytest.raises(InputError, match="segment must be from 1 to 65536"):
+        engine.compress(b"", segment=segment)
 
 
 # --- what a model is -----------------------------------------------------------------------------
@@ -342,8 +344,8 @@ def test_the_digest_is_that_of_all_weights_and_tokens(tokenizer):
 
 def test_data_before_damage_comes_before_the_error(small):
     codec, data = small(), b"the end and in the end\n" * 9
-    file = bytearray(packed(codec, data, block=60))
-    file[-30] ^= 1  # in the last block
+    file = bytearray(packed(codec, data, segment=60))
+    file[-30] ^= 1  # in the last segment
     written = before_error(codec, bytes(file), "is damaged")
     assert written
     assert data.startswith(written)

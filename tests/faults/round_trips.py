@@ -235,7 +235,7 @@ def round_trip(kind: str, number: int, sums: Sums) -> None:
     sums.size += len(data)
     sums.compressed += len(code)
     if number < BY_COMMAND and len(data) < LARGE:
-        flags = "--block", str(block), "--dtype", dtype
+        flags = "--segment", str(block), "--dtype", dtype
         if command("compress", data, levels()[0], THREADS[0], *flags) != code:
             raise RuntimeError("the command `compress` writes another file")
         if command("decompress", code, levels()[-1], THREADS[1]) != data:

@@ -303,7 +303,7 @@ def job(compressed, world):
         (world.place / "data").write_bytes(data)
         (world.place / "file").write_bytes(file)
         if command == "compress":
-            return ("compress", *ONE, "--block", SHORT, "data"), file
+            return ("compress", *ONE, "--segment", SHORT, "data"), file
         return ("decompress", *ONE, "file"), data
 
     return make
@@ -481,7 +481,7 @@ def test_any_limit_of_address_space_is_enough_or_told(command, job, world):
     ("arguments", "size"),
     [
         pytest.param(["compress", "/dev/urandom"], 4 << 20, id="noise"),
-        pytest.param(["compress", "/dev/zero", "--block", 2000], HEADER + 20, id="zeros"),
+        pytest.param(["compress", "/dev/zero", "--segment", 2000], HEADER + 20, id="zeros"),
     ],
 )
 def test_input_without_end_is_compressed_as_it_comes(arguments, size, world):

@@ -249,7 +249,7 @@ def test_activations_and_edits(engines):
 def test_what_one_compresses_the_other_decompresses(models, tokenizer):
     codecs = [Codec(model, tokenizer) for model in models["small"]]
     data = b"The cat sat on the mat, and the dog ran.\n"
-    packed = [b"".join(codec.compress(io.BytesIO(data), block=64)) for codec in codecs]
+    packed = [b"".join(codec.compress(io.BytesIO(data), segment=64)) for codec in codecs]
     assert packed[0] == packed[1]
     assert b"".join(codecs[0].decompress(ArchiveReader(io.BytesIO(packed[1])))) == data
 

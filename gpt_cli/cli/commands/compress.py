@@ -36,11 +36,12 @@ def compress(
     files: list[str] | None = flags.argument("[FILE]...", "The data, any bytes"),
     *,
     output: str | None = _OUTPUT,
-    block: int = option(
+    segment: int = option(
         SEGMENT_TOKENS,
         f"Tokens of a segment, {SEGMENT_RANGE.name}. Segments are decompressed side by side, so "
         "small ones are ready sooner; large ones take fewer bytes.",
         SEGMENT_RANGE,
+        old_flag="--block",
     ),
     model: flags.Adapted,
     device: str = flags.DEVICE,
@@ -67,7 +68,7 @@ def compress(
     prepare(threads)
     with _copying(names, output, model) as copy:
         codec = _codec(model, device, dtype)
-        copy.write(codec.compress(copy, block, copy.advance, copy.store), ratio=True)
+        copy.write(codec.compress(copy, segment, copy.advance, copy.store), ratio=True)
 
 
 def decompress(
