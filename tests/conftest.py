@@ -1,6 +1,7 @@
 import compileall
 import ctypes
 import functools
+import gc
 import json
 import os
 import shutil
@@ -26,6 +27,7 @@ from support.checkpoints import CASES, CONFIG, make_weights
 from support.loopback_hub import cache_fixture, hub_fixture  # noqa: F401 (fixtures)
 
 os.environ.pop("PYTHONUNBUFFERED", None)  # commands buffer their output, as they do for users
+gc.set_threshold(10_000)  # by default, a tenth of the time of the tests would be spent in it
 # Now, since a process whose files may not grow would leave a half-written module for all others.
 compileall.compile_dir(Path(gpt_cli.__file__).parent, quiet=1)
 
@@ -34,6 +36,12 @@ GOLDEN = Path(__file__).parent / "golden"
 settings.register_profile("reproducible", derandomize=True, deadline=None, max_examples=25)
 settings.register_profile("thorough", derandomize=True, deadline=None, max_examples=200)
 settings.load_profile("reproducible")
+
+
+def pytest_collection_finish() -> None:
+    """Keep modules and tests, which stay, from being examined for garbage again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
