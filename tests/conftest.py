@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from gpt_cli.system.signals import ENDING
 from gpt_cli.system.startup import THREAD_VARIABLES
 from support.checkpoints import CASES, CONFIG, make_weights
 from support.loopback_hub import cache_fixture, hub_fixture  # noqa: F401 (fixtures)
+from support.prepared import prepared
+from support.processes import COMMAND
 
 os.environ.pop("PYTHONUNBUFFERED", None)  # commands buffer their output, as they do for users
 gc.set_threshold(10_000)  # by default, a tenth of the time of the tests would be spent in it
@@ -83,6 +86,16 @@ def memory(monkeypatch):
     yield fs
     fs.store.clear()
     fs.pseudo_dirs[:] = [""]
+
+
+@pytest.fixture(scope="session")
+def prepared_command(tmp_path_factory) -> Iterator[list[str]]:
+    """Return a command that runs `gpt-cli` sooner where a real process proves nothing more."""
+    if sys.platform == "linux":
+        with prepared(tmp_path_factory.mktemp("prepared") / "socket") as command:
+            yield command
+    else:
+        yield COMMAND
 
 
 @pytest.fixture(scope="module")
