@@ -44,8 +44,8 @@ build/oldest.txt: pyproject.toml
 	$(PYTHON) -c 'import re, sys, tomllib; project = tomllib.load(sys.stdin.buffer)["project"]; \
 	  print(*(re.sub(">=([^,]*).*", r"==\1", bound) for bound in project["dependencies"]), sep="\n")' < $< > $@
 
-faults: $(VENV)/.dev  ## every fault, with a table of the results, and all other slow tests
-	$(BIN)/python -m pytest tests/faults tests -m "(fault or slow) and not gpu" --hypothesis-profile thorough --numprocesses 2 --table tests/faults/RESULTS.md
+faults: $(VENV)/.dev  ## every fault, with a table of the results, all other slow tests, and each property with 200 examples
+	$(BIN)/python -m pytest tests/faults tests -m "(fault or slow or hypothesis) and not gpu" --hypothesis-profile thorough --numprocesses 2 --table tests/faults/RESULTS.md
 
 MINUTES ?= 30
 soak: $(VENV)/.dev  ## mixed commands in one process: memory, files and threads must stay flat

@@ -36,7 +36,7 @@ compileall.compile_dir(Path(gpt_cli.__file__).parent, quiet=1)
 
 GOLDEN = Path(__file__).parent / "golden"
 
-settings.register_profile("reproducible", derandomize=True, deadline=None, max_examples=25)
+settings.register_profile("reproducible", derandomize=True, deadline=None, max_examples=12)
 settings.register_profile("thorough", derandomize=True, deadline=None, max_examples=200)
 settings.load_profile("reproducible")
 
