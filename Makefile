@@ -27,7 +27,9 @@ demo: $(VENV)/.demo  ## stream a story from the bundled model
 # Threads of several processes on two cores would wait for one another. Three are fastest, since many tests wait.
 # With worksteal, a process gets whole modules, and makes their fixtures, such as servers, for all of their tests.
 # Of other plugins, and of packages that bring one, pytest would compile every module again in each process.
+# Where files of bytecode are switched off, each process would compile every module with its assertions, each time.
 test: export OPENBLAS_NUM_THREADS = 1
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.dev  ## run the tests: no network, no GPU, no PyTorch
 	$(COMPUTED_BY)
 	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal --disable-plugin-autoload -p xdist -p hypothesispytest
@@ -42,8 +44,8 @@ build/oldest.txt: pyproject.toml
 	$(PYTHON) -c 'import re, sys, tomllib; project = tomllib.load(sys.stdin.buffer)["project"]; \
 	  print(*(re.sub(">=([^,]*).*", r"==\1", bound) for bound in project["dependencies"]), sep="\n")' < $< > $@
 
-faults: $(VENV)/.dev  ## every fault, with a table of the results, and all other slow tests
-	$(BIN)/python -m pytest tests/faults tests -m "(fault or slow) and not gpu" --hypothesis-profile thorough --numprocesses 2 --table tests/faults/RESULTS.md
+faults: $(VENV)/.dev  ## every fault, with a table of the results, all other slow tests, and each property with 200 examples
+	$(BIN)/python -m pytest tests/faults tests -m "(fault or slow or hypothesis) and not gpu" --hypothesis-profile thorough --numprocesses 2 --table tests/faults/RESULTS.md
 
 MINUTES ?= 30
 soak: $(VENV)/.dev  ## mixed commands in one process: memory, files and threads must stay flat

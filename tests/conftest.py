@@ -1,10 +1,12 @@
 import compileall
 import ctypes
 import functools
+import gc
 import json
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,16 +26,25 @@ from gpt_cli.system.signals import ENDING
 from gpt_cli.system.startup import THREAD_VARIABLES
 from support.checkpoints import CASES, CONFIG, make_weights
 from support.loopback_hub import cache_fixture, hub_fixture  # noqa: F401 (fixtures)
+from support.prepared import prepared
+from support.processes import COMMAND
 
 os.environ.pop("PYTHONUNBUFFERED", None)  # commands buffer their output, as they do for users
+gc.set_threshold(10_000)  # by default, a tenth of the time of the tests would be spent in it
 # Now, since a process whose files may not grow would leave a half-written module for all others.
 compileall.compile_dir(Path(gpt_cli.__file__).parent, quiet=1)
 
 GOLDEN = Path(__file__).parent / "golden"
 
-settings.register_profile("reproducible", derandomize=True, deadline=None, max_examples=25)
+settings.register_profile("reproducible", derandomize=True, deadline=None, max_examples=12)
 settings.register_profile("thorough", derandomize=True, deadline=None, max_examples=200)
 settings.load_profile("reproducible")
+
+
+def pytest_collection_finish() -> None:
+    """Keep modules and tests, which stay, from being examined for garbage again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -75,6 +86,16 @@ def memory(monkeypatch):
     yield fs
     fs.store.clear()
     fs.pseudo_dirs[:] = [""]
+
+
+@pytest.fixture(scope="session")
+def prepared_command(tmp_path_factory) -> Iterator[list[str]]:
+    """Return a command that runs `gpt-cli` sooner where a real process proves nothing more."""
+    if sys.platform == "linux":
+        with prepared(tmp_path_factory.mktemp("prepared") / "socket") as command:
+            yield command
+    else:
+        yield COMMAND
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ import pytest
 
 from gpt_cli.options.request import Options
 from gpt_cli.system.machine import native_library
-from support.processes import on_terminal, path_with_command
+from support.processes import COMMAND, on_terminal, path_with_command
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -155,7 +155,7 @@ def python_of(page: Path) -> str:
 
 @pytest.mark.skipif(os.name != "posix" or not shutil.which("bash"), reason="needs bash")
 @pytest.mark.parametrize("page", [page for page in PAGES if steps_of(page)], ids=lambda p: p.name)
-def test_every_line_prints_what_is_shown(page, tmp_path, monkeypatch):
+def test_every_line_prints_what_is_shown(page, tmp_path, monkeypatch, prepared_command):
     folder = tmp_path / "folder"
     folder.mkdir()
     steps = [step for step in steps_of(page) if step.is_run()]
@@ -165,8 +165,9 @@ def test_every_line_prints_what_is_shown(page, tmp_path, monkeypatch):
     script = tmp_path / "script"
     script.write_text("".join(step.script() for step in steps), encoding="utf-8")
     monkeypatch.delenv("GPT_CLI_MODEL", raising=False)
+    command = COMMAND if page.name == "README.md" else prepared_command
     env = {
-        "PATH": f"{path_with_command(tmp_path / 'bin')}:{Path(sys.executable).parent}",
+        "PATH": f"{path_with_command(tmp_path / 'bin', command)}:{Path(sys.executable).parent}",
         "HF_HOME": str(tmp_path / "empty"),
         "HF_HUB_OFFLINE": "1",
     }

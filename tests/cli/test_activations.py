@@ -1,6 +1,5 @@
 """`gpt-cli activations`: the values at hook points, in files of arrays and in tables."""
 
-import functools
 import json
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 import gpt_cli
-from gpt_cli.cli import app
 from gpt_cli.jobs import parts
 from gpt_cli.scoring import activations as module
 from support import in_process
@@ -32,7 +30,6 @@ def engine(case_folder):
 def inputs(case_folder, tmp_path, monkeypatch):
     """Be in a new folder with rows, and use a very small model."""
     monkeypatch.setenv("GPT_CLI_MODEL", str(case_folder("saved")))
-    monkeypatch.setattr(app, "application", functools.cache(app.application))
     monkeypatch.chdir(tmp_path)
     rows = [{"text": text, "label": number} for number, text in enumerate(TEXTS)]
     Path("in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -109,14 +109,14 @@ QUICK = [("generate",), ("batch",), ("score",), ("rank",), ("compress",)]  # for
         for name in NAMES
     ],
 )
-def test_examples_without_a_network_work(name, tmp_path, request):
+def test_examples_without_a_network_work(name, tmp_path, request, prepared_command):
     if name == ("compress",):
         request.getfixturevalue("library")
     # The others need a published model or files, or do not end.
     lines = [line for line in examples(read_help(*name)) if "gpt2" not in line]
     assert lines or name in (("download",), ("serve",), ("vector",))
-    env = {**os.environ, "PATH": path_with_command(tmp_path / "bin"), "HF_HUB_OFFLINE": "1"}
-    env |= {"HF_HOME": str(tmp_path / "cache")}
+    path = path_with_command(tmp_path / "bin", prepared_command)
+    env = os.environ | {"PATH": path, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
     for line in lines:
         finished = subprocess.run(
             ["bash", "-o", "pipefail", "-c", line],

@@ -1,6 +1,5 @@
 """`gpt-cli batch` and `score` with tables, folders and addresses: the records are the same."""
 
-import functools
 import json
 import signal
 import subprocess
@@ -11,7 +10,6 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from gpt_cli.cli import app
 from gpt_cli.cli.progress import Progress
 from gpt_cli.jobs import parts
 from gpt_cli.jobs.parts import Folder
@@ -25,11 +23,9 @@ TEXTS = [f"{'Once upon a time, ' * (index % 4)}number {index} 🦊" for index in
 
 @pytest.fixture(scope="module", autouse=True)
 def fast(case_folder):
-    """Use a very small model, and build the command line only once: there are many runs."""
+    """Use a very small model: there are many runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GPT_CLI_MODEL", str(case_folder("saved")))
-        patch.setattr(app, "application", functools.cache(app.application))
-        patch.setattr(app, "get_command", functools.cache(app.get_command))
         yield
 
 

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gpt_cli.errors import CheckpointError, InputError
@@ -114,10 +114,12 @@ def test_the_bytes_of_a_text_have_the_ids_of_the_text(tokenizer, text, end, spec
 
 @given(stretches=st.lists(st.tuples(any_text, st.sampled_from(INVALID))))
 def test_an_invalid_byte_is_a_token_between_texts(tokenizer, stretches):
+    data = b"".join(text.encode() + lone for text, lone in stretches)
+    assume(b"\xc3\x80" not in data and b"\xf0\x9f\x98\x80" not in data)  # which are valid
     ids = []
     for text, lone in stretches:
         ids += tokenizer.encode(text) + ids_of_bytes(lone)
-    assert tokenizer.encode_bytes(b"".join(text.encode() + lone for text, lone in stretches)) == ids
+    assert tokenizer.encode_bytes(data) == ids
 
 
 def test_the_ids_of_bytes_may_have_another_order(folder):

@@ -3,6 +3,7 @@
 import struct
 import sys
 import zipfile
+from functools import cache
 
 import numpy as np
 import pytest
@@ -41,22 +42,32 @@ def read(file, data):
     return dict(read_tensors(file))
 
 
+watched = []  # the list of the events of a read, while one is watched
+
+
+def watch(event, arguments):
+    if watched and event.split(".")[0] in ("import", "exec", "os", "subprocess", "pickle"):
+        watched[-1].append(event)
+
+
+@cache
+def start_watching():
+    """Add the hook once: it stays, and Python would call each of several at every event."""
+    sys.addaudithook(watch)
+
+
 def refusal(file, data):
     """Return the message of a refusal; nothing is imported, opened elsewhere or run."""
     "".encode("cp437")  # zipfile imports it
-    events, active = [], [True]
-
-    def watch(event, arguments):
-        if active and event.split(".")[0] in ("import", "exec", "os", "subprocess", "pickle"):
-            events.append(event)
-
+    start_watching()
+    events = []
     file.write_bytes(data)
-    sys.addaudithook(watch)
+    watched.append(events)
     try:
         with pytest.raises(CheckpointError) as caught:
             read_tensors(file)
     finally:
-        active.clear()
+        watched.clear()
     assert events == []
     message = str(caught.value)
     assert message.startswith(f"{file} is not a file of PyTorch's weights: ")

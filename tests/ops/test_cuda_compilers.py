@@ -1,6 +1,8 @@
 """The kernels in the compilers of CUDA, which need no GPU: nvcc, and NVRTC, which CuPy uses."""
 
 import ctypes
+import inspect
+import json
 import re
 import shutil
 import subprocess
@@ -12,6 +14,7 @@ import pytest
 from gpt_cli.ops.cuda import compiler as compiler_module
 from gpt_cli.ops.cuda import plans
 from gpt_cli.ops.cuda.compiler import OPTIONS, kernels, source
+from support.compiled import made_once
 from support.cuda_kernels import FORMATS
 from tools import schedule
 
@@ -54,6 +57,9 @@ class Nvcc:
         listed = subprocess.run([NVCC, "--list-gpu-code"], capture_output=True, text=True)
         return f"sm_{architecture}" in listed.stdout.split()
 
+    def version(self):
+        return subprocess.run([NVCC, "--version"], capture_output=True, text=True).stdout
+
     def compile(self, source, options, folder):
         """Return the exit status and all messages."""
         (folder / "kernels.cu").write_text(PRELUDE + source)
@@ -80,6 +86,9 @@ class Nvrtc:
         architectures = (ctypes.c_int * count.value)()
         self.library.nvrtcGetSupportedArchs(architectures)
         return architecture in architectures
+
+    def version(self):
+        return self.library._name, Path(self.library._name).stat().st_mtime_ns
 
     def compile(self, source, options, folder):
         """Return the exit status and all messages."""
@@ -156,7 +165,14 @@ def test_the_kernels_compile_without_warnings_or_spills(
     options += [f"--ptxas-options={option}" for option in shown]
     options += defined(macros) if macros else []
     files = [f"{name}.cu" for name in (PASS if macros else OPERATIONS)]
-    status, messages = compiler.compile(source(files), options, tmp_path)
+    arguments = source(files), options
+
+    def compile_to(path):
+        path.write_text(json.dumps(compiler.compile(*arguments, tmp_path)))
+
+    of_compiler = compiler.version(), PRELUDE, inspect.getsource(type(compiler))
+    result = made_once((of_compiler, arguments), ".json", compile_to)
+    status, messages = json.loads(result.read_text())
     assert status == 0, messages
     assert "warning" not in messages.lower(), messages
     assert "bytes spill" in messages  # or "0 bytes spill" would not be shown, either

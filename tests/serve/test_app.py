@@ -554,7 +554,7 @@ odd_bodies = st.dictionaries(st.sampled_from(NAMES), json_values, max_size=5).fi
 @example(body={"prompt": "Once", "logit_bias": {"1" * 5000: 1}}, stream=False)
 @example(body={"prompt": "Once", "max_tokens": int("9" * 4000)}, stream=False)
 @example(body={"prompt": "Once", "stop": ["a"] * 3000}, stream=True)
-@settings(max_examples=150)
+@settings(max_examples=4 * settings.default.max_examples)
 def test_any_body_has_an_answer(body, stream, server):
     answer = server.ask(COMPLETIONS, {"max_tokens": 2, "stream": stream} | body)
     if answer.status != 200:
@@ -574,7 +574,7 @@ def test_any_body_has_an_answer(body, stream, server):
         max_size=3,
     ),
 )
-@settings(max_examples=100)
+@settings(max_examples=3 * settings.default.max_examples)
 def test_any_text_or_ids_have_an_answer(path, body, server):
     answer = server.ask(path, body)
     if answer.status != 200:

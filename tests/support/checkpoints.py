@@ -70,7 +70,7 @@ def noise(name: str, *shape: int, seed: int = 0) -> NDArray[np.float64]:
     count = math.prod(shape)
     key = np.array([seed, zlib.crc32(name.encode())], np.uint64)
     uniforms = np.random.Philox(key=key).random_raw(count).astype("<u8").view("<u2")
-    sums = uniforms.reshape(count, 4).sum(axis=1, dtype=np.int64) - 2 * 0xFFFF
+    sums = sum(uniforms.reshape(count, 4).T, start=np.int64(-2 * 0xFFFF))
     return (sums / 0x10000 * math.sqrt(3)).reshape(shape)
 
 

@@ -8,16 +8,12 @@ or lack of memory.
 """
 
 import ctypes
-import fcntl
-import hashlib
 import math
 import re
 import shutil
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,9 +22,9 @@ import numpy as np
 import pytest
 
 from gpt_cli.ops.cuda import compiler
+from support.compiled import made_once
 
 _FOLDER = Path(__file__).with_name("cuda")
-_COMPILED = Path(__file__).parents[2] / "build" / "emulated"  # kept for the next run of the tests
 _ONE_LAUNCH = threading.Lock()
 _STATIC_SHARED = 48 * 1024  # bytes that a kernel may have without asking for more
 
@@ -115,26 +111,19 @@ def _load(
     """
     command = [*_compiler(), *flags]
     texts = [path.read_text() for path in sorted(_FOLDER.iterdir())]
-    digest = hashlib.sha256(repr((key, command[1:], texts)).encode()).hexdigest()
-    path = _COMPILED / f"{digest[:32]}.so"
-    _COMPILED.mkdir(parents=True, exist_ok=True)
-    with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists():
-            _forget_old()
-            part = path.with_suffix(".part")
-            _run([*command, "-shared", "-x", "c++", "-o", str(part), "-"], make())
-            part.replace(path)
-    path.touch()
+
+    def compile_to(path: Path) -> None:
+        _run([*command, "-shared", "-x", "c++", "-o", str(path), "-"], make())
+
+    # The folder of the headers is not that of another checkout: `texts` has what is in it.
+    named = [part for part in command if not part.startswith("-I")]
+    path = made_once((key, named, _version(), texts), ".so", compile_to)
     return ctypes.CDLL(str(path), mode)
 
 
-def _forget_old() -> None:
-    """Remove libraries that were not used for a week."""
-    for path in _COMPILED.iterdir():
-        with suppress(FileNotFoundError):  # of another process, which has renamed it
-            if path.stat().st_mtime < time.time() - 7 * 24 * 3600:
-                path.unlink()
+@cache
+def _version() -> str:
+    return _run(["g++", "--version"], "")
 
 
 def _run(command: list[str], text: str) -> str:

@@ -1,5 +1,6 @@
 """Run `gpt-cli` in the process of the tests, which saves the start of Python."""
 
+import functools
 import io
 import json
 import logging
@@ -12,6 +13,10 @@ from unittest import mock
 import pytest
 
 from gpt_cli.cli import app
+
+# Built once, as that takes as long as many commands do, but anew if a test replaces a part of it.
+_application = functools.cache(lambda name, _add_command, build=app.application: build(name))
+_get_command = functools.cache(app.get_command)
 
 
 class Stream(io.TextIOWrapper):
@@ -36,6 +41,8 @@ def finished(
     with mock.patch.dict(os.environ, env), pytest.MonkeyPatch.context() as patch:
         for name, stream in {"stdin": stdin, "stdout": stdout, "stderr": stderr}.items():
             patch.setattr(sys, name, stream)
+        patch.setattr(app, "application", lambda name: _application(name, app.add_command))
+        patch.setattr(app, "get_command", _get_command)
         code = app.run([str(argument) for argument in arguments])
         stdout.flush()
         stderr.flush()

@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,10 @@ class LimitedProcess(subprocess.Popen):
         self.guard.cancel()
 
 
-def path_with_command(folder: Path) -> str:
+def path_with_command(folder: Path, gpt_cli: Sequence[str] = COMMAND) -> str:
     """Make the scripts `gpt-cli` and `python` in a new folder; return a PATH with it first."""
     folder.mkdir()
-    for name, command in (("gpt-cli", COMMAND), ("python", [sys.executable])):
+    for name, command in (("gpt-cli", gpt_cli), ("python", [sys.executable])):
         script = folder / name
         script.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n', encoding="utf-8")
         script.chmod(0o755)
