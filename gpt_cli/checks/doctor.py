@@ -81,7 +81,8 @@ def _library() -> Finding:
 
 
 def _threads() -> Finding:
-    cores, threads = machine.cores(), machine.threads()
+    cores = machine.cores()
+    threads = machine.threads()
     variable = os.environ.get("GPT_CLI_THREADS", "")
     if variable and not (variable.isdecimal() and 1 <= int(variable) <= MOST_THREADS):
         text = f"GPT_CLI_THREADS={variable:.40} must be a number from 1 to {MOST_THREADS}"

@@ -19,7 +19,9 @@ class Records(jobs.Sink):
     """Records on standard output, for a command without --output."""
 
     totals = True  # whether progress is shown in logs, too, and the number of rows at the end
-    noun, failure, advice = "row", "failed", ": the records say why"
+    noun = "row"
+    failure = "failed"
+    advice = ": the records say why"
     quiet = False
 
     def write(self, record: Record) -> None:

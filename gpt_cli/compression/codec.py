@@ -64,7 +64,8 @@ class Codec:
             )
         check_bytes(tokenizer, "compression", every=True)
         self._start = model.config.start_token("compressed texts begin with one")
-        self._model, self._tokenizer = model, tokenizer
+        self._model = model
+        self._tokenizer = tokenizer
         self._stride = max(1, model.config.n_positions // 2)
         bits = bytes.fromhex(logits_digest(model, tokenizer))[:8]
         # The header of the files that `compress` writes.
@@ -237,7 +238,8 @@ class Codec:
 
     def _side_by_side(self) -> int:
         """Return how many segments fit in half of the free memory, to be decoded side by side."""
-        config, ops = self._model.config, self._model.ops
+        config = self._model.config
+        ops = self._model.ops
         cache = cache_bytes(config, config.n_positions, ops.cache_type.itemsize)
         logits_and_counts = 3 * logits_bytes(config, 1)  # counts have 8 bytes
         most = (ops.free_memory() or sys.maxsize) // (2 * (cache + logits_and_counts))

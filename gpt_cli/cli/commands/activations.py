@@ -82,7 +82,8 @@ def activations(
         raise InputError("no output: add --output FOLDER/, or a FILE such as values.npz")
     files = inputs.files_or_pipe(files, from_files, "no text: give a FILE", quiet=loading.quiet)
     rows = replace(rows, format=rows.format or ("lines" if values.lines else "auto"))
-    pool, filled = None if values.pool == "none" else values.pool, inputs.read_template(template)
+    pool = None if values.pool == "none" else values.pool
+    filled = inputs.read_template(template)
     task = jobs.Activations(tuple(values.hook), pool, values.bos, filled, values.out_dtype)
     run(task, files, rows, loading, where)
 
@@ -100,7 +101,8 @@ def _list_hooks(model: flags.Model, values: Values, *, as_json: bool) -> None:
     if on_terminal(sys.stdout) and not as_json:
         write(f"{'name':{width}}  {'shape':14}  bytes per token\n")
     for name in names:
-        shape, per_key = shapes[name], has_keys(name)
+        shape = shapes[name]
+        per_key = has_keys(name)
         size = itemsize * math.prod(n for n in shape if n != "T")
         if as_json:
             unit = "bytes_per_token_and_key" if per_key else "bytes_per_token"

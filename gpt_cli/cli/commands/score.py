@@ -116,7 +116,8 @@ def _score_texts(
 ) -> None:
     """Write the scores of whole texts; raise RowsError at the end if some of several have none."""
     results = compute_valid(files, _read, partial(_scores, task, loading))
-    failed, table = 0, Table(form, files)
+    failed = 0
+    table = Table(form, files)
     for index, (file, result) in enumerate(zip(files, results, strict=True)):
         name = {"file": file} if form.total or len(files) > 1 else {}
         if isinstance(result, InputError):
@@ -156,10 +157,14 @@ class FileLines(Lines):
     """The lines of files, some of which may have an error instead."""
 
     totals = False
-    noun, failure, advice = "line", "could not be scored", ""
+    noun = "line"
+    failure = "could not be scored"
+    advice = ""
 
     def __init__(self, form: Form, files: Sequence[str], errors: Mapping[str, InputError]):
-        self._form, self._files, self._errors = form, files, errors
+        self._form = form
+        self._files = files
+        self._errors = errors
         self.readable = [file for file in files if file not in errors]
 
     def write(self, record: Record) -> None:
@@ -209,7 +214,8 @@ class ScoredLines(FileLines):
 
     def line(self, record: Record) -> str | bytes:
         """Return the output for a line, which is empty if the filter does not let it pass."""
-        line, form = record.pop("data"), self._form
+        line = record.pop("data")
+        form = self._form
         perplexity = math.nan if "error" in record else perplexity_of(record)
         least, most = form.min_perplexity or 0, form.max_perplexity or math.inf
         if form.filters and not least <= perplexity <= most:  # NaN never passes
