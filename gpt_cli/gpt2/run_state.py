@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from gpt_cli.gpt2.hooks import Hook
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.source import is_edited
-from gpt_cli.ops import Array, Ops, Steps
+from gpt_cli.ops import Array, AttentionSteps, Ops
 
 
 @dataclass(frozen=True)
@@ -38,19 +38,19 @@ class RunState:
         if not hook.listens("attn.hook_attn_scores", "attn.hook_pattern"):
             return ops.attend(q, keys, values, scale, self.visible)
 
-        def z_of(steps: Steps) -> Array:
+        def z_of(steps: AttentionSteps) -> Array:
             return ops.attend_in_steps(q, keys, values, scale, self.visible, steps)
 
         shape = *q.shape[:3], int(self.visible.max())  # (B, H, T, S)
         scores = ops.xp.empty(shape, "f4")
         pattern = ops.xp.empty(shape, "f4")
-        z = z_of(Steps(scores, pattern))
+        z = z_of(AttentionSteps(scores, pattern))
         edited = hook("attn.hook_attn_scores", scores)
         if edited is not scores:
-            z = z_of(Steps(edited, pattern, "scores"))
+            z = z_of(AttentionSteps(edited, pattern, "scores"))
         edited = hook("attn.hook_pattern", pattern)
         if edited is not pattern:
-            other = z_of(Steps(scores, edited, "pattern"))
+            other = z_of(AttentionSteps(scores, edited, "pattern"))
             # As bits, since a GPU takes tiny numbers for 0 in comparisons.
             changed = (edited.view("i4") != pattern.view("i4")).any(axis=-1, keepdims=True)
             z = ops.xp.where(changed, other, z)

@@ -40,7 +40,7 @@ class Linear:
     bias: Array | None = None
 
 
-class Steps(NamedTuple):
+class AttentionSteps(NamedTuple):
     """The steps of attention (B, H, T, S): scaled scores, and their softmax."""
 
     scores: Array
@@ -158,7 +158,13 @@ class Ops(ABC):
         """
 
     def attend_in_steps(
-        self, q: Array, keys: Array, values: Array, scale: float, visible: Array, steps: Steps
+        self,
+        q: Array,
+        keys: Array,
+        values: Array,
+        scale: float,
+        visible: Array,
+        steps: AttentionSteps,
     ) -> Array:
         """Return what `attend` does, and fill in its steps, or begin with the edited step.
 

@@ -14,7 +14,17 @@ import numpy as np
 from cupy.cuda import runtime
 
 from gpt_cli.folder.dtypes import GROUP, NAMES, WEIGHT_TYPES
-from gpt_cli.ops.contract import Array, Block, Cache, LayerNorm, Linear, Model, Ops, Rows, Steps
+from gpt_cli.ops.contract import (
+    Array,
+    AttentionSteps,
+    Block,
+    Cache,
+    LayerNorm,
+    Linear,
+    Model,
+    Ops,
+    Rows,
+)
 from gpt_cli.ops.cuda import compiler, decoding, plans, structs
 from gpt_cli.ops.cuda.decoding import choice_fields, scratch_fields
 from gpt_cli.ops.cuda.launcher import Launcher
@@ -198,7 +208,13 @@ class CuPyOps(Ops):
         return self._attend(q, keys, values, scale, visible)
 
     def attend_in_steps(
-        self, q: Array, keys: Array, values: Array, scale: float, visible: Array, steps: Steps
+        self,
+        q: Array,
+        keys: Array,
+        values: Array,
+        scale: float,
+        visible: Array,
+        steps: AttentionSteps,
     ) -> Array:
         scores, pattern = (cupy.ascontiguousarray(array, np.float32) for array in steps[:2])
         edited = EDITED.index(steps.edited)

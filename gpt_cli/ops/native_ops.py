@@ -17,6 +17,7 @@ from gpt_cli.ops import bindings, int8
 from gpt_cli.ops.bindings import FLOAT32, INT64, Packed, Struct, check, contiguous, readable
 from gpt_cli.ops.contract import (
     Array,
+    AttentionSteps,
     Block,
     Cache,
     DraftOps,
@@ -24,7 +25,6 @@ from gpt_cli.ops.contract import (
     Linear,
     Model,
     Rows,
-    Steps,
 )
 from gpt_cli.ops.int8 import Int8Rows, quantize, scales_shape
 from gpt_cli.ops.kernels import ACTIVATIONS, EDITED, LARGEST_TOP_K, strides
@@ -212,7 +212,13 @@ class NativeOps(DraftOps):
         return self._attend(q, keys, values, visible, scale=scale)
 
     def attend_in_steps(
-        self, q: Array, keys: Array, values: Array, scale: float, visible: Array, steps: Steps
+        self,
+        q: Array,
+        keys: Array,
+        values: Array,
+        scale: float,
+        visible: Array,
+        steps: AttentionSteps,
     ) -> Array:
         fields = steps._asdict() | {"edited": EDITED.index(steps.edited)}
         for array in steps[:2]:

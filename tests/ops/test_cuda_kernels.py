@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt_cli.ops import LayerNorm, Linear, Steps
+from gpt_cli.ops import AttentionSteps, LayerNorm, Linear
 from gpt_cli.ops.cuda import plans
 from gpt_cli.ops.int8 import quantize
 from gpt_cli.ops.kernels import ACTIVATIONS
@@ -260,7 +260,7 @@ def test_attend_in_steps(native, edited, B, H, T, more, D, seed):
     ]
     expected = [x.copy() for x in begin]
     cache = cache_of(ops, keys, values, S)
-    y = ops.attend_in_steps(q, *cache, 0.3, visible, Steps(*expected, edited))
+    y = ops.attend_in_steps(q, *cache, 0.3, visible, AttentionSteps(*expected, edited))
     stored = cache_by_kernels(ops, "float32", keys, values, S, np.full(B, S))
     for plan in attention_plans(B * H, T, D, S):
         steps = [x.copy() for x in begin]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt_cli.errors import CheckpointError
-from gpt_cli.ops import Steps
+from gpt_cli.ops import AttentionSteps
 from gpt_cli.ops.int8 import quantize
 from gpt_cli.ops.numpy_ops import ACTIVATIONS
 from gpt_cli.options.request import SamplingParams
@@ -208,7 +208,9 @@ def test_attend_in_steps(pair, edited, T, more, is_view, seed):
         if is_view and ops is pair.gpu:  # not contiguous
             steps = [ops.xp.asarray(np.repeat(x, 2, axis=-1))[..., ::2] for x in begin]
         cache = stored(ops, k, v, [np.full(B, S)], S)
-        z = ops.attend_in_steps(ops.xp.asarray(q), *cache, 0.3, visible, Steps(*steps, edited))
+        z = ops.attend_in_steps(
+            ops.xp.asarray(q), *cache, 0.3, visible, AttentionSteps(*steps, edited)
+        )
         return z, *steps
 
     pair.assert_same(compute)

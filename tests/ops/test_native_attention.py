@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt_cli.ops import Steps
+from gpt_cli.ops import AttentionSteps
 from gpt_cli.ops.numpy_ops import softmax
 from support.native_arrays import (
     COLUMNS,
@@ -41,14 +41,16 @@ def test_attend(level, native, dtype, B, H, T, more, D, seed):
     cache = cache_of(ops, keys, values, S + 40)
     attended = ops.attend(q, *cache, 0.3, visible)
     weights = np.empty((2, B, H, T, S), np.float32)
-    assert_same_bits(ops.attend_in_steps(q, *cache, 0.3, visible, Steps(*weights)), attended)
+    assert_same_bits(
+        ops.attend_in_steps(q, *cache, 0.3, visible, AttentionSteps(*weights)), attended
+    )
     if dtype == "int8":
         keys, values = (x.astype(np.float16) for x in (keys, values))
     exact = q.astype(np.float64), keys.astype(np.float64), values.astype(np.float64)
     assert attended.dtype == np.float32
     assert abs(attended - NUMPY.attend(*exact, 0.3, visible)).max() <= 8e-6
     expected = np.empty((2, B, H, T, S))
-    NUMPY.attend_in_steps(*exact, 0.3, visible, Steps(*expected))
+    NUMPY.attend_in_steps(*exact, 0.3, visible, AttentionSteps(*expected))
     hidden = np.isneginf(expected[0])
     assert np.array_equal(np.isneginf(weights[0]), hidden) and not weights[1][hidden].any()
     assert np.allclose(weights[0][~hidden], expected[0][~hidden], rtol=0, atol=8e-6)

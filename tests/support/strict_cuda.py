@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gpt_cli.ops import LayerNorm, Linear, Ops, Steps
+from gpt_cli.ops import AttentionSteps, LayerNorm, Linear, Ops
 from support import emulated_cuda
 from support.emulated_cuda import DeviceArray
 from support.emulated_kernels import Card
@@ -115,8 +115,8 @@ def _on_host(value: Any) -> Any:
     """Return an argument of an operation with NumPy's arrays, which share the memory."""
     if isinstance(value, DeviceArray):
         return value._host
-    if isinstance(value, Steps):
-        return Steps(*map(_on_host, value))
+    if isinstance(value, AttentionSteps):
+        return AttentionSteps(*map(_on_host, value))
     if isinstance(value, LayerNorm | Linear):
         return replace(value, **{name: _on_host(part) for name, part in vars(value).items()})
     return value
