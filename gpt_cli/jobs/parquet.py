@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from gpt_cli.errors import InputError, import_extra
-from gpt_cli.jobs.jsonl import Streams
+from gpt_cli.jobs.jsonl import RecordFormat, Streams
 from gpt_cli.jobs.layout import Layout
 from gpt_cli.jobs.storage import open_file, reading
 from gpt_cli.records import Record, Schema
@@ -104,10 +104,44 @@ def _group(file: str, group: int, fields: tuple[str, ...] | None) -> "pyarrow.Ta
     return rows
 
 
-def write(records: Sequence[Record], schema: Schema, stream: BinaryIO) -> None:
-    """Write records as a table."""
-    table = table_of(records, schema)
-    library().parquet.write_table(table, stream)
+class Parquet(RecordFormat):
+    """Tables of records."""
+
+    def write(self, records: Sequence[Record], schema: Schema, stream: BinaryIO) -> None:
+        """Write records as a table."""
+        table = table_of(records, schema)
+        library().parquet.write_table(table, stream)
+
+    def count(self, stream: BinaryIO) -> tuple[int, int]:
+        """Return the numbers of records and of errors; a record may have several rows."""
+        table = library().parquet.read_table(stream, columns=["index", "error"])
+        return len(table["index"].unique()), len(table) - table["error"].null_count
+
+    def join(
+        self, streams: Streams, schema: Schema, target: BinaryIO, manifest: bytes = b""
+    ) -> None:
+        """Write one table of several, with a manifest in its metadata.
+
+        A table may lack columns in which it would have only nulls.
+        """
+        pyarrow = library()
+        schemas = [pyarrow.parquet.read_schema(stream) for stream in streams()]
+        schemas = schemas or [arrow_schema(schema)]
+        try:
+            unified = pyarrow.unify_schemas(schemas, promote_options="permissive")
+        except pyarrow.ArrowException as error:
+            cure = "write FOLDER/*.parquet, or give its column one type"
+            raise InputError(f"the parts cannot be joined: {error!s:.200}; {cure}") from None
+        unified = unified.with_metadata({_MANIFEST: manifest})
+        with pyarrow.parquet.ParquetWriter(target, unified) as writer:
+            for stream in streams():
+                tables = [unified.empty_table(), pyarrow.parquet.read_table(stream)]
+                writer.write_table(pyarrow.concat_tables(tables, promote_options="permissive"))
+
+    def manifest(self, stream: BinaryIO) -> bytes | None:
+        """Return the manifest in the metadata of a table; None if there is none."""
+        metadata = library().parquet.read_schema(stream).metadata or {}
+        return metadata.get(_MANIFEST)
 
 
 def table_of(records: Sequence[Record], schema: Schema) -> "pyarrow.Table":
@@ -163,40 +197,6 @@ def _scalars(records: Sequence[Record], schema: Schema) -> "pyarrow.Table":
         text = json.dumps(rows, ensure_ascii=False).encode(errors="surrogateescape")
         rows = json.loads(text.decode(errors="replace"))
         return pyarrow.Table.from_pylist(rows, arrow_schema(schema))
-
-
-def count(stream: BinaryIO) -> tuple[int, int]:
-    """Return the number of records in a table, and the number of errors among them.
-
-    A record may have several rows.
-    """
-    table = library().parquet.read_table(stream, columns=["index", "error"])
-    return len(table["index"].unique()), len(table) - table["error"].null_count
-
-
-def join(streams: Streams, schema: Schema, target: BinaryIO, manifest: bytes = b"") -> None:
-    """Write one table of several, and a manifest into its metadata.
-
-    A table may lack columns in which it would have only nulls.
-    """
-    pyarrow = library()
-    schemas = [pyarrow.parquet.read_schema(stream) for stream in streams()]
-    try:
-        one = pyarrow.unify_schemas(
-            schemas or [arrow_schema(schema)], promote_options="permissive"
-        ).with_metadata({_MANIFEST: manifest})
-    except pyarrow.ArrowException as error:
-        cure = "write FOLDER/*.parquet, or give its column one type"
-        raise InputError(f"the parts cannot be joined: {error!s:.200}; {cure}") from None
-    with pyarrow.parquet.ParquetWriter(target, one) as writer:
-        for stream in streams():
-            tables = one.empty_table(), pyarrow.parquet.read_table(stream)
-            writer.write_table(pyarrow.concat_tables(tables, promote_options="permissive"))
-
-
-def manifest(stream: BinaryIO) -> bytes | None:
-    """Return the manifest in the metadata of a table; None if there is none."""
-    return (library().parquet.read_schema(stream).metadata or {}).get(_MANIFEST)
 
 
 def arrow_schema(schema: Schema) -> "pyarrow.Schema":
