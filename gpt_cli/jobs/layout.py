@@ -70,7 +70,7 @@ class Template:
 
 @dataclass(frozen=True)
 class Layout:
-    """The fields of the rows and records of a task, from its attributes of these names."""
+    """The fields of the rows that a task reads, and of the records that it writes."""
 
     fields: tuple[str, ...]  # of a row besides its id; the first is its text
     template: Template | None = None  # its fields come first, instead of a text

@@ -1,6 +1,7 @@
 """Sinks for records, observers of progress, and the manifest that lets a job be resumed."""
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -46,34 +47,37 @@ class Observer:
         """Receive an interrupt of a job that can be resumed."""
 
 
-class Sink:
-    """The output of a job, which is entered while it is written.
+class Sink(ABC):
+    """The output of a job; a context manager, open while writing.
 
-    A run calls `resume` once, `check` for the rows that an earlier run has written if the sink
-    `compares`, `write` for all other records in order, and `finish`.
+    A run calls `resume` once; then, if the sink `compares`, `check` for each row that an earlier
+    run has written; then `write` for each other record, in order; and `finish`.
     """
 
-    compares: bool = False  # rows by `check`; else a run may skip reading them
+    compares: bool = False  # whether `check` needs the rows that an earlier run has written
 
     def __enter__(self) -> Self:
-        """Lock the output, so that no other run writes it."""
+        """Lock the output against other runs."""
         return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(  # noqa: B027 (most sinks need no `check` and no end)
+        self, kind: object, error: object, trace: object
+    ) -> None:
         """Write the rest; remove an output without records."""
 
     def resume(self) -> Resumed:
         """Return the rows of an earlier run; raise InputError if it was another job."""
         return Resumed()
 
-    def check(self, row: InputRow) -> None:
+    def check(self, row: InputRow) -> None:  # noqa: B027
         """Raise InputError if the record of an earlier run is that of another row."""
 
+    @abstractmethod
     def write(self, record: Record) -> None:
         """Write the next record, now or later; raise ResourceError if that fails."""
 
-    def finish(self, rows: int) -> None:
-        """Complete an output; raise InputError for rows beyond the input or of another run."""
+    def finish(self, rows: int) -> None:  # noqa: B027
+        """Complete the output of all rows; raise InputError if it has others, too."""
 
 
 def _shown(value: Any) -> str:
