@@ -114,8 +114,8 @@ class Completions:
         return [prompt.text for prompt in self.prompts]
 
     @property
-    def score(self) -> int | None:
-        """Return how many likeliest tokens each position of a prompt has; None for no scores."""
+    def prompt_logprobs(self) -> int | None:
+        """Return the number of likeliest tokens at each position of a prompt; None for no score."""
         return self.fields.logprobs if self.fields.echo else None
 
 
