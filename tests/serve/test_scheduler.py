@@ -194,7 +194,7 @@ def test_each_text_is_the_one_that_it_is_alone(
         assert_same(caller.completions[task.number], alone(loaded, request))
         if count is not None:
             actual = caller.scores[task.number]
-            (expected,) = score(loaded, [request.prompt])
+            (expected,) = score(loaded, [request.text])
             assert actual.logprobs == expected.token_logprobs[1:]
             assert {len(top) for top in actual.top_logprobs} <= {count}
 
@@ -332,7 +332,7 @@ def test_each_of_several_prompts_in_a_pass_is_known_afterwards(loaded, running, 
     for task in more:
         caller.compute(shared, [task])
         assert_same(caller.completions[task.number], alone(loaded, task.request))
-        (expected,) = score(loaded, [task.request.prompt])
+        (expected,) = score(loaded, [task.request.text])
         assert caller.scores[task.number].logprobs == expected.token_logprobs[1:]
     assert passes[1:] == [(1, 5), (1, 5)]
 
@@ -674,7 +674,7 @@ def test_damaged_weights_end_only_the_scores_that_use_them(loaded, running):
     caller.compute(shared, [bad, good], at_once=True)
     assert isinstance(caller.errors.pop(bad.number), CheckpointError)
     assert not caller.errors
-    (expected,) = score(loaded, [good.request.prompt])
+    (expected,) = score(loaded, [good.request.text])
     assert caller.scores[good.number].logprobs == expected.token_logprobs[1:]
     assert_same(caller.completions[good.number], alone(loaded, good.request))
 
