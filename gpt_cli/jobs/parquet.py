@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from gpt_cli.errors import InputError, import_extra
 from gpt_cli.jobs.jsonl import RecordFormat, Streams
@@ -27,11 +27,19 @@ _MANIFEST = b"gpt_cli.job"  # a key of the schema's metadata
 _EXACT = 2**53  # up to which floats represent every integer
 
 
-def survey(file: str, layout: Layout) -> tuple[list[int], list[str], bool, int]:
-    """Return sizes of row groups, unread columns, if there are only whole ids, and a checksum.
+class Survey(NamedTuple):
+    """What is known of a table before its rows are read."""
 
-    The file must have a column of strings for the text, or of strings or numbers for a template.
-    The checksum is that of the metadata, which has statistics of the columns.
+    group_sizes: list[int]  # the number of rows in each row group
+    ignored: list[str]  # columns that are not read
+    whole_ids: bool  # whether all ids are integers
+    checksum: int  # of the metadata, which have statistics of the columns
+
+
+def survey(file: str, layout: Layout) -> Survey:
+    """Return the survey of a table; raise InputError if it does not suit a layout.
+
+    It must have a column of strings for the text, or of strings or numbers for a template.
     """
     types = library().types
     _group.cache_clear()  # another file may have had this name
@@ -56,7 +64,7 @@ def survey(file: str, layout: Layout) -> tuple[list[int], list[str], bool, int]:
         # Ids are written as int64, which does not hold all of uint64.
         whole_ids = types.is_integer(id_type) and not types.is_uint64(id_type)
         stream.seek(-8 - table.metadata.serialized_size, os.SEEK_END)
-        return sizes, ignored, whole_ids, zlib.crc32(stream.read())
+        return Survey(sizes, ignored, whole_ids, zlib.crc32(stream.read()))
 
 
 def read(
@@ -150,27 +158,35 @@ def table_of(records: Sequence[Record], schema: Schema) -> "pyarrow.Table":
     The arrays of a record have a row of the table for each of their items, such as words. Other
     "columns" of the input follow the schema; values of several types become JSON.
     """
-    pyarrow = library()
-    names = dict.fromkeys(name for r in records for name in r.get("arrays", {}))
-    sizes = [max(map(len, record.get("arrays", {}).values()), default=1) for record in records]
-    repeated = [r for r, size in zip(records, sizes, strict=True) for _ in range(size)]
+    repeated: list[Record] = []  # once for each item of their arrays
+    for record in records:
+        arrays = record.get("arrays", {})
+        repeated += [record] * max(map(len, arrays.values()), default=1)
     table = _scalars(repeated, schema)
-    for name in dict.fromkeys(name for r in records for name in r.get("columns", {})):
-        values = [record.get("columns", {}).get(name) for record in repeated]
-        try:
-            column = pyarrow.array(values)
-        except (pyarrow.ArrowException, OverflowError, UnicodeEncodeError):
-            column = pyarrow.array([None if v is None else json.dumps(v) for v in values])
-        if name not in [*table.column_names, *names]:
-            table = table.append_column(name, column)
-    for name in names:
+    array_names = dict.fromkeys(name for record in records for name in record.get("arrays", {}))
+    column_names = dict.fromkeys(name for record in records for name in record.get("columns", {}))
+    for name in column_names:
+        if name not in table.column_names and name not in array_names:
+            values = [record.get("columns", {}).get(name) for record in repeated]
+            table = table.append_column(name, _column(values))
+    for name in array_names:
         if name in schema:  # as nulls
             table = table.drop_columns(name)
-        table = table.append_column(name, _column([r.get("arrays", {}).get(name) for r in records]))
+        arrays = [record.get("arrays", {}).get(name) for record in records]
+        table = table.append_column(name, _items(arrays))
     return table
 
 
-def _column(arrays: "Sequence[NDArray[Any] | None]") -> "pyarrow.Array":
+def _column(values: Sequence[Any]) -> "pyarrow.Array":
+    """Return values as an array, or their JSON if they have several types."""
+    pyarrow = library()
+    try:
+        return pyarrow.array(values)
+    except (pyarrow.ArrowException, OverflowError, UnicodeEncodeError):
+        return pyarrow.array([None if value is None else json.dumps(value) for value in values])
+
+
+def _items(arrays: "Sequence[NDArray[Any] | None]") -> "pyarrow.Array":
     """Return the items of arrays, or a null for None; items with axes are lists of one size."""
     pyarrow = library()
     first = next(array for array in arrays if array is not None)
@@ -185,10 +201,11 @@ def _column(arrays: "Sequence[NDArray[Any] | None]") -> "pyarrow.Array":
 
 def _scalars(records: Sequence[Record], schema: Schema) -> "pyarrow.Table":
     pyarrow = library()
-    rows = [{name: r[name] for name in schema if name in r} for r in records]
+    rows = [{name: record[name] for name in schema if name in record} for record in records]
     # An id may be any JSON value; the number of a line is in the column of a template's {line}.
-    for name in ("id", "line"):
-        for row in rows if schema.get(name) == "string" else []:
+    names = [name for name in ("id", "line") if schema.get(name) == "string"]
+    for row in rows:
+        for name in names:
             if not isinstance(row.get(name, ""), str):
                 row[name] = json.dumps(row[name], ensure_ascii=False)
     try:

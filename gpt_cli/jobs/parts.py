@@ -24,7 +24,8 @@ from gpt_cli.jobs.sinks import (
 )
 from gpt_cli.records import Record, Schema
 
-SECONDS, BYTES = 60.0, 64 << 20  # after which a part is written
+SECONDS = 60.0  # after which a part is written
+BYTES = 64 << 20  # after which a part is written
 
 
 def _format(ending: str) -> RecordFormat:
@@ -46,7 +47,7 @@ def _size(record: Record) -> int:
 
 
 class Folder(Sink):
-    """Parts in a folder, or at its address, which is new or is resumed.
+    """Parts in a folder or at its address, which is new or is resumed.
 
     The name of a part has the index of its first row, and the ending of its format.
     `_job.json` is the manifest of the job, which has checksums of the input.
@@ -169,7 +170,7 @@ class Folder(Sink):
 
 
 class File(Folder):
-    """One file, joined at the end from the parts in the folder FILE.parts, which then is removed.
+    """One file. At the end, it is joined from the parts in FILE.parts, which is then removed.
 
     Its format is that of the ending of its name, by default JSON Lines.
     """
@@ -182,7 +183,8 @@ class File(Folder):
 
     def finish(self, rows: int) -> None:
         super().finish(rows)
-        opened = storage.new_object(*storage.filesystem(self._file), self._file, LATER)
+        fs, path = storage.filesystem(self._file)
+        opened = storage.new_object(fs, path, self._file, LATER)
         with opened as target, storage.writing(self._file, LATER):
             self._format.join(self._streams, self._schema, target, self._manifest.begin())
         self._locked.close()  # Windows removes no file that is open

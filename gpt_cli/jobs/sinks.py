@@ -88,16 +88,18 @@ def _changed_file(earlier: Any, files: Any) -> str:
     """Return ", FILE is new" or the like for the first of listed files that differs, else ""."""
     if not (isinstance(earlier, list) and isinstance(files, list)):
         return ""
-    # A file is its name, or a list of its name, size and checksum.
-    before, now = (
-        [file if isinstance(file, str) else file[0] for file in listed]
-        for listed in (earlier, files)
-    )
+    before = list(map(_file_name, earlier))
+    now = list(map(_file_name, files))
     for name, file in zip(now, files, strict=True):
         if file not in earlier:
             return f", {name} {'has changed' if name in before else 'is new'}"
     missing = [name for name in before if name not in now]
     return f", {missing[0]} is missing" if missing else ", its files have another order"
+
+
+def _file_name(file: Any) -> Any:
+    """Return the name of a listed file, which is a name, or a list of a name and more."""
+    return file if isinstance(file, str) else file[0]
 
 
 def refusal(complaint: str) -> InputError:
@@ -167,7 +169,7 @@ class Manifest:
 
 
 class JSONLines(Sink):
-    """A JSON Lines file on this machine, to which records are appended at once.
+    """A JSON Lines file on this machine; each record is appended at once.
 
     Its manifest is the hidden file .NAME.job.json beside it.
     """
@@ -178,7 +180,7 @@ class JSONLines(Sink):
         self._path = path
         self._texts = texts  # the fields of a row's text
         self._side = path.with_name(f".{path.name}.job.json")
-        files = [file for file, *_ in job.get("input") or []]
+        files = list(map(_file_name, job.get("input") or []))
         job = {name: value for name, value in job.items() if name not in ("input", "format")}
         if len(files) > 1:  # a single file may have grown, or may now be a pipe
             job["input"] = files
@@ -196,7 +198,7 @@ class JSONLines(Sink):
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
             self._file.close()
-        except OSError:  # it retried a failed flush, which `write` has reported
+        except OSError:  # of a flush that failed before, as `write` has reported
             if error is None:
                 raise
         if self._new and error is not None and self._path.stat().st_size == 0:
