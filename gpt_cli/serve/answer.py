@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -44,7 +44,6 @@ _HEADERS = {
 }
 _STOPPED = ("stop", "eos", "complete")  # "stop" for OpenAI; the other reasons are "length"
 _COLUMNS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-_Push: TypeAlias = Callable[[Any], bool]  # adds an event to a text; returns whether that was all
 _logger = logging.getLogger("gpt_cli")
 
 
@@ -77,7 +76,7 @@ class Answer(StreamingResponse, ABC):
         self._request = request
         self._is_stream = stream is not None
         self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[tuple[_Push, Event]] = asyncio.Queue()
+        self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()  # with indices of texts
         self._ended = 0  # number of texts
         self._start = time.perf_counter()
 
@@ -93,7 +92,8 @@ class Answer(StreamingResponse, ABC):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer, until it is read or the client has left."""
-        service, entries = self._service, self._request.entries
+        service = self._service
+        entries = self._request.entries
         if service.unread + entries > _MOST_UNREAD:
             raise QueueFullError("too many large answers are computed or unread; try again later")
         service.scheduler.submit(self.texts)
@@ -107,19 +107,24 @@ class Answer(StreamingResponse, ABC):
             for text in self.texts:
                 text.cancelled = True
 
-    def _deliver(self, push: _Push, event: Event) -> None:
+    def _deliver(self, index: int, event: Event) -> None:
+        """Pass an event of a text to the event loop."""
         with suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._events.put_nowait, (push, event))
+            self._loop.call_soon_threadsafe(self._events.put_nowait, (index, event))
+
+    @abstractmethod
+    def _add(self, index: int, event: Any) -> bool:
+        """Add an event of a text; return whether it was the last."""
 
     async def _next_events(self) -> None:
         """Wait for an event, and add all that have come; raise an error that is one of them."""
         events = [await self._events.get()]
         while not self._events.empty():
             events.append(self._events.get_nowait())
-        for push, event in events:
+        for index, event in events:
             if isinstance(event, Exception):
                 raise event
-            self._ended += push(event)
+            self._ended += self._add(index, event)
 
     @property
     def _finished(self) -> bool:
@@ -177,18 +182,19 @@ class CompletionAnswer(Answer):
             for _ in range(request.fields.choices):
                 index = len(self._choices)
                 self._choices.append(_Choice(service.engine.tokenizer, request, prompt, index))
-        # All choices of a search come from one text.
-        size = request.fields.choices if request.fields.use_beam_search else 1
         self.texts = []
+        self._choices_of_texts: list[list[_Choice]] = []  # several of a beam search, best first
+        size = request.fields.choices if request.fields.use_beam_search else 1
         for start in range(0, len(self._choices), size):
             choices = self._choices[start : start + size]
             if not choices[0].finish_reason:
-                push = partial(self._push, choices)
-                self.texts.append(choices[0].pending(partial(self._deliver, push)))
+                self.texts.append(choices[0].pending(partial(self._deliver, len(self.texts))))
+                self._choices_of_texts.append(choices)
         self._has_begun = False
 
-    def _push(self, choices: "Sequence[_Choice]", event: PromptScore | Step) -> bool:
-        """Add an event of a text, whose choices are several if it is a search, the best first."""
+    def _add(self, index: int, event: PromptScore | Step) -> bool:
+        """Add an event of a text; return whether it was the last."""
+        choices = self._choices_of_texts[index]
         if not self._has_begun:
             self._has_begun = True
             self._service.metrics.first_seconds.observe(self._seconds)
@@ -267,12 +273,12 @@ class EmbeddingAnswer(Answer):
     def _pending(self, index: int, text: Text) -> PendingText:
         """Return the text to compute."""
         fields = self._request.fields
-        deliver = partial(self._deliver, partial(self._push, index))
+        deliver = partial(self._deliver, index)
         first = len(text.ids) - 1 if fields.pool == "last" else text.start
         row = Request(text, Options(), index)
         return PendingVector(row, deliver, hook=fields.hook, first=first)
 
-    def _push(self, index: int, vector: Vector) -> bool:
+    def _add(self, index: int, vector: Vector) -> bool:
         if self._request.fields.encoding_format == "base64":
             self._encoded[index] = f'"{b64encode(vector.astype("<f4").tobytes()).decode()}"'
         else:
