@@ -54,14 +54,14 @@ class PendingText:
     cancelled: bool = field(default=False, init=False)  # the caller no longer needs the text
 
     @property
-    def known(self) -> list[int]:
-        """Return the tokens to compute first: all but the last, which `Batch` computes."""
+    def prefill_ids(self) -> list[int]:
+        """Return the tokens that `Prompts` computes: all but the last, which `Batch` computes."""
         return self.request.prompt[:-1]
 
     @property
-    def shared(self) -> list[int]:
+    def cacheable_ids(self) -> list[int]:
         """Return the tokens that may be in the prefix cache, which only holds unedited states."""
-        return self.known if self.hook == FINAL and not self.request.text.edits else []
+        return self.prefill_ids if self.hook == FINAL and not self.request.text.edits else []
 
     def fail(self, error: Exception) -> None:
         """End the text with an error."""
@@ -98,7 +98,7 @@ class PendingScore(MeasuredText):
             targets = ops.xp.asarray(self.request.prompt[start + 1 : start + 1 + count])
             score.logprobs += ops.to_host(log_probabilities(ops, logits, targets)).tolist()
             score.top_logprobs += top_logprobs(ops, logits, [self.prompt_logprobs] * count)
-        complete = len(score.logprobs) == len(self.known)
+        complete = len(score.logprobs) == len(self.prefill_ids)
         if complete:
             self.deliver(score)
         return complete
@@ -113,7 +113,7 @@ class PendingVector(MeasuredText):
     first: int = field(kw_only=True)
 
     @property
-    def known(self) -> list[int]:
+    def prefill_ids(self) -> list[int]:
         """Return all tokens."""
         return self.request.prompt
 
@@ -130,18 +130,18 @@ class Prompts:
     def __init__(self, model: GPT2, texts: Sequence[PendingText], prefixes: PrefixCache):
         self._model = model
         self.texts = texts
-        known = [text.known for text in texts]
-        self.cache = KVCache(model.config, model.ops, len(texts), max(map(len, known)))
+        prefill_ids = [text.prefill_ids for text in texts]
+        self.cache = KVCache(model.config, model.ops, len(texts), max(map(len, prefill_ids)))
         shapes = hook_shapes(model.config)
         # Of the n tokens of each text so far: the states (n, C), or the values at its hook point.
         self.states = [model.ops.xp.empty((0, *shapes[text.hook][1:]), "f4") for text in texts]
         for row, text in enumerate(texts):
-            prefix, length = prefixes.find(text.shared)
+            prefix, length = prefixes.find(text.cacheable_ids)
             if prefix:
                 self.cache.copy_row(row, prefix.cache, 0, length)
                 self.states[row] = prefix.states[:length].copy()
         self.reused = int(self.cache.lengths.sum())
-        rests = [ids[n:] for ids, n in zip(known, self.cache.lengths, strict=True)]
+        rests = [ids[n:] for ids, n in zip(prefill_ids, self.cache.lengths, strict=True)]
         edits = editor([text.request.text.edits for text in texts], model.ops)
         self._hook = Recorder({text.hook for text in texts} - {FINAL}, edits)
         self._passes = prefill(model, rests, self.cache, CHUNK, self._hook)

@@ -160,7 +160,7 @@ class Scheduler:
         return texts
 
     def _admit(self) -> None:
-        """Let texts join whose prompts are known, and begin others that fit one pass together."""
+        """Let texts with cached prompts join, and begin others that fit one pass together."""
         new: list[PendingText] = []
         passed: list[_Waiting] = []  # they stay in the queue
         longest = 0  # number of tokens to compute for a prompt
@@ -170,13 +170,13 @@ class Scheduler:
                 if entry is None:
                     break
                 text = entry.text
-                prefix, known = self._prefixes.find(text.shared)
-                width = max(longest, len(text.known) - known)
+                prefix, cached = self._prefixes.find(text.cacheable_ids)
+                width = max(longest, len(text.prefill_ids) - cached)
                 fits = not new or width * (len(new) + 1) <= CHUNK
-                if known == len(text.known) and not isinstance(text, MeasuredText):
+                if cached == len(text.prefill_ids) and not isinstance(text, MeasuredText):
                     self._join(text, prefix.cache if prefix else None, 0)
-                    self.reused += known
-                elif fits and not self._will_be_known(text, known, new):
+                    self.reused += cached
+                elif fits and not self._will_be_cached(text, cached, new):
                     new.append(text)
                     longest = width
                 else:
@@ -213,15 +213,15 @@ class Scheduler:
             self._running.add(first.text)  # at once, so that any error ends it
             return heapq.heappop(self._waiting)
 
-    def _will_be_known(self, text: PendingText, known: int, new: Sequence[PendingText]) -> bool:
-        """Return whether more of a prompt will be known once those being computed are ready."""
+    def _will_be_cached(self, text: PendingText, cached: int, new: Sequence[PendingText]) -> bool:
+        """Return whether more of a prompt will be cached once those being computed are ready."""
         if not self._prefixes.keeps:
             return False
         others = list(new)
         for prompts in self._prompts:
             others += prompts.texts
-        common = [common_length(text.shared, other.shared) for other in others]
-        return max(common, default=0) >= max(known + 1, SHORTEST)
+        common = [common_length(text.cacheable_ids, other.cacheable_ids) for other in others]
+        return max(common, default=0) >= max(cached + 1, SHORTEST)
 
     def _advance(self) -> None:
         """Compute a chunk of the first prompts; once they are ready, let their texts join."""
@@ -237,13 +237,13 @@ class Scheduler:
     def _finish(self, prompts: Prompts) -> None:
         """Keep prompts that are ready, and let their texts join."""
         for row, text in enumerate(prompts.texts):
-            if self._prefixes.keeps and len(text.shared) >= SHORTEST:
+            if self._prefixes.keeps and len(text.cacheable_ids) >= SHORTEST:
                 cache = prompts.cache
-                known = len(text.known)
+                length = len(text.prefill_ids)
                 if len(prompts.texts) > 1:
-                    cache = KVCache(self._model.config, self._model.ops, 1, known)
-                    cache.copy_row(0, prompts.cache, row, known)
-                self._prefixes.keep(Prefix(text.known, cache, prompts.states[row]))
+                    cache = KVCache(self._model.config, self._model.ops, 1, length)
+                    cache.copy_row(0, prompts.cache, row, length)
+                self._prefixes.keep(Prefix(text.prefill_ids, cache, prompts.states[row]))
             if text.decode and not text.cancelled:
                 self._join(text, prompts.cache, row)
             else:
@@ -259,7 +259,7 @@ class Scheduler:
             self._end([text], error)
 
     def _decode(self) -> None:
-        """Compute one pass for the texts whose prompts are ready."""
+        """Compute one pass for the texts in the batch."""
         try:
             steps = self._batch.step()
         except (GPTCLIError, MemoryError) as error:
