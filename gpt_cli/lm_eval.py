@@ -40,7 +40,7 @@ from gpt_cli.texts.text import Text
 
 Answer: TypeAlias = tuple[float, bool]  # log-likelihood; whether greedy decoding gives this text
 
-_TOGETHER = 256  # requests: neighbours, such as the choices of one question, begin alike
+_TOGETHER = 256  # requests in a call: neighbours, such as choices of a question, share prefixes
 
 
 @register_model("gpt-cli")
@@ -196,7 +196,7 @@ class EngineLM(TemplateLM):
 
 
 def main() -> None:
-    """Run `lm-eval`, to which `gpt-cli` is one more model."""
+    """Run `lm-eval` with one more model, `gpt-cli`."""
     try:
         cli_evaluate()
     except GPTCLIError as error:

@@ -1,4 +1,4 @@
-"""Callable classes for pipelines of Ray Data, whose actors hold models.
+"""Callable classes for pipelines of Ray Data; their actors hold models.
 
     rows = ray.data.read_json("rows.jsonl", lines=True)  # {"index": 0, "prompt": "Once upon"}
     rows.map_batches(
@@ -91,7 +91,7 @@ class Generator(_TableActor):
     """Continue the prompts of a table.
 
     A row has a "prompt" and an "index", its number in the whole job, which keys the random draws;
-    it may have the other fields of a row for `gpt-cli batch`, whose defaults are `options`. They
+    it may have the other fields of a row for `gpt-cli batch`; `options` are their defaults. They
     must have a seed, or every actor would draw another. Added are "text", "finish_reason", "seed",
     "prompt_tokens" and "completion_tokens".
     """

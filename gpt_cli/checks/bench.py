@@ -23,7 +23,7 @@ from gpt_cli.system.machine import peak_memory
 from gpt_cli.texts.speculator import Speculator
 
 _WARM_UP = 20  # tokens before the first measurement: NumPy's products settle at the 16th
-_EDGE = 10  # tokens at either end of the text, whose medians show how the time grows
+_EDGE = 10  # tokens at either end of the text; their median times show how the time grows
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class Cluster:
 
 
 class _BundleActor(ABC):
-    """Replaces bundles: of pieces by their rows, of rows by their records. An error is a bundle."""
+    """Turns bundles of pieces or rows into bundles of rows or records; a bundle may be an error."""
 
     def __call__(self, table: "pyarrow.Table") -> "pyarrow.Table":
         """Return the bundle that replaces those of a table."""

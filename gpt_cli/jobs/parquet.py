@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _TEXTS = ("string", "large_string", "string_view")
 _MANIFEST = b"gpt_cli.job"  # a key of the schema's metadata
-_EXACT = 2**53  # up to which floats represent every integer
+_EXACT = 2**53  # floats represent every integer up to this one
 
 
 class Survey(NamedTuple):

@@ -13,6 +13,7 @@ from gpt_cli.errors import InputError
 from gpt_cli.jobs import parquet, storage
 from gpt_cli.jobs.layout import InputRow, Layout
 from gpt_cli.jobs.storage import Format
+from gpt_cli.records import Record
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -32,15 +33,15 @@ class Piece:
 
 @dataclass(frozen=True)
 class RowReader:
-    """A reader of rows, which can be sent to another machine."""
+    """A reader of rows; it is pickled to read on another machine."""
 
     format: Format
     layout: Layout
-    many: bool = False  # several files, whose names their rows have
+    many: bool = False  # whether there are several files; their rows have their names
 
     def read(self, piece: Piece) -> list[InputRow]:
         """Return the rows of a piece; raise InputError if its file has changed."""
-        lines: Iterable[tuple[int, Any]]
+        lines: Iterable[tuple[int, bytes | Record]]
         if self.format == "parquet":
             columns = None if self.layout.all_columns else self.layout.columns
             table = parquet.read(piece.file, piece.group, piece.start, piece.end, columns)
@@ -64,7 +65,7 @@ class RowReader:
         ]
 
     def parse(
-        self, lines: Iterable[tuple[int, Any]], index: int, file: str | None
+        self, lines: Iterable[tuple[int, bytes | Record]], index: int, file: str | None
     ) -> list[InputRow]:
         """Return the rows of numbered lines or table rows, counted from `index`."""
         return [
@@ -72,7 +73,7 @@ class RowReader:
             for row_index, (number, data) in enumerate(lines, index)
         ]
 
-    def _parse(self, row: InputRow, data: Any) -> InputRow:
+    def _parse(self, row: InputRow, data: bytes | Record) -> InputRow:
         """Return the row with the content of its line or table row, or with an error."""
         every_line = self.layout.every_line
         try:
@@ -102,7 +103,7 @@ class RowReader:
         return replace(row, error=reason)
 
     def _texts(self, fields: dict[str, Any]) -> dict[str, str]:
-        """Return the text of a row, or the fields of the template, whose numbers become texts."""
+        """Return the text of a row, or the fields of the template; numbers become texts."""
         template = self.layout.template
         texts = {}
         for name in self.layout.texts:

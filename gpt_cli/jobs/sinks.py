@@ -207,13 +207,13 @@ class JSONLines(Sink):
                 self._side.unlink()
 
     def resume(self) -> Resumed:
-        known = not self._new and self._manifest.exists()
-        if known:
+        has_manifest = not self._new and self._manifest.exists()
+        if has_manifest:
             self._manifest.compare()
         end = self._read()
-        if self._rows and not known:
+        if self._rows and not has_manifest:
             raise refusal(f"{self._path} cannot be resumed without its manifest {self._side.name}")
-        if not known:
+        if not has_manifest:
             with storage.writing(str(self._side), ANOTHER):
                 self._side.write_bytes(self._manifest.begin())
         self._file.seek(end)

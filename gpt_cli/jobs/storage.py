@@ -38,7 +38,7 @@ def is_address(name: str) -> bool:
 
 
 def is_pattern(address: str) -> bool:
-    """Return whether to move or to remove an address would affect others, which it matches."""
+    """Return whether an address is a pattern: to move or remove it would affect all that match."""
     return any(mark in address for mark in "*?[")
 
 
@@ -155,7 +155,7 @@ def size(name: str) -> int:
 
 @contextmanager
 def open_file(file: str) -> Iterator[BufferedReader]:
-    """Open a file to read bytes; the errors of the block are left to the caller: see `reading`."""
+    """Open a file to read bytes; errors in the block pass through: see `reading`."""
     opened: AbstractContextManager[BufferedReader]
     with reading(label(file)):
         if file == "-":
@@ -364,7 +364,7 @@ def _errors(
 ) -> Iterator[None]:
     try:
         yield
-    except (GPTCLIError, BrokenPipeError):  # the latter is of output, whose reader has left
+    except (GPTCLIError, BrokenPipeError):  # the latter: the reader of our output has left
         raise
     except OSError as error:
         # fsspec's FileNotFoundError has only the path as its text.

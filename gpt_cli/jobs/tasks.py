@@ -126,7 +126,7 @@ class Task(ABC):
         return {name: value for name, value in values.items() if value is not None}
 
     def _computed(self, engine: "Engine", rows: Rows) -> Iterator[Any]:
-        """Yield the results of rows; that of a row whose edits make values overflow is an error."""
+        """Yield the results of rows; if the edits of a row make values overflow, its error."""
         from gpt_cli.gpt2.weights import EditOverflowError  # brings NumPy
 
         done = 0
@@ -187,8 +187,8 @@ class Generation(Task):
         row = super().prepare(row)
         prompt = self.layout.text(row)
         # The input of a template may have any other fields.
-        known = self.fields[1:] if self.template else row.fields.keys() - {"prompt"}
-        options = {name: value for name, value in row.fields.items() if name in known}
+        names = self.fields[1:] if self.template else row.fields.keys() - {"prompt"}
+        options = {name: value for name, value in row.fields.items() if name in names}
         choices = options.get("choices")
         if all(options.get(name) is None for name in CONSTRAINTS):
             choices = self.options.choices or None
@@ -209,7 +209,7 @@ class Generation(Task):
 
 
 class _OfTexts(Task):
-    """A task for texts, which may have edits."""
+    """A task for texts with optional edits."""
 
     fields = ("text", "edits")
 
