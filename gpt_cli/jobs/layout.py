@@ -57,11 +57,12 @@ class Template:
 
     def check_line(self) -> None:
         """Raise InputError if a plain line does not have all fields."""
-        if other := [name for name in self.names if name != _LINE]:
-            raise InputError(
-                f"the template has {{{other[0]:.40}}}, and the input has plain lines: "
-                "write {line}, or give JSON Lines or Parquet"
-            )
+        for name in self.names:
+            if name != _LINE:
+                raise InputError(
+                    f"the template has {{{name:.40}}}, and the input has plain lines: "
+                    "write {line}, or give JSON Lines or Parquet"
+                )
 
     def fill(self, fields: Mapping[str, str]) -> str:
         """Return the text with the values of its fields."""

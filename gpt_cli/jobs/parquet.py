@@ -73,8 +73,8 @@ def read(
     """Yield rows of a group with the fields, by default all, that they have."""
     rows = _group(file, group, None if fields is None else tuple(fields))
     for row in rows.slice(start, end - start).to_pylist():
-        values = ((name, _json_value(value)) for name, value in row.items())
-        yield {name: value for name, value in values if value is not None}
+        values = {name: _json_value(value) for name, value in row.items()}
+        yield {name: value for name, value in values.items() if value is not None}
 
 
 def _json_value(value: Any) -> Any:

@@ -340,9 +340,9 @@ def _prompt(
         _check_length(ids, config.n_positions - (1 if fields.max_tokens else 0))
     with _about("edits"):
         bound = bind(edits, len(ids), min(len(ids) + fields.max_tokens, config.n_positions))
-    # Whether the first id is a start token that the prompt does not have.
-    begins = not prompt or (isinstance(prompt, str) and bool(engine.loaded.start))
-    text = Text(ids, int(begins), bound)
+    # The first id may be a start token that the prompt does not have.
+    start = int(not prompt or (isinstance(prompt, str) and bool(engine.loaded.start)))
+    text = Text(ids, start, bound)
     if isinstance(prompt, str):
         return Prompt(text, prompt)
     with _about("prompt"):
@@ -352,13 +352,13 @@ def _prompt(
 def _embedded(engine: Engine, text: str | list[int], label: str) -> Text:
     config = engine.model.config
     with _about("input", label):
-        begins = isinstance(text, str) and bool(engine.loaded.start)
+        start = int(isinstance(text, str) and bool(engine.loaded.start))
         ids = config.check_ids(engine.encode(text) if isinstance(text, str) else text)
-        if len(ids) == begins:
+        if len(ids) == start:
             raise InputError("the text is empty: it has no tokens")
         _check_length(ids, config.n_positions)
         edits = engine.loaded.bound_edits(None, len(ids), len(ids))  # of `serve --edit`
-    return Text(ids, int(begins), edits)
+    return Text(ids, start, edits)
 
 
 def _check_length(ids: Sequence[int], most: int) -> None:
