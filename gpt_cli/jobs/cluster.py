@@ -90,25 +90,46 @@ class _PieceReader(_BundleActor):
                     yield replace(row, file=name)
 
 
+@dataclass(frozen=True)
+class _Model:
+    """A model that every machine of a cluster can load."""
+
+    name: str  # as a user wrote it
+    adapter: str | None  # as a user wrote it
+    path: str  # the name, or an absolute path
+    loading: Mapping[str, Any]  # keywords of `load`
+
+    @classmethod
+    def of(cls, name: str, loading: Mapping[str, Any], cluster: Cluster) -> "_Model":
+        """Return a model by its name and keywords of `load`, which may have relative paths."""
+        adapter = loading.get("adapter")
+        edits = [with_absolute_path(edit) for edit in loading.get("edits", ())]
+        options = {**loading, "adapter": adapter and _absolute(adapter), "edits": edits}
+        if options.get("device", "auto") == "auto" and not cluster.gpus_per_worker:
+            options["device"] = "cpu"  # Ray has assigned no GPU
+        return cls(name, adapter, _absolute(name), options)
+
+    def load(self) -> Engine:
+        """Load the model."""
+        engine = load(self.path, **self.loading)
+        engine.name = self.name
+        engine.adapter = self.adapter
+        return engine
+
+
 @dataclass
 class _Worker(_BundleActor):
     """Compute the records of rows, or of the rows of pieces."""
 
     task: Task
     reader: _PieceReader
-    name: str  # of the model, as a user wrote it
-    adapter: str | None  # its adapter, as a user wrote it
-    model: str
-    loading: Mapping[str, Any]
-    first: int = 0  # the index of the first row whose record is missing
+    model: _Model
+    first: int = 0  # the index of the first row without a record
 
     @cached_property
     def _engine(self) -> Engine:
         """The model, loaded for the first bundle: Ray would return only the text of an error."""
-        engine = load(self.model, **self.loading)
-        engine.name = self.name
-        engine.adapter = self.adapter
-        return engine
+        return self.model.load()
 
     def content(self, bundle: list[Any]) -> Iterator[Record]:
         """Yield the records of the rows of a bundle."""
@@ -132,16 +153,7 @@ def compute(
     bundles = [_packed(pieces) for pieces in pieces_together(source.pieces, size, start)]
     if not bundles:
         return
-    reader: dict[str, Any] = {"reader": source.reader, "start": start, "folder": Path.cwd()}
-    worker = {
-        "task": task,
-        "reader": _PieceReader(**reader),
-        "name": model,
-        "adapter": loading.get("adapter"),
-        "model": _absolute(model),
-        "loading": _on_any_machine(loading, cluster),
-        "first": start,
-    }
+    reader = _PieceReader(source.reader, start, Path.cwd())
     with _connected(cluster) as alone:
         workers, threads = _room(cluster)
         one = {"batch_size": 1, "batch_format": "pyarrow"}  # with GPUs, Ray requires a number
@@ -151,7 +163,7 @@ def compute(
             readers = math.ceil(workers / _WORKERS_PER_READER)
             data = data.map_batches(  # tasks would be new processes on a node without CPUs
                 _PieceReader,
-                fn_constructor_kwargs=reader,
+                fn_constructor_kwargs=vars(reader),
                 num_cpus=0,  # else a reader would wait forever once the workers have all CPUs
                 resources={f"node:{ray.util.get_node_ip_address()}": 0.001},  # of 1: this machine
                 compute=actors(size=min(len(bundles), readers)),
@@ -159,7 +171,7 @@ def compute(
             )
         data = data.map_batches(
             _Worker,
-            fn_constructor_kwargs=worker,
+            fn_constructor_args=(task, reader, _Model.of(model, loading, cluster), start),
             num_cpus=threads,
             num_gpus=cluster.gpus_per_worker or None,
             compute=actors(size=min(workers, len(bundles))),
@@ -170,18 +182,9 @@ def compute(
             yield from _unpacked(table)
 
 
-def _on_any_machine(loading: Mapping[str, Any], cluster: Cluster) -> dict[str, Any]:
-    """Return keywords of `load` for workers, with absolute paths."""
-    edits = [with_absolute_path(edit) for edit in loading.get("edits", ())]
-    options = {**loading, "adapter": _absolute(loading.get("adapter")), "edits": edits}
-    if options.get("device", "auto") == "auto" and not cluster.gpus_per_worker:
-        options["device"] = "cpu"  # Ray has assigned no GPU
-    return options
-
-
-def _absolute(name: str | None) -> str | None:
+def _absolute(name: str) -> str:
     """Return the name of a model or an adapter, or the absolute path of its folder."""
-    return str(Path(name).absolute()) if name and hub.is_folder(name) else name
+    return str(Path(name).absolute()) if hub.is_folder(name) else name
 
 
 def _packed(content: list[Any] | GPTCLIError) -> "pyarrow.Table":
