@@ -71,7 +71,7 @@ class Task(ABC):
         return asdict(self) if is_dataclass(self) else {}
 
     def with_seed(self, seed: int | None) -> "Task":
-        """Return a task with a seed, if it draws numbers: its own, else this one, else any."""
+        """Return the task with a seed if it draws numbers: its own, else `seed`, else any."""
         return self
 
     def check_lines(self) -> None:
