@@ -101,6 +101,11 @@ def compute_valid(
 def single(results: Iterable[Result | InputError]) -> Result:
     """Return the only one of results; raise it if it is an error."""
     (result,) = results
+    return checked(result)
+
+
+def checked(result: Result | InputError) -> Result:
+    """Return a result; raise it if it is an error."""
     if isinstance(result, InputError):
         raise result
     return result

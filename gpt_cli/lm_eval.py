@@ -40,7 +40,7 @@ from gpt_cli.texts.text import Text
 
 Answer: TypeAlias = tuple[float, bool]  # log-likelihood; whether greedy decoding gives this text
 
-_TOGETHER = 256  # requests: neighbours, such as the choices of one question, begin alike
+_TOGETHER = 256  # requests in a call: neighbours, such as choices of a question, share prefixes
 
 
 @register_model("gpt-cli")
@@ -100,19 +100,22 @@ class EngineLM(TemplateLM):
 
         A text longer than the context is cut into full windows. A token is scored once.
         """
-        texts = [request.args[0] for request in requests]
-        windows = [
-            (text, make_disjoint_window(window))
-            for text, string in enumerate(texts)
+        strings = [request.args[0] for request in requests]
+        windows = []
+        indices = []  # of the text of each window
+        for index, string in enumerate(strings):
+            ids = self.tok_encode(string)
             for window in get_rolling_token_windows(
-                self.tok_encode(string), self.eot_token_id, self.max_length, context_len=1
-            )
-        ]
-        answers = self._loglikelihood_tokens([(None, *pair) for _, pair in windows], disable_tqdm)
-        totals = [0.0] * len(texts)
-        for (text, _), (logprob, _) in zip(windows, answers, strict=True):
-            totals[text] += logprob
-        for string, total in zip(texts, totals, strict=True):
+                ids, self.eot_token_id, self.max_length, context_len=1
+            ):
+                context, continuation = make_disjoint_window(window)
+                windows.append((None, context, continuation))
+                indices.append(index)
+        answers = self._loglikelihood_tokens(windows, disable_tqdm)
+        totals = [0.0] * len(strings)
+        for index, (logprob, _) in zip(indices, answers, strict=True):
+            totals[index] += logprob
+        for string, total in zip(strings, totals, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", (string,), total)
         return totals
 
@@ -132,14 +135,14 @@ class EngineLM(TemplateLM):
                     f"{self.max_length:,}: {self.engine.decode(continuation or context)!r:.60}"
                 )
             # A context of white space is empty here: all of it moved to the continuation.
-            row = (context or [self.eot_token_id]) + continuation
+            ids = (context or [self.eot_token_id]) + continuation
             # The last token is predicted, and not read.
-            ids = row[-self.max_length - 1 :]
+            ids = ids[-self.max_length - 1 :]
             texts.append(Text(ids, start=len(ids) - len(continuation)))
         answers: list[Answer] = []
         label = "Running loglikelihood requests"
         measured = tqdm(self._measured(texts), label, len(texts), disable=disable_tqdm)
-        for (pair, *_), answer in zip(requests, measured, strict=True):
+        for (pair, _, _), answer in zip(requests, measured, strict=True):
             answers.append(answer)
             if pair is not None:
                 self.cache_hook.add_partial("loglikelihood", pair, answer)
@@ -174,7 +177,8 @@ class EngineLM(TemplateLM):
 
     def _request(self, context: str, gen_kwargs: dict[str, Any], seed: int, index: int) -> Request:
         row = dict(normalize_gen_kwargs(gen_kwargs, self.max_gen_toks))
-        max_tokens, stop = row.pop("max_gen_toks"), [text for text in row.pop("until") if text]
+        max_tokens = row.pop("max_gen_toks")
+        stop = [text for text in row.pop("until") if text]
         if row.get("num_beams") == 1:  # the default, which tasks may repeat
             del row["num_beams"]
         if not row.pop("do_sample"):
@@ -192,7 +196,7 @@ class EngineLM(TemplateLM):
 
 
 def main() -> None:
-    """Run `lm-eval`, to which `gpt-cli` is one more model."""
+    """Run `lm-eval` with one more model, `gpt-cli`."""
     try:
         cli_evaluate()
     except GPTCLIError as error:

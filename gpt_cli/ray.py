@@ -1,4 +1,4 @@
-"""Callable classes for pipelines of Ray Data, whose actors hold models.
+"""Callable classes for pipelines of Ray Data; their actors hold models.
 
     rows = ray.data.read_json("rows.jsonl", lines=True)  # {"index": 0, "prompt": "Once upon"}
     rows.map_batches(
@@ -60,16 +60,14 @@ class _TableActor:
         if not isinstance(table, pyarrow.Table):
             raise InputError('a pyarrow.Table is needed: set batch_format="pyarrow" in map_batches')
         names = table.column_names
-        if missing := [name for name in self._needed if name not in names]:
-            raise InputError(f"there is no column {missing[0]!r}; the columns are {names}")
-        indices = table["index"].to_pylist() if "index" in self._needed else range(len(table))
-        fields = table.select([name for name in self._task.fields if name in names]).to_pylist()
-        rows = [
-            InputRow(index, 0, None, fields={name: whole(value) for name, value in row.items()})
-            for index, row in zip(indices, fields, strict=True)
+        for name in self._needed:
+            if name not in names:
+                raise InputError(f"there is no column {name!r}; the columns are {names}")
+        records = self._task.records(self._engine, self._rows(table))
+        flat = [
+            record | record.get("usage", {}) | {"index": number}
+            for number, record in enumerate(records)
         ]
-        records = enumerate(self._task.records(self._engine, rows))
-        flat = [record | record.get("usage", {}) | {"index": row} for row, record in records]
         added = table_of(flat, {"index": "int64"} | self._added)
         table = table.drop_columns([name for name in self._added if name in names])
         if len(added) > len(table):  # such as a row per word
@@ -78,12 +76,22 @@ class _TableActor:
             table = table.append_column(name, added[name])
         return table
 
+    def _rows(self, table: pyarrow.Table) -> list[InputRow]:
+        """Return the rows of a table, with the fields that the task reads."""
+        indices = table["index"].to_pylist() if "index" in self._needed else range(len(table))
+        names = [name for name in self._task.fields if name in table.column_names]
+        rows = []
+        for index, values in zip(indices, table.select(names).to_pylist(), strict=True):
+            fields = {name: whole(value) for name, value in values.items()}
+            rows.append(InputRow(index, 0, None, fields=fields))
+        return rows
+
 
 class Generator(_TableActor):
     """Continue the prompts of a table.
 
     A row has a "prompt" and an "index", its number in the whole job, which keys the random draws;
-    it may have the other fields of a row for `gpt-cli batch`, whose defaults are `options`. They
+    it may have the other fields of a row for `gpt-cli batch`; `options` are their defaults. They
     must have a seed, or every actor would draw another. Added are "text", "finish_reason", "seed",
     "prompt_tokens" and "completion_tokens".
     """

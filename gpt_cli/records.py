@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from gpt_cli.generation.generate import Completion
     from gpt_cli.scoring.rank import Choice
     from gpt_cli.scoring.score import Score
+    from gpt_cli.texts.words import Word
 
 Record: TypeAlias = dict[str, Any]
-# Names with the types of pyarrow; a list holds the type of its items, a dict is a struct, and a
-# tuple holds the type and the number of the items of lists of one size.
+# From names to types of pyarrow. A list holds the type of its items, and a dict is a struct. Lists
+# of one size are a tuple of the type and the number of their items.
 Schema: TypeAlias = dict[str, Any]
 
 IDENTITY: Schema = {"index": "int64", "id": "string"}
@@ -110,7 +111,7 @@ def of_completion(engine: "Engine", completion: "Completion", *, logprobs: bool 
     if logprobs:
         steps = zip(completion.ids, completion.logprobs, completion.top_logprobs, strict=True)
         record["logprobs"] = [
-            of_token(engine, id, logprob) | {"top": [of_token(engine, *other) for other in top]}
+            of_token(engine, id, logprob) | {"top": [of_token(engine, *pair) for pair in top]}
             for id, logprob, top in steps
         ]
     return record
@@ -124,23 +125,50 @@ def of_score(
     `logprobs` adds the log-likelihoods of tokens, with more about their distributions, if it was
     computed; `min_k` adds Min-K% and Min-K%++ of this percentage of tokens.
     """
-    sums = score.tokens_scored, score.total_logprob, finite(score.perplexity), score.bits_per_byte
-    record = _record(SCORE, engine.name, engine.adapter, len(score.ids), *sums)
+    record = _record(
+        SCORE,
+        engine.name,
+        engine.adapter,
+        len(score.ids),
+        score.tokens_scored,
+        score.total_logprob,
+        finite(score.perplexity),
+        score.bits_per_byte,
+    )
     if min_k is not None:
         record |= _record(MIN_K, score.min_k(min_k), finite(score.min_k_plus_plus(min_k)))
     if logprobs:
-        pairs = zip(score.ids, score.token_logprobs, strict=True)
-        record["logprobs"] = tokens = [of_token(engine, *pair) for pair in pairs]
-        means, stds = ([m and m[index] for m in score.moments or []] for index in (0, 1))
-        columns = (score.ranks, score.entropies, means, stds, score.gaps, score.layers)
-        names = "rank", *_OF_DISTRIBUTION, *LAYERS
-        for name, values in zip(names, columns, strict=True):
-            for token, value in zip(tokens, values or [], strict=False):
-                token[name] = value
+        record["logprobs"] = _scored_tokens(engine, score)
     if score.words is not None:
-        schema = WORD if score.layers is None else WORD | LAYERS
-        values = [[*vars(word).values()][: len(schema)] for word in score.words]
-        record["words"] = [_record(schema, *word) for word in values]
+        record["words"] = [_of_word(word, layers=score.layers is not None) for word in score.words]
+    return record
+
+
+def _scored_tokens(engine: "Engine", score: "Score") -> list[Record]:
+    """Return the records of the tokens of a score, with all that was computed for them."""
+    pairs = zip(score.ids, score.token_logprobs, strict=True)
+    tokens = [of_token(engine, id, logprob) for id, logprob in pairs]
+    moments = score.moments or []
+    columns = {
+        "rank": score.ranks,
+        "entropy": score.entropies,
+        "mean": [moment and moment[0] for moment in moments],
+        "std": [moment and moment[1] for moment in moments],
+        "gap": score.gaps,
+        "layers": score.layers,
+    }
+    for name, values in columns.items():
+        if values:
+            for token, value in zip(tokens, values, strict=True):
+                token[name] = value
+    return tokens
+
+
+def _of_word(word: "Word", *, layers: bool) -> Record:
+    """Return the record of a word."""
+    record = _record(WORD, word.text, word.start, word.end, word.tokens, word.surprisal)
+    if layers:
+        record["layers"] = word.layers
     return record
 
 
@@ -153,11 +181,21 @@ def of_ranking(
     engine: "Engine", ranked: "Sequence[Choice]", written: Mapping[str, str]
 ) -> list[Record]:
     """Return the records of choices, the likeliest first; `written` maps texts to user input."""
-    choices = []
-    for rank, c in enumerate(ranked, 1):
-        values = written[c.text], c.text, c.probability, c.logprob, len(c.ids), c.bytes
-        choices.append(_record(CHOICE, rank, *values, engine.name, engine.adapter))
-    return choices
+    return [
+        _record(
+            CHOICE,
+            rank,
+            written[choice.text],
+            choice.text,
+            choice.probability,
+            choice.logprob,
+            len(choice.ids),
+            choice.bytes,
+            engine.name,
+            engine.adapter,
+        )
+        for rank, choice in enumerate(ranked, 1)
+    ]
 
 
 def of_error(error: InputError) -> Record:
@@ -172,7 +210,9 @@ def of_token(engine: "Engine", id: int, logprob: float | None) -> Record:
     some tokenizers have no bytes, either.
     """
     try:
-        name, data = engine.tokenizer.token_name(id), engine.tokenizer.token_bytes(id)
+        name = engine.tokenizer.token_name(id)
+        data = engine.tokenizer.token_bytes(id)
     except InputError:
-        name, data = f"<{id}>", None
+        name = f"<{id}>"
+        data = None
     return _record(TOKEN, id, name, list(data or b""), logprob)

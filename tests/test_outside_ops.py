@@ -18,7 +18,7 @@ from gpt_cli.gpt2.run_state import RunState
 from gpt_cli.ops import get_ops
 from gpt_cli.options.request import Options
 from gpt_cli.scoring.activations import activations
-from gpt_cli.serve.prompts import PendingText, Pooling, Prompts
+from gpt_cli.serve.prompts import PendingScore, PendingVector, Prompts
 from gpt_cli.texts.loaded import LoadedModel
 from gpt_cli.texts.prefix_cache import PrefixCache
 from gpt_cli.texts.text import Text
@@ -301,16 +301,16 @@ def test_what_one_compresses_the_other_decompresses(both, tokenizer):
 
 
 def test_prompts_of_the_server(engines):
-    pooled = Pooling("blocks.1.hook_resid_pre", 1)
-
     def events(engine):
         model, delivered = engine.model, []
         options = Options(max_tokens=1, seed=1)
-        requests = [Request.of_prompt(engine.loaded, text, options, 0) for text in TEXTS]
-        scores = [3, Pooling(FINAL, 0), pooled]
+        first, second, third = (
+            Request.of_prompt(engine.loaded, text, options, 0) for text in TEXTS
+        )
         pending = [
-            PendingText(request, delivered.append, score)
-            for request, score in zip(requests, scores, strict=True)
+            PendingScore(first, delivered.append, prompt_logprobs=3),
+            PendingVector(second, delivered.append, hook=FINAL, first=0),
+            PendingVector(third, delivered.append, hook="blocks.1.hook_resid_pre", first=1),
         ]
         prompts = Prompts(model, pending, PrefixCache(model))
         while not prompts.advance():

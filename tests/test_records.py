@@ -136,5 +136,5 @@ def test_a_table_has_all_fields_of_a_record(logprobs):
         schema = IDENTITY | task.schema | task.layout.origin | ERROR
         error = {"file": "f", "line": 2**40, "error": {"code": "c", "message": "m"}}
         stream = BytesIO()
-        parquet.write([record | error], schema, stream)
+        parquet.Parquet().write([record | error], schema, stream)
         assert table.read_table(stream).to_pylist() == [record | error]

@@ -23,7 +23,7 @@ from gpt_cli.system.machine import peak_memory
 from gpt_cli.texts.speculator import Speculator
 
 _WARM_UP = 20  # tokens before the first measurement: NumPy's products settle at the 16th
-_EDGE = 10  # tokens at either end of the text, whose medians show how the time grows
+_EDGE = 10  # tokens at either end of the text; their median times show how the time grows
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,8 @@ def measure(
         InputError: prompt and new tokens do not fit the context, or speculation is not possible.
         MismatchError: two runs chose different tokens.
     """
-    length, n_positions = plan.prompt_tokens + plan.max_tokens, engine.model.config.n_positions
+    length = plan.prompt_tokens + plan.max_tokens
+    n_positions = engine.model.config.n_positions
     if length > n_positions:
         raise ContextError(
             f"{counted(plan.prompt_tokens, 'prompt token')} and "
@@ -144,16 +145,13 @@ def measure(
 def _summary(
     engine: Engine, plan: Plan, runs: dict[ModeName, list[_Run]], prompt_tokens: int
 ) -> Benchmark:
-    ops, config = engine.model.ops, engine.model.config
-    modes = {mode: _mode(of_mode) for mode, of_mode in runs.items()}
-    first, last = prompt_tokens + 1, prompt_tokens + plan.max_tokens
+    ops = engine.model.ops
+    config = engine.model.config
+    modes = {mode: _mode(mode_runs) for mode, mode_runs in runs.items()}
+    first = prompt_tokens + 1
+    last = prompt_tokens + plan.max_tokens
     width = _edge(plan.max_tokens)
-
-    def per_text(count: str) -> int | None:
-        completions = [run.completions for run in runs.get("speculation", [])]
-        totals = [sum(getattr(text, count) for text in texts) for texts in completions]
-        return round(statistics.median(totals) / plan.batch) if totals else None
-
+    speculative = runs.get("speculation", [])
     return Benchmark(
         model=engine.name,
         adapter=engine.adapter,
@@ -174,12 +172,20 @@ def _summary(
         cache_on=modes.get("cache on"),
         cache_off=modes.get("cache off"),
         speculation=modes.get("speculation"),
-        drafted=per_text("drafted"),
-        accepted=per_text("accepted"),
+        drafted=_per_text(speculative, "drafted"),
+        accepted=_per_text(speculative, "accepted"),
         ratio=_ratio(*modes.values()) if len(modes) == 2 else None,
         ids_equal=True if len(modes) == 2 else None,  # else `_check_alike` has raised MismatchError
         ids=[text.ids for text in runs[plan.modes[0]][0].completions],
     )
+
+
+def _per_text(runs: Sequence[_Run], count: str) -> int | None:
+    """Return a count of completions per text, the median of runs; None if there are no runs."""
+    if not runs:
+        return None
+    totals = [sum(getattr(text, count) for text in run.completions) for run in runs]
+    return round(statistics.median(totals) / len(runs[0].completions))
 
 
 def prompts(engine: Engine, tokens: int, batch: int) -> list[str]:
@@ -211,29 +217,37 @@ def _run(engine: Engine, texts: Sequence[str], max_tokens: int, mode: ModeName, 
     begin = time.perf_counter()
     prompt_tokens = sum(len(engine.encode(text)) for text in texts)
     tokenize_s = time.perf_counter() - begin
-    options = Options(max_tokens=max_tokens, temperature=0, seed=0, ignore_eos=True)
-    options = replace(options, use_cache=mode != "cache off")
+    options = Options(
+        max_tokens=max_tokens,
+        temperature=0,
+        seed=0,
+        ignore_eos=True,
+        use_cache=mode != "cache off",
+    )
     rows: list[list[tuple[Step, float]]] = [[] for _ in texts]  # steps with their arrival times
     start = time.perf_counter()
     run = engine.run(texts, options)
     for step in run:
         rows[step.row].append((step, time.perf_counter()))
-    (first, _), *_ = rows[0]
-    tokens = zip(*(_arrivals(start, steps) for steps in rows), strict=True)
-    arrivals = [start, *map(max, tokens)]  # the times when every row has its token
-    token_s = [b - a for a, b in pairwise(arrivals)]
+    first, _ = rows[0][0]
+    arrivals = [_arrivals(start, steps) for steps in rows]
+    # The times when every row has its token.
+    complete = [start] + [max(times) for times in zip(*arrivals, strict=True)]
+    token_s = [after - before for before, after in pairwise(complete)]
     figures = {
         "tokenize_s": tokenize_s,
         "first_token_s": token_s[0],
         "prefill_tok_s": prompt_tokens / first.seconds,
         "total_s": sum(token_s),
     }
-    if after := max_tokens - 1:  # tokens after the first
+    later = max_tokens - 1  # tokens after the first
+    if later:
         decode_s = sum(token_s[1:])
         # The row that ends last was in every pass.
         model_s = max(sum(step.model_seconds for step, _ in steps[1:]) for steps in rows)
-        figures["decode_tok_s"] = len(texts) * after / decode_s
-        figures["model_s"], figures["other_s"] = model_s / after, (decode_s - model_s) / after
+        figures["decode_tok_s"] = len(texts) * later / decode_s
+        figures["model_s"] = model_s / later
+        figures["other_s"] = (decode_s - model_s) / later
     return _Run(name, run.completions, token_s, figures)
 
 
@@ -242,7 +256,8 @@ def _arrivals(start: float, steps: Sequence[tuple[Step, float]]) -> list[float]:
     arrivals: list[float] = []
     passes = [index for index, (step, _) in enumerate(steps) if step.model_seconds]
     for first, stop in pairwise([*passes, len(steps)]):
-        count, (_, end) = stop - first, steps[stop - 1]
+        count = stop - first
+        _, end = steps[stop - 1]
         arrivals += [start + (end - start) * n / count for n in range(1, count + 1)]
         start = end
     return arrivals
@@ -250,21 +265,23 @@ def _arrivals(start: float, steps: Sequence[tuple[Step, float]]) -> list[float]:
 
 def _check_alike(first: _Run, run: _Run) -> None:
     """Raise MismatchError if two runs have different tokens."""
-    for row, texts in enumerate(zip(first.completions, run.completions, strict=True), 1):
-        ids = zip(*(text.ids for text in texts), strict=True)
-        for token, (one, other) in enumerate(ids, 1):
-            if one != other:
+    texts = zip(first.completions, run.completions, strict=True)
+    for row, (text, other) in enumerate(texts, 1):
+        for token, (id, other_id) in enumerate(zip(text.ids, other.ids, strict=True), 1):
+            if id != other_id:
                 raise MismatchError(
-                    f"new token {token} of row {row} is {one} ({first.name}) and {other} "
+                    f"new token {token} of row {row} is {id} ({first.name}) and {other_id} "
                     f"({run.name}). Rounding can cause this if two tokens are almost equally "
                     "likely: try another number of prompt tokens"
                 )
 
 
 def _mode(runs: Sequence[_Run]) -> Mode:
-    token_s = [statistics.median(times) for times in zip(*(r.token_s for r in runs), strict=True)]
+    times_of_runs = [run.token_s for run in runs]
+    token_s = [statistics.median(times) for times in zip(*times_of_runs, strict=True)]
     growth = None
-    if width := _edge(len(token_s)):
+    width = _edge(len(token_s))
+    if width:
         growth = statistics.median(token_s[-width:]) / statistics.median(token_s[1 : width + 1])
     spreads = {}
     for name in runs[0].figures:

@@ -66,21 +66,25 @@ def compare(
     kl = tokens["kl"]
     median, p99, largest = np.percentile(kl, [50, 99, 100]).tolist()
     sum_a, sum_b = tokens["logprobs"].sum(axis=0).tolist()
-    perplexities = [perplexity(x, len(kl)) or 0.0 for x in (sum_a, sum_b, sum_b - sum_a)]
+    perplexity_a, perplexity_b, ratio = (
+        perplexity(total, len(kl)) or 0.0 for total in (sum_a, sum_b, sum_b - sum_a)
+    )
+    worst = tokens[np.argsort(-kl)[:_WORST]]
     return Comparison(
-        len(kl),
-        {"mean": float(kl.mean()), "median": median, "p99": p99, "max": largest},
-        float((tokens["tops"][:, 0] == tokens["tops"][:, 1]).mean()),
-        perplexities[:2],
-        perplexities[2],
-        [_difference(a, rows, token.tolist()) for token in tokens[np.argsort(-kl)[:_WORST]]],
+        tokens=len(kl),
+        kl={"mean": float(kl.mean()), "median": median, "p99": p99, "max": largest},
+        same_likeliest=float((tokens["tops"][:, 0] == tokens["tops"][:, 1]).mean()),
+        perplexities=[perplexity_a, perplexity_b],
+        perplexity_ratio=ratio,
+        worst=[_difference(a, rows, token) for token in worst],
     )
 
 
 def _vocabulary(engine: Engine) -> list[str | None]:
     """Return the tokens by their ids; None for an id without one."""
-    size, tokenizer = engine.model.config.vocab_size, engine.tokenizer
-    missing = {*tokenizer.missing_ids(size)}
+    size = engine.model.config.vocab_size
+    tokenizer = engine.tokenizer
+    missing = set(tokenizer.missing_ids(size))
     return [None if id in missing else tokenizer.token_name(id) for id in range(size)]
 
 
@@ -92,8 +96,9 @@ def _compare(
     tokens = count(1)
     for text, ids in enumerate(rows):
         for start, first, end in windows(len(ids), n_positions, max(1, n_positions // 2)):
-            both = (_logprobs(engine, ids[start : end - 1], first - start - 1) for engine in (a, b))
-            for position, (p, q) in enumerate(zip(*both, strict=True), first):
+            of_a = _logprobs(a, ids[start : end - 1], first - start - 1)
+            of_b = _logprobs(b, ids[start : end - 1], first - start - 1)
+            for position, (p, q) in enumerate(zip(of_a, of_b, strict=True), first):
                 kl = max(0.0, (np.exp(p) * (p - q)).sum())  # rounding can make it negative
                 id = ids[position]
                 yield text, position, kl, (p[id], q[id]), (p.argmax(), q.argmax())
@@ -102,7 +107,8 @@ def _compare(
 
 def _logprobs(engine: Engine, ids: Sequence[int], first: int) -> Iterator[NDArray[np.float64]]:
     """Yield the log-probabilities (V,) of the tokens after the ids from `first` on."""
-    model, ops = engine.model, engine.model.ops
+    model = engine.model
+    ops = model.ops
     (states,) = hidden_states(model, ops.xp.asarray([ids]))
     for begin in range(first, len(states), ops.logits_rows):
         logits = unembed(model, states[begin : begin + ops.logits_rows])
@@ -111,10 +117,17 @@ def _logprobs(engine: Engine, ids: Sequence[int], first: int) -> Iterator[NDArra
             yield row.astype(np.float64) - normalizer
 
 
-def _difference(a: Engine, rows: Sequence[Sequence[int]], token: tuple[Any, ...]) -> Difference:
-    """Return a token, the fields of `_TOKEN`, with its text by the tokenizer of model A."""
-    text, position, kl, logprobs, tops = token
+def _difference(a: Engine, rows: Sequence[Sequence[int]], token: np.void) -> Difference:
+    """Return the difference at a token, a value of `_TOKEN`; model A decodes it."""
+    text = int(token["text"])
+    position = int(token["position"])
     ids = rows[text]
-    before = a.decode(ids[max(0, position - _CONTEXT) : position])
-    name, *likeliest = [a.decode([id]) for id in (ids[position], *tops.tolist())]
-    return Difference(text, position, before, name, kl, logprobs.tolist(), likeliest)
+    return Difference(
+        text=text,
+        position=position,
+        before=a.decode(ids[max(0, position - _CONTEXT) : position]),
+        token=a.decode([ids[position]]),
+        kl=float(token["kl"]),
+        logprobs=token["logprobs"].tolist(),
+        likeliest=[a.decode([id]) for id in token["tops"].tolist()],
+    )

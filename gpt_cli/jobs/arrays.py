@@ -1,12 +1,13 @@
 """The arrays of records as `.safetensors` files, or as `.npz` files, which can also hold texts.
 
-A file has an array per name. Along their first axes are the tokens, words or means of all rows, and
-`row` has the index of the row of each, and `line` the number of its line in its file. Other axes
-are as long as the longest, filled up with NaN.
-The metadata are JSON values, such as the errors of rows.
+A file has one array per name. The first axis of an array is the tokens, words or means of all
+rows; for each of them, `row` has the index of its row, and `line` the number of its line in its
+file. Other axes are as long as the longest value, filled up with NaN. The metadata are JSON values,
+such as the errors of rows.
 """
 
 import json
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, BinaryIO, TypeAlias
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load
 
-from gpt_cli.jobs.jsonl import Streams
+from gpt_cli.jobs.jsonl import RecordFormat, Streams
 from gpt_cli.records import Record, Schema
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
@@ -25,19 +26,84 @@ _DTYPES = {"int64": "I64", "float32": "F32", "float16": "F16"}
 _MOST_ERRORS = 1000  # in one file; those who read safetensors limit the metadata
 
 
-class Safetensors:
-    """Files with numbers only; it has the functions of `parquet`."""
+class _ArrayFormat(RecordFormat):
+    """A format of named arrays with metadata."""
+
+    @abstractmethod
+    def save(self, arrays: Arrays, metadata: Mapping[str, Any], stream: BinaryIO) -> None:
+        """Write a file."""
+
+    @abstractmethod
+    def arrays(self, stream: BinaryIO) -> Arrays:
+        """Return the arrays of a file, in its order."""
+
+    @abstractmethod
+    def metadata(self, stream: BinaryIO) -> dict[str, Any]:
+        """Return the metadata of a file; raise ValueError if it is damaged."""
+
+    def write(self, records: Sequence[Record], schema: Schema, stream: BinaryIO) -> None:
+        """Write records, and remove their arrays from them."""
+        tables: list[Arrays] = [{"row": np.empty(0, np.int64), "line": np.empty(0, np.int64)}]
+        errors = []
+        for record in records:
+            arrays = record.pop("arrays", None)
+            if arrays:
+                length = len(next(iter(arrays.values())))
+                origin = self._origin(record, schema)
+                table = {name: np.full(length, value) for name, value in origin.items()}
+                tables.append(table | arrays)
+            if "error" in record:
+                errors.append({name: record[name] for name in record if name != "columns"})
+        metadata = {"rows": len(records), "failed": len(errors), "errors": errors[:_MOST_ERRORS]}
+        self.save(_concatenated(tables), metadata, stream)
+
+    def _origin(self, record: Record, schema: Schema) -> Record:
+        """Return the values that all items of the arrays of a record have."""
+        line = "line_number" if schema["line"] == "string" else "line"  # of a template with {line}
+        return {"row": record["index"], "line": record[line]}
+
+    def count(self, stream: BinaryIO) -> tuple[int, int]:
+        """Return the numbers of records and of errors."""
+        metadata = self.metadata(stream)
+        return metadata["rows"], metadata["failed"]
+
+    def join(
+        self, streams: Streams, schema: Schema, target: BinaryIO, manifest: bytes = b""
+    ) -> None:
+        """Write one file of several, which must fit the memory, with a manifest."""
+        parts = [self.metadata(stream) for stream in streams()]
+        errors = list(chain.from_iterable(part["errors"] for part in parts))
+        metadata = {
+            "rows": sum(part["rows"] for part in parts),
+            "failed": sum(part["failed"] for part in parts),
+            "errors": errors[:_MOST_ERRORS],
+            "job": json.loads(manifest),
+        }
+        self.save(_concatenated([self.arrays(stream) for stream in streams()]), metadata, target)
+
+    def manifest(self, stream: BinaryIO) -> bytes | None:
+        metadata = self.metadata(stream)
+        return json.dumps(metadata["job"]).encode() if "job" in metadata else None
+
+
+class Safetensors(_ArrayFormat):
+    """Files of the library `safetensors`, with numbers only."""
 
     def save(self, arrays: Arrays, metadata: Mapping[str, Any], stream: BinaryIO) -> None:
         """Write a file, with one copy of an array at a time; `safetensors` would copy all twice."""
         numbers = {name: array for name, array in arrays.items() if array.dtype.kind != "U"}
-        texts = {name: json.dumps(value) for name, value in metadata.items()}
-        header: dict[str, Any] = {"__metadata__": texts}
-        end = 0
+        header: dict[str, Any] = {
+            "__metadata__": {name: json.dumps(value) for name, value in metadata.items()}
+        }
+        begin = 0
         for name, array in numbers.items():
-            begin, end = end, end + array.nbytes
-            entry = {"dtype": _DTYPES[array.dtype.name], "shape": array.shape}
-            header[name] = entry | {"data_offsets": [begin, end]}
+            end = begin + array.nbytes
+            header[name] = {
+                "dtype": _DTYPES[array.dtype.name],
+                "shape": array.shape,
+                "data_offsets": [begin, end],
+            }
+            begin = end
         data = json.dumps(header).encode()
         data += b" " * (-len(data) % 8)
         stream.write(len(data).to_bytes(8, "little") + data)
@@ -62,45 +128,8 @@ class Safetensors:
             raise ValueError("it has another size than its header says")
         return {name: json.loads(text) for name, text in texts.items()}
 
-    def write(self, records: Sequence[Record], schema: Schema, stream: BinaryIO) -> None:
-        """Write records, whose arrays are removed."""
-        tables: list[Arrays] = [{"row": np.empty(0, np.int64), "line": np.empty(0, np.int64)}]
-        for record in records:
-            if arrays := record.pop("arrays", None):
-                length = len(next(iter(arrays.values())))
-                origin = self._origin(record, schema).items()
-                tables.append({name: np.full(length, value) for name, value in origin} | arrays)
-        errors = [{n: v for n, v in r.items() if n != "columns"} for r in records if "error" in r]
-        counts = {"rows": len(records), "failed": len(errors)}
-        self.save(_concatenated(tables), counts | {"errors": errors[:_MOST_ERRORS]}, stream)
 
-    def _origin(self, record: Record, schema: Schema) -> Record:
-        """Return the values that all items of the arrays of a record have."""
-        line = "line_number" if schema["line"] == "string" else "line"  # of a template with {line}
-        return {"row": record["index"], "line": record[line]}
-
-    def count(self, stream: BinaryIO) -> tuple[int, int]:
-        """Return the number of records in a file, and the number of errors among them."""
-        metadata = self.metadata(stream)
-        return metadata["rows"], metadata["failed"]
-
-    def join(
-        self, streams: Streams, schema: Schema, target: BinaryIO, manifest: bytes = b""
-    ) -> None:
-        """Write one file of several, which must fit the memory, and a manifest."""
-        parts = [self.metadata(stream) for stream in streams()]
-        metadata = {name: sum(part[name] for part in parts) for name in ("rows", "failed")}
-        errors = [*chain.from_iterable(part["errors"] for part in parts)][:_MOST_ERRORS]
-        arrays = _concatenated([self.arrays(stream) for stream in streams()])
-        self.save(arrays, metadata | {"errors": errors, "job": json.loads(manifest)}, target)
-
-    def manifest(self, stream: BinaryIO) -> bytes | None:
-        """Return the manifest of a joined file; None if there is none."""
-        metadata = self.metadata(stream)
-        return json.dumps(metadata["job"]).encode() if "job" in metadata else None
-
-
-class Npz(Safetensors):
+class Npz(_ArrayFormat):
     """Files of `numpy.savez`; the array "metadata" is one text, JSON."""
 
     def save(self, arrays: Arrays, metadata: Mapping[str, Any], stream: BinaryIO) -> None:
@@ -112,11 +141,12 @@ class Npz(Safetensors):
 
     def _origin(self, record: Record, schema: Schema) -> Record:
         """Return also the id and the file, if there are any, as texts."""
-        texts = {name: record[name] for name in ("id", "file") if name in record}
-        return super()._origin(record, schema) | {
-            name: text if isinstance(text, str) else json.dumps(text)
-            for name, text in texts.items()
-        }
+        origin = super()._origin(record, schema)
+        for name in ("id", "file"):
+            if name in record:
+                value = record[name]
+                origin[name] = value if isinstance(value, str) else json.dumps(value)
+        return origin
 
     def arrays(self, stream: BinaryIO) -> Arrays:
         """Return the arrays of a file."""
@@ -140,12 +170,14 @@ def _concatenated(tables: Sequence[Arrays]) -> Arrays:
     columns: Arrays = {}
     sizes = [len(table["row"]) for table in tables]
     for name in list(dict.fromkeys(chain.from_iterable(tables))):
-        arrays = [
-            table.pop(name) if name in table else np.full(size, "")
-            for table, size in zip(tables, sizes, strict=True)
-            if name in table or size
-        ]
-        widest = tuple(map(max, zip(*(array.shape[1:] for array in arrays), strict=True)))
+        arrays = []
+        for table, size in zip(tables, sizes, strict=True):
+            if name in table:
+                arrays.append(table.pop(name))
+            elif size:
+                arrays.append(np.full(size, ""))
+        shapes = [array.shape[1:] for array in arrays]
+        widest = tuple(max(lengths) for lengths in zip(*shapes, strict=True))
         for number, array in enumerate(arrays):
             if array.shape[1:] != widest:
                 arrays[number] = np.full((len(array), *widest), np.nan, array.dtype)

@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -56,8 +57,8 @@ class Cluster:
     threads: int | None = None  # and CPUs, of a worker; None: up to 4
 
 
-class _BundleActor:
-    """Turn bundles of pieces or rows into bundles of rows or records; an error is one, too."""
+class _BundleActor(ABC):
+    """Turns bundles of pieces or rows into bundles of rows or records; a bundle may be an error."""
 
     def __call__(self, table: "pyarrow.Table") -> "pyarrow.Table":
         """Return the bundle that replaces those of a table."""
@@ -66,8 +67,9 @@ class _BundleActor:
         except GPTCLIError as error:
             return _packed(error)
 
+    @abstractmethod
     def content(self, bundle: list[Any]) -> Iterable[Any]:
-        raise NotImplementedError
+        """Return what replaces the content of a bundle."""
 
 
 @dataclass(frozen=True)
@@ -88,26 +90,49 @@ class _PieceReader(_BundleActor):
                     yield replace(row, file=name)
 
 
+@dataclass(frozen=True)
+class _Model:
+    """A model that every machine of a cluster can load."""
+
+    name: str  # as a user wrote it
+    adapter: str | None  # as a user wrote it
+    path: str  # the name, or an absolute path
+    loading: Mapping[str, Any]  # keywords of `load`
+
+    @classmethod
+    def of(cls, name: str, loading: Mapping[str, Any], cluster: Cluster) -> "_Model":
+        """Return a model by its name and keywords of `load`, which may have relative paths."""
+        adapter = loading.get("adapter")
+        edits = [with_absolute_path(edit) for edit in loading.get("edits", ())]
+        options = {**loading, "adapter": adapter and _absolute(adapter), "edits": edits}
+        if options.get("device", "auto") == "auto" and not cluster.gpus_per_worker:
+            options["device"] = "cpu"  # Ray has assigned no GPU
+        return cls(name, adapter, _absolute(name), options)
+
+    def load(self) -> Engine:
+        """Load the model."""
+        engine = load(self.path, **self.loading)
+        engine.name = self.name
+        engine.adapter = self.adapter
+        return engine
+
+
 @dataclass
 class _Worker(_BundleActor):
     """Compute the records of rows, or of the rows of pieces."""
 
     task: Task
     reader: _PieceReader
-    names: tuple[str, str | None]  # of the model and its adapter, as a user wrote them
-    model: str
-    loading: Mapping[str, Any]
-    first: int = 0  # the index of the first row whose record is missing
+    model: _Model
+    first: int = 0  # the index of the first row without a record
 
     @cached_property
     def _engine(self) -> Engine:
         """The model, loaded for the first bundle: Ray would return only the text of an error."""
-        engine = load(self.model, **self.loading)
-        engine.name, engine.adapter = self.names
-        return engine
+        return self.model.load()
 
     def content(self, bundle: list[Any]) -> Iterator[Record]:
-        """Yield the records of a bundle."""
+        """Yield the records of the rows of a bundle."""
         rows = self.reader.content(bundle) if isinstance(bundle[0], Piece) else bundle
         for _, group in groupby(rows, lambda row: row.index // self.task.rows_together):
             yield from self.task.records(self._engine, list(group), self.first)
@@ -128,30 +153,25 @@ def compute(
     bundles = [_packed(pieces) for pieces in pieces_together(source.pieces, size, start)]
     if not bundles:
         return
-    reader = source.reader, start, Path.cwd()
-    names = model, loading.get("adapter")
-    path, adapter = map(_absolute, names)
-    edits = map(with_absolute_path, loading.get("edits", ()))
-    loading = {**loading, "adapter": adapter, "edits": [*edits]}
-    if loading.get("device", "auto") == "auto" and not cluster.gpus_per_worker:
-        loading = {**loading, "device": "cpu"}  # Ray has assigned no GPU
+    reader = _PieceReader(source.reader, start, Path.cwd())
     with _connected(cluster) as alone:
         workers, threads = _room(cluster)
         one = {"batch_size": 1, "batch_format": "pyarrow"}  # with GPUs, Ray requires a number
         actors = ray.data.ActorPoolStrategy
         data = ray.data.from_arrow(bundles)
         if not (alone or all(map(is_address, source.files))):
+            readers = math.ceil(workers / _WORKERS_PER_READER)
             data = data.map_batches(  # tasks would be new processes on a node without CPUs
                 _PieceReader,
-                fn_constructor_args=reader,
+                fn_constructor_kwargs=vars(reader),
                 num_cpus=0,  # else a reader would wait forever once the workers have all CPUs
                 resources={f"node:{ray.util.get_node_ip_address()}": 0.001},  # of 1: this machine
-                compute=actors(size=min(len(bundles), math.ceil(workers / _WORKERS_PER_READER))),
+                compute=actors(size=min(len(bundles), readers)),
                 **one,
             )
         data = data.map_batches(
             _Worker,
-            fn_constructor_args=(task, _PieceReader(*reader), names, path, loading, start),
+            fn_constructor_args=(task, reader, _Model.of(model, loading, cluster), start),
             num_cpus=threads,
             num_gpus=cluster.gpus_per_worker or None,
             compute=actors(size=min(workers, len(bundles))),
@@ -162,9 +182,9 @@ def compute(
             yield from _unpacked(table)
 
 
-def _absolute(name: str | None) -> str | None:
+def _absolute(name: str) -> str:
     """Return the name of a model or an adapter, or the absolute path of its folder."""
-    return str(Path(name).absolute()) if name and hub.is_folder(name) else name
+    return str(Path(name).absolute()) if hub.is_folder(name) else name
 
 
 def _packed(content: list[Any] | GPTCLIError) -> "pyarrow.Table":
@@ -194,12 +214,8 @@ def _room(cluster: Cluster) -> tuple[int, int]:
     threads = cluster.threads or max(1, min(most, _THREADS))
     room = 0
     for node in nodes:
-        fitting = int(node.get("CPU", 0)) // threads
-        if gpus:
-            on_one = int(1 / gpus + 1e-9)  # workers that share a GPU; 0 if they need more
-            here = int(node.get("GPU", 0))
-            fitting = min(fitting, here * on_one if on_one else here // int(gpus))
-        room += fitting
+        by_cpus = int(node.get("CPU", 0)) // threads
+        room += min(by_cpus, _fitting(int(node.get("GPU", 0)), gpus)) if gpus else by_cpus
     worker = f"threads {threads}" + (f" and gpus_per_worker {gpus:g}" if gpus else "")
     if not room:
         raise ResourceError(
@@ -211,16 +227,24 @@ def _room(cluster: Cluster) -> tuple[int, int]:
     return cluster.workers or room, threads
 
 
+def _fitting(gpus: int, per_worker: float) -> int:
+    """Return how many workers fit the GPUs of a machine."""
+    sharing = int(1 / per_worker + 1e-9)  # workers that share a GPU; 0 if they need more
+    return gpus * sharing if sharing else gpus // int(per_worker)
+
+
 @contextmanager
 def _connected(cluster: Cluster) -> Iterator[bool]:
     """Connect to a cluster, or start one for this job; yield whether it was started."""
     ray = library()
     address = cluster.address or os.environ.get("RAY_ADDRESS") or "local"
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
-    if alone := address == "local":
+    alone = address == "local"
+    if alone:
         for name, value in _ALONE.items():
             os.environ.setdefault(name, value)
-        options |= {"num_cpus": max(cluster.threads or 1, cores()), "include_dashboard": False}
+        options["num_cpus"] = max(cluster.threads or 1, cores())
+        options["include_dashboard"] = False
     _check_address(address)  # before `ray.shutdown`, which would also end Ray of the caller
     terminate = signal.getsignal(signal.SIGTERM)
     context = ray.data.DataContext.get_current()
@@ -284,14 +308,14 @@ def _silent() -> Iterator[None]:
         yield
         return
     sys.stderr.flush()
-    kept = os.dup(2)
+    stderr = os.dup(2)
     with Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(stderr, 2)
+        os.close(stderr)
 
 
 def library() -> ModuleType:

@@ -1,8 +1,9 @@
-"""Records as JSON Lines; the functions have the names and the parameters of those of `parquet`."""
+"""The contract of a format of records, and JSON Lines."""
 
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from typing import BinaryIO, TypeAlias
 
 from gpt_cli.records import Record, Schema, json_line
@@ -10,23 +11,55 @@ from gpt_cli.records import Record, Schema, json_line
 Streams: TypeAlias = Callable[[], Iterable[BinaryIO]]  # opens parts, one after the other
 
 
+class RecordFormat(ABC):
+    """A format of files of records. A file can be joined from several, and hold a manifest."""
+
+    has_manifest = True  # in a joined file
+
+    @abstractmethod
+    def write(self, records: Sequence[Record], schema: Schema, stream: BinaryIO) -> None:
+        """Write records."""
+
+    @abstractmethod
+    def count(self, stream: BinaryIO) -> tuple[int, int]:
+        """Return the number of records in a file, and the number of errors among them."""
+
+    @abstractmethod
+    def join(
+        self, streams: Streams, schema: Schema, target: BinaryIO, manifest: bytes = b""
+    ) -> None:
+        """Write one file of several, with a manifest."""
+
+    @abstractmethod
+    def manifest(self, stream: BinaryIO) -> bytes | None:
+        """Return the manifest of a joined file; None if there is none."""
+
+
+class Lines(RecordFormat):
+    """JSON Lines, which hold no manifest."""
+
+    has_manifest = False
+
+    def write(self, records: Sequence[Record], schema: Schema, stream: BinaryIO) -> None:
+        """Write records as lines."""
+        stream.write(b"".join(map(encode, records)))
+
+    def count(self, stream: BinaryIO) -> tuple[int, int]:
+        """Return the numbers of records and of errors."""
+        failures = ["error" in json.loads(line.decode(errors="surrogateescape")) for line in stream]
+        return len(failures), sum(failures)
+
+    def join(
+        self, streams: Streams, schema: Schema, target: BinaryIO, manifest: bytes = b""
+    ) -> None:
+        """Write one file of several, without the manifest."""
+        for stream in streams():
+            shutil.copyfileobj(stream, target)
+
+    def manifest(self, stream: BinaryIO) -> None:
+        """Return None: lines hold no manifest."""
+
+
 def encode(record: Record) -> bytes:
     """Return a record as a line; a path in it may hold bytes that are not UTF-8."""
     return json_line(record).encode(errors="surrogateescape")
-
-
-def write(records: Iterable[Record], schema: Schema, stream: BinaryIO) -> None:
-    """Write records as lines."""
-    stream.write(b"".join(map(encode, records)))
-
-
-def count(stream: BinaryIO) -> tuple[int, int]:
-    """Return the number of records in a file, and the number of errors among them."""
-    failures = ["error" in json.loads(line.decode(errors="surrogateescape")) for line in stream]
-    return len(failures), sum(failures)
-
-
-def join(streams: Streams, schema: Schema, target: BinaryIO, manifest: bytes = b"") -> None:
-    """Write one file of several, without the manifest."""
-    for stream in streams():
-        shutil.copyfileobj(stream, target)

@@ -28,7 +28,7 @@ class InputRow:
 
 @dataclass(frozen=True)
 class Template:
-    """A text with `{name}` for a field of a row, `{line}` for a plain line, `{{` for a brace."""
+    """A text: `{name}` stands for a field of a row, `{line}` for a plain line, `{{` for a brace."""
 
     text: str
 
@@ -57,11 +57,12 @@ class Template:
 
     def check_line(self) -> None:
         """Raise InputError if a plain line does not have all fields."""
-        if other := [name for name in self.names if name != _LINE]:
-            raise InputError(
-                f"the template has {{{other[0]:.40}}}, and the input has plain lines: "
-                "write {line}, or give JSON Lines or Parquet"
-            )
+        for name in self.names:
+            if name != _LINE:
+                raise InputError(
+                    f"the template has {{{name:.40}}}, and the input has plain lines: "
+                    "write {line}, or give JSON Lines or Parquet"
+                )
 
     def fill(self, fields: Mapping[str, str]) -> str:
         """Return the text with the values of its fields."""
@@ -70,23 +71,21 @@ class Template:
 
 @dataclass(frozen=True)
 class Layout:
-    """The fields of the rows and records of a task, from its attributes of these names."""
+    """The fields of the rows that a task reads, and of the records that it writes."""
 
     fields: tuple[str, ...]  # of a row besides its id; the first is its text
-    template: Template | None = None  # its fields come first, instead of a text
+    template: Template | None = None  # its fields replace the text
     schema: Schema = field(default_factory=dict)  # of a result
     every_line: bool = False  # blank lines are rows, too, and rows have their lines
-    all_columns: bool = False  # of a table are read, and records have "columns" with the others
+    all_columns: bool = False  # all columns of a table are read, and records have "columns"
 
     def __post_init__(self) -> None:
-        others = IDENTITY | self.schema | self.origin | ERROR
-        clashes = dict.fromkeys(others, "a field of each record")
-        clashes |= dict.fromkeys(self.fields[1:], "the name of an option")
+        options = self.fields[1:]
+        reserved = IDENTITY | self.schema | self.origin | ERROR
         for name in self.texts:
-            if name in clashes:
-                raise InputError(
-                    f"the template's {{{name}}} is {clashes[name]}: rename it in the input"
-                )
+            if name in options or name in reserved:
+                kind = "the name of an option" if name in options else "a field of each record"
+                raise InputError(f"the template's {{{name}}} is {kind}: rename it in the input")
 
     @property
     def texts(self) -> tuple[str, ...]:

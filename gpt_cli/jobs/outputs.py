@@ -30,9 +30,9 @@ def open_sink(
 ) -> Sink | Resumed:
     """Return the sink of an output, or the counts of an output that an earlier run has completed.
 
-    Its name is that of a file, a folder (FOLDER/, or FOLDER/*.ENDING with one of the task) or an
-    address of these. The job is everything that the records depend on; see `Manifest`. An output
-    that exists, cannot be resumed or has an unsuitable name is an InputError.
+    Its name is that of a file, a folder (FOLDER/, or FOLDER/*.ENDING with an ending of the task) or
+    an address of these. The job is everything that the records depend on: see `Manifest`. Raise
+    InputError if the output exists, cannot be resumed or has an unsuitable name.
     """
     output, ending = _split(name, source, task.endings)
     _check_folder_of(output)
@@ -75,16 +75,19 @@ def _split(name: str, source: Source, endings: Sequence[str]) -> tuple[str, str]
     """
     if not name:  # such as of a variable that is not set
         raise OptionError("output", "is empty: name a file")
-    output, ending, lines = name, "", ".jsonl" in endings
+    output = name
+    ending = ""
+    lines = ".jsonl" in endings
     suffix = PurePosixPath(name).suffix
-    start, slash, pattern = name.rpartition("/")
-    if "*" in pattern:
-        if pattern not in (patterns := [f"*{ending}" for ending in endings]):
-            folders = " or ".join(f"FOLDER/{pattern}" for pattern in patterns)
+    folder, slash, base = name.rpartition("/")
+    if "*" in base:
+        ending = base.removeprefix("*")
+        if base != f"*{ending}" or ending not in endings:
+            folders = " or ".join(f"FOLDER/*{ending}" for ending in endings)
             raise _unsuitable(name, f"name a folder as {folders}")
-        output, ending = start + slash or ".", pattern.removeprefix("*")
+        output = folder + slash or "."
     elif name.endswith("/") or storage.is_folder(name) or not (lines or suffix):
-        ending = endings[lines and source.reader.format == "parquet"]
+        ending = ".parquet" if lines and source.reader.format == "parquet" else endings[0]
     elif not lines and suffix not in endings:
         files = " or ".join(endings)
         cure = f"name a FOLDER/ or a file that ends with {files}"
@@ -116,7 +119,8 @@ def _check_folder_of(output: str) -> None:
 
 def _check_apart(input: str, output: str) -> None:
     """Raise InputError if an output file would be part of the input of the next run."""
-    file, rows = _normalized(output), _normalized(input)
+    file = _normalized(output)
+    rows = _normalized(input)
     folder, _, name = file.rpartition("/")
     if storage.is_folder(input):
         inside = folder == rows and not storage.is_hidden(name)

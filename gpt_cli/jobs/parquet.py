@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from gpt_cli.errors import InputError, import_extra
-from gpt_cli.jobs.jsonl import Streams
+from gpt_cli.jobs.jsonl import RecordFormat, Streams
 from gpt_cli.jobs.layout import Layout
 from gpt_cli.jobs.storage import open_file, reading
 from gpt_cli.records import Record, Schema
@@ -24,14 +24,22 @@ if TYPE_CHECKING:
 
 _TEXTS = ("string", "large_string", "string_view")
 _MANIFEST = b"gpt_cli.job"  # a key of the schema's metadata
-_EXACT = 2**53  # up to which floats represent every integer
+_EXACT = 2**53  # floats represent every integer up to this one
 
 
-def survey(file: str, layout: Layout) -> tuple[list[int], list[str], bool, int]:
-    """Return sizes of row groups, unread columns, if there are only whole ids, and a checksum.
+class Survey(NamedTuple):
+    """What is known of a table before its rows are read."""
 
-    The file must have a column of strings for the text, or of strings or numbers for a template.
-    The checksum is that of the metadata, which has statistics of the columns.
+    group_sizes: list[int]  # the number of rows in each row group
+    ignored: list[str]  # columns that are not read
+    whole_ids: bool  # whether all ids are integers
+    checksum: int  # of the metadata, which have statistics of the columns
+
+
+def survey(file: str, layout: Layout) -> Survey:
+    """Return the survey of a table; raise InputError if it does not suit a layout.
+
+    It must have a column of strings for the text, or of strings or numbers for a template.
     """
     types = library().types
     _group.cache_clear()  # another file may have had this name
@@ -56,7 +64,7 @@ def survey(file: str, layout: Layout) -> tuple[list[int], list[str], bool, int]:
         # Ids are written as int64, which does not hold all of uint64.
         whole_ids = types.is_integer(id_type) and not types.is_uint64(id_type)
         stream.seek(-8 - table.metadata.serialized_size, os.SEEK_END)
-        return sizes, ignored, whole_ids, zlib.crc32(stream.read())
+        return Survey(sizes, ignored, whole_ids, zlib.crc32(stream.read()))
 
 
 def read(
@@ -65,8 +73,8 @@ def read(
     """Yield rows of a group with the fields, by default all, that they have."""
     rows = _group(file, group, None if fields is None else tuple(fields))
     for row in rows.slice(start, end - start).to_pylist():
-        values = ((name, _json_value(value)) for name, value in row.items())
-        yield {name: value for name, value in values if value is not None}
+        values = {name: _json_value(value) for name, value in row.items()}
+        yield {name: value for name, value in values.items() if value is not None}
 
 
 def _json_value(value: Any) -> Any:
@@ -104,10 +112,44 @@ def _group(file: str, group: int, fields: tuple[str, ...] | None) -> "pyarrow.Ta
     return rows
 
 
-def write(records: Sequence[Record], schema: Schema, stream: BinaryIO) -> None:
-    """Write records as a table."""
-    table = table_of(records, schema)
-    library().parquet.write_table(table, stream)
+class Parquet(RecordFormat):
+    """Tables of records."""
+
+    def write(self, records: Sequence[Record], schema: Schema, stream: BinaryIO) -> None:
+        """Write records as a table."""
+        table = table_of(records, schema)
+        library().parquet.write_table(table, stream)
+
+    def count(self, stream: BinaryIO) -> tuple[int, int]:
+        """Return the numbers of records and of errors; a record may have several rows."""
+        table = library().parquet.read_table(stream, columns=["index", "error"])
+        return len(table["index"].unique()), len(table) - table["error"].null_count
+
+    def join(
+        self, streams: Streams, schema: Schema, target: BinaryIO, manifest: bytes = b""
+    ) -> None:
+        """Write one table of several, with a manifest in its metadata.
+
+        A table may lack columns in which it would have only nulls.
+        """
+        pyarrow = library()
+        schemas = [pyarrow.parquet.read_schema(stream) for stream in streams()]
+        schemas = schemas or [arrow_schema(schema)]
+        try:
+            unified = pyarrow.unify_schemas(schemas, promote_options="permissive")
+        except pyarrow.ArrowException as error:
+            cure = "write FOLDER/*.parquet, or give its column one type"
+            raise InputError(f"the parts cannot be joined: {error!s:.200}; {cure}") from None
+        unified = unified.with_metadata({_MANIFEST: manifest})
+        with pyarrow.parquet.ParquetWriter(target, unified) as writer:
+            for stream in streams():
+                tables = [unified.empty_table(), pyarrow.parquet.read_table(stream)]
+                writer.write_table(pyarrow.concat_tables(tables, promote_options="permissive"))
+
+    def manifest(self, stream: BinaryIO) -> bytes | None:
+        """Return the manifest in the metadata of a table; None if there is none."""
+        metadata = library().parquet.read_schema(stream).metadata or {}
+        return metadata.get(_MANIFEST)
 
 
 def table_of(records: Sequence[Record], schema: Schema) -> "pyarrow.Table":
@@ -116,27 +158,35 @@ def table_of(records: Sequence[Record], schema: Schema) -> "pyarrow.Table":
     The arrays of a record have a row of the table for each of their items, such as words. Other
     "columns" of the input follow the schema; values of several types become JSON.
     """
-    pyarrow = library()
-    names = dict.fromkeys(name for r in records for name in r.get("arrays", {}))
-    sizes = [max(map(len, record.get("arrays", {}).values()), default=1) for record in records]
-    repeated = [r for r, size in zip(records, sizes, strict=True) for _ in range(size)]
+    repeated: list[Record] = []  # once for each item of their arrays
+    for record in records:
+        arrays = record.get("arrays", {})
+        repeated += [record] * max(map(len, arrays.values()), default=1)
     table = _scalars(repeated, schema)
-    for name in dict.fromkeys(name for r in records for name in r.get("columns", {})):
-        values = [record.get("columns", {}).get(name) for record in repeated]
-        try:
-            column = pyarrow.array(values)
-        except (pyarrow.ArrowException, OverflowError, UnicodeEncodeError):
-            column = pyarrow.array([None if v is None else json.dumps(v) for v in values])
-        if name not in [*table.column_names, *names]:
-            table = table.append_column(name, column)
-    for name in names:
+    array_names = dict.fromkeys(name for record in records for name in record.get("arrays", {}))
+    column_names = dict.fromkeys(name for record in records for name in record.get("columns", {}))
+    for name in column_names:
+        if name not in table.column_names and name not in array_names:
+            values = [record.get("columns", {}).get(name) for record in repeated]
+            table = table.append_column(name, _column(values))
+    for name in array_names:
         if name in schema:  # as nulls
             table = table.drop_columns(name)
-        table = table.append_column(name, _column([r.get("arrays", {}).get(name) for r in records]))
+        arrays = [record.get("arrays", {}).get(name) for record in records]
+        table = table.append_column(name, _items(arrays))
     return table
 
 
-def _column(arrays: "Sequence[NDArray[Any] | None]") -> "pyarrow.Array":
+def _column(values: Sequence[Any]) -> "pyarrow.Array":
+    """Return values as an array, or their JSON if they have several types."""
+    pyarrow = library()
+    try:
+        return pyarrow.array(values)
+    except (pyarrow.ArrowException, OverflowError, UnicodeEncodeError):
+        return pyarrow.array([None if value is None else json.dumps(value) for value in values])
+
+
+def _items(arrays: "Sequence[NDArray[Any] | None]") -> "pyarrow.Array":
     """Return the items of arrays, or a null for None; items with axes are lists of one size."""
     pyarrow = library()
     first = next(array for array in arrays if array is not None)
@@ -151,10 +201,11 @@ def _column(arrays: "Sequence[NDArray[Any] | None]") -> "pyarrow.Array":
 
 def _scalars(records: Sequence[Record], schema: Schema) -> "pyarrow.Table":
     pyarrow = library()
-    rows = [{name: r[name] for name in schema if name in r} for r in records]
+    rows = [{name: record[name] for name in schema if name in record} for record in records]
     # An id may be any JSON value; the number of a line is in the column of a template's {line}.
-    for name in ("id", "line"):
-        for row in rows if schema.get(name) == "string" else []:
+    names = [name for name in ("id", "line") if schema.get(name) == "string"]
+    for row in rows:
+        for name in names:
             if not isinstance(row.get(name, ""), str):
                 row[name] = json.dumps(row[name], ensure_ascii=False)
     try:
@@ -163,40 +214,6 @@ def _scalars(records: Sequence[Record], schema: Schema) -> "pyarrow.Table":
         text = json.dumps(rows, ensure_ascii=False).encode(errors="surrogateescape")
         rows = json.loads(text.decode(errors="replace"))
         return pyarrow.Table.from_pylist(rows, arrow_schema(schema))
-
-
-def count(stream: BinaryIO) -> tuple[int, int]:
-    """Return the number of records in a table, and the number of errors among them.
-
-    A record may have several rows.
-    """
-    table = library().parquet.read_table(stream, columns=["index", "error"])
-    return len(table["index"].unique()), len(table) - table["error"].null_count
-
-
-def join(streams: Streams, schema: Schema, target: BinaryIO, manifest: bytes = b"") -> None:
-    """Write one table of several, and a manifest into its metadata.
-
-    A table may lack columns in which it would have only nulls.
-    """
-    pyarrow = library()
-    schemas = [pyarrow.parquet.read_schema(stream) for stream in streams()]
-    try:
-        one = pyarrow.unify_schemas(
-            schemas or [arrow_schema(schema)], promote_options="permissive"
-        ).with_metadata({_MANIFEST: manifest})
-    except pyarrow.ArrowException as error:
-        cure = "write FOLDER/*.parquet, or give its column one type"
-        raise InputError(f"the parts cannot be joined: {error!s:.200}; {cure}") from None
-    with pyarrow.parquet.ParquetWriter(target, one) as writer:
-        for stream in streams():
-            tables = one.empty_table(), pyarrow.parquet.read_table(stream)
-            writer.write_table(pyarrow.concat_tables(tables, promote_options="permissive"))
-
-
-def manifest(stream: BinaryIO) -> bytes | None:
-    """Return the manifest in the metadata of a table; None if there is none."""
-    return (library().parquet.read_schema(stream).metadata or {}).get(_MANIFEST)
 
 
 def arrow_schema(schema: Schema) -> "pyarrow.Schema":

@@ -9,7 +9,8 @@ from typing import Any, BinaryIO, Self
 from fsspec.implementations.local import LocalFileSystem
 
 from gpt_cli.errors import MALFORMED
-from gpt_cli.jobs import jsonl, parquet, storage
+from gpt_cli.jobs import parquet, storage
+from gpt_cli.jobs.jsonl import Lines, RecordFormat, encode
 from gpt_cli.jobs.sinks import (
     ANOTHER,
     LATER,
@@ -23,27 +24,30 @@ from gpt_cli.jobs.sinks import (
 )
 from gpt_cli.records import Record, Schema
 
-SECONDS, BYTES = 60.0, 64 << 20  # after which a part is written
+SECONDS = 60.0  # after which a part is written
+BYTES = 64 << 20  # after which a part is written
 
 
-def _format(ending: str) -> Any:
-    """Return the module or the object that writes and reads files with an ending."""
-    if ending in (".safetensors", ".npz"):
-        from gpt_cli.jobs import arrays  # brings NumPy
+def _format(ending: str) -> RecordFormat:
+    """Return the format of files with an ending."""
+    if ending == ".parquet":
+        return parquet.Parquet()
+    if ending == ".jsonl":
+        return Lines()
+    from gpt_cli.jobs import arrays  # brings NumPy
 
-        return arrays.Npz() if ending == ".npz" else arrays.Safetensors()
-    return parquet if ending == ".parquet" else jsonl
+    return arrays.Npz() if ending == ".npz" else arrays.Safetensors()
 
 
 def _size(record: Record) -> int:
     """Return about the number of bytes of a record in a file."""
     arrays = record.get("arrays", {})
     rest = {name: value for name, value in record.items() if name not in ("arrays", "columns")}
-    return len(jsonl.encode(rest)) + sum(array.nbytes for array in arrays.values())
+    return len(encode(rest)) + sum(array.nbytes for array in arrays.values())
 
 
 class Folder(Sink):
-    """Parts in a folder, or at its address, which is new or is resumed.
+    """Parts in a folder or at its address, which is new or is resumed.
 
     The name of a part has the index of its first row, and the ending of its format.
     `_job.json` is the manifest of the job, which has checksums of the input.
@@ -166,7 +170,7 @@ class Folder(Sink):
 
 
 class File(Folder):
-    """One file, joined at the end from the parts in the folder FILE.parts, which then is removed.
+    """One file. At the end, it is joined from the parts in FILE.parts, which is then removed.
 
     Its format is that of the ending of its name, by default JSON Lines.
     """
@@ -179,7 +183,8 @@ class File(Folder):
 
     def finish(self, rows: int) -> None:
         super().finish(rows)
-        opened = storage.new_object(*storage.filesystem(self._file), self._file, LATER)
+        fs, path = storage.filesystem(self._file)
+        opened = storage.new_object(fs, path, self._file, LATER)
         with opened as target, storage.writing(self._file, LATER):
             self._format.join(self._streams, self._schema, target, self._manifest.begin())
         self._locked.close()  # Windows removes no file that is open
@@ -199,9 +204,10 @@ def check_complete(name: str, job: Mapping[str, Any]) -> Resumed:
     Raise InputError if it was made by another job; JSON Lines have no manifest.
     """
     resumed = count(name)
-    if (ending := _ending(name)) != ".jsonl":
+    format = _format(_ending(name))
+    if format.has_manifest:
         with storage.open_file(name) as stream:
-            content = _format(ending).manifest(stream)
+            content = format.manifest(stream)
         if content is None:
             raise refusal(f"{name} has no manifest, so it may be of another job or an old version")
         Manifest(name, name, job).compare(content)

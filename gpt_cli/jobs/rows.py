@@ -13,6 +13,7 @@ from gpt_cli.errors import InputError
 from gpt_cli.jobs import parquet, storage
 from gpt_cli.jobs.layout import InputRow, Layout
 from gpt_cli.jobs.storage import Format
+from gpt_cli.records import Record
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -32,22 +33,22 @@ class Piece:
 
 @dataclass(frozen=True)
 class RowReader:
-    """A reader of rows, which can be sent to another machine."""
+    """A reader of rows; it is pickled to read on another machine."""
 
     format: Format
     layout: Layout
-    many: bool = False  # several files, whose names their rows have
+    many: bool = False  # whether there are several files; their rows have their names
 
     def read(self, piece: Piece) -> list[InputRow]:
         """Return the rows of a piece; raise InputError if its file has changed."""
-        lines: Iterable[tuple[int, Any]]
+        lines: Iterable[tuple[int, bytes | Record]]
         if self.format == "parquet":
             columns = None if self.layout.all_columns else self.layout.columns
             table = parquet.read(piece.file, piece.group, piece.start, piece.end, columns)
             lines = enumerate(table, piece.line)
         else:
             data = BytesIO(storage.read_range(piece.file, piece.start, piece.end))
-            lines = (pair for pair in enumerate(data, piece.line) if self.is_row(*pair))
+            lines = self.numbered(data, piece.line)
         rows = self.parse(lines, piece.index, piece.file if self.many else None)
         if len(rows) != piece.rows:
             raise InputError(f"{piece.file} changed while it was read: run the command again")
@@ -57,24 +58,32 @@ class RowReader:
         """Return whether a line is a row; by default blank lines are skipped."""
         return self.layout.every_line or bool(_without_mark(number, line).strip())
 
+    def numbered(self, lines: Iterable[bytes], first: int) -> list[tuple[int, bytes]]:
+        """Return the lines that are rows with their numbers, counted from `first`."""
+        return [
+            (number, line) for number, line in enumerate(lines, first) if self.is_row(number, line)
+        ]
+
     def parse(
-        self, lines: Iterable[tuple[int, Any]], index: int, file: str | None
+        self, lines: Iterable[tuple[int, bytes | Record]], index: int, file: str | None
     ) -> list[InputRow]:
         """Return the rows of numbered lines or table rows, counted from `index`."""
         return [
-            self._parse(InputRow(position, number, file), data)
-            for position, (number, data) in enumerate(lines, index)
+            self._parse(InputRow(row_index, number, file), data)
+            for row_index, (number, data) in enumerate(lines, index)
         ]
 
-    def _parse(self, row: InputRow, data: Any) -> InputRow:
+    def _parse(self, row: InputRow, data: bytes | Record) -> InputRow:
         """Return the row with the content of its line or table row, or with an error."""
         every_line = self.layout.every_line
         try:
             if isinstance(data, bytes):
                 row = replace(row, data=data if every_line else b"")
                 text = storage.without_line_end(_without_mark(row.line, data).decode())
-                lines = self.format == "lines"
-                data = dict.fromkeys(self.layout.texts, text) if lines else json.loads(text)
+                if self.format == "lines":
+                    data = dict.fromkeys(self.layout.texts, text)
+                else:
+                    data = json.loads(text)
             if not isinstance(data, dict):
                 example = json.dumps({self.layout.fields[0]: "Once"})
                 raise InputError(f"a row must be a JSON object, such as {example}")
@@ -94,8 +103,9 @@ class RowReader:
         return replace(row, error=reason)
 
     def _texts(self, fields: dict[str, Any]) -> dict[str, str]:
-        """Return the text of a row, or the fields of the template, whose numbers become texts."""
-        template, texts = self.layout.template, {}
+        """Return the text of a row, or the fields of the template; numbers become texts."""
+        template = self.layout.template
+        texts = {}
         for name in self.layout.texts:
             text = fields.get(name)
             if template and isinstance(text, int | float) and not isinstance(text, bool):
@@ -117,9 +127,10 @@ class RowReader:
 class Source:
     """The input of a job.
 
-    It has names of files, folders, patterns with `*`, or addresses of these; "-" is standard input.
-    The format "auto" is "parquet" by the ending of the names of files, or "jsonl" if the first row
-    begins with a brace, else "lines". No piece spans more than the rows together.
+    The names are those of files, folders, patterns with `*`, or addresses of these; "-" is standard
+    input. The format "auto" is "parquet" if the names of the files end so. Otherwise it is "jsonl"
+    if the first row begins with a brace, and else "lines". A piece holds only rows that are
+    computed together.
     """
 
     def __init__(self, names: Sequence[str], format: Format, layout: Layout, rows_together: int):
@@ -127,14 +138,8 @@ class Source:
             raise InputError(f"the format must be one of {', '.join(get_args(Format))}")
         self.names = names
         self.files = [file for name in names for file in storage.find(name)]
-        if format == "auto":
-            tables = sum(file.endswith(".parquet") for file in self.files)
-            if 0 < tables < len(self.files):
-                raise InputError(
-                    f"{', '.join(names):.200} has Parquet and other files: name files of one "
-                    "format, for example FOLDER/*.parquet"
-                )
-            format = "parquet" if tables else format
+        if format == "auto" and self._are_tables():
+            format = "parquet"
         self.streams = any(map(storage.is_stream, names))  # read once, without pieces
         if self.streams and format == "parquet":
             raise InputError("Parquet cannot be read from a pipe: name a file")
@@ -154,8 +159,18 @@ class Source:
             self.contents.append([Path(file).name, storage.size(file), checksum])
         self.total = self._rows
 
+    def _are_tables(self) -> bool:
+        """Return whether the files are tables; raise InputError if only some are."""
+        tables = [file for file in self.files if file.endswith(".parquet")]
+        if 0 < len(tables) < len(self.files):
+            raise InputError(
+                f"{', '.join(self.names):.200} has Parquet and other files: name files of one "
+                "format, for example FOLDER/*.parquet"
+            )
+        return bool(tables)
+
     def rows(self, start: int = 0) -> Iterator[list[InputRow]]:
-        """Yield the rows to compute together; those before `start` may be left out in files."""
+        """Yield the rows that are computed together; files may be read only from `start` on."""
         if not self.streams:
             for pieces in pieces_together(self.pieces, self._rows_together, start):
                 yield list(chain.from_iterable(map(self.reader.read, pieces)))
@@ -177,14 +192,15 @@ class Source:
         return self.reader.format
 
     def _read_streams(self) -> Iterator[tuple[str, list[tuple[int, bytes]]]]:
-        """Yield a file with the numbered lines of its rows, those that are available at once."""
+        """Yield files with numbered lines that are rows: those that are available at once."""
         for file in self.files:
             number = 1
             for available in storage.read_lines(file):
-                rows = [pair for pair in enumerate(available, number) if self.reader.is_row(*pair)]
+                rows = self.reader.numbered(available, number)
                 number += len(available)
                 if rows:
-                    self._guess_format(*rows[0])
+                    first_number, first = rows[0]
+                    self._guess_format(first_number, first)
                     yield file, rows
 
     def _add(self, file: str, group: int, start: int, end: int, line: int, rows: int) -> None:
@@ -193,23 +209,26 @@ class Source:
 
     def _cut_table(self, file: str) -> int:
         """Append the pieces of a table; return a checksum of its metadata."""
-        sizes, ignored, whole_ids, checksum = parquet.survey(file, self.reader.layout)
-        self.ignored += [name for name in ignored if name not in self.ignored]
-        self.whole_ids &= whole_ids
+        survey = parquet.survey(file, self.reader.layout)
+        self.ignored += [name for name in survey.ignored if name not in self.ignored]
+        self.whole_ids &= survey.whole_ids
         line = 1
-        for group, size in enumerate(sizes):
+        for group, size in enumerate(survey.group_sizes):
             start = 0
             while start < size:
                 end = min(start + self._rows_together - self._rows % self._rows_together, size)
                 self._add(file, group, start, end, line + start, end - start)
                 start = end
             line += size
-        return checksum
+        return survey.checksum
 
     def _cut_lines(self, file: str) -> int:
         """Append the pieces of a file of lines; return a checksum of its bytes."""
-        start = end = rows = checksum = 0
-        line = 1
+        checksum = 0
+        start = 0  # of the next piece, in bytes
+        end = 0
+        line = 1  # the first of the piece
+        rows = 0  # in the piece
         for number, data in enumerate(chain.from_iterable(storage.read_lines(file)), 1):
             checksum = zlib.crc32(data, checksum)
             end += len(data)
@@ -218,7 +237,9 @@ class Source:
                 self._guess_format(number, data)
             if rows and (self._rows + rows) % self._rows_together == 0:
                 self._add(file, 0, start, end, line, rows)
-                start, line, rows = end, number + 1, 0
+                start = end
+                line = number + 1
+                rows = 0
         if rows:
             self._add(file, 0, start, end, line, rows)
         return checksum
@@ -231,7 +252,7 @@ class Source:
 
 
 def pieces_together(pieces: Iterable[Piece], rows: int, start: int = 0) -> Iterator[list[Piece]]:
-    """Yield the pieces of `rows` rows at a time, without those before the row `start`."""
+    """Yield lists of the pieces that have `rows` rows; leave out pieces before the row `start`."""
     rest = (piece for piece in pieces if piece.index + piece.rows > start)
     for _, group in groupby(rest, lambda piece: piece.index // rows):
         yield list(group)

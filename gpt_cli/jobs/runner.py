@@ -1,7 +1,8 @@
 """Run a job: a task for all rows of an input, on this machine or on a cluster."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
@@ -118,19 +119,26 @@ class _Job:
         for name in ("bos_token", "edits"):  # absent in older manifests
             if self.loading.get(name):
                 job[name] = self.loading[name]
-        return job | self.task.settings | job  # a setting must not replace an entry of the job
+        for name, setting in self.task.settings.items():
+            job.setdefault(name, setting)
+        return job
 
     def run(self, sink: Sink) -> Summary:
         """Write the records that are missing in a sink."""
         self._note_ignored(self.source.ignored)
-        engine: Any = None if self.cluster else load(self.model, **self.loading)
+        records: Callable[[Sink, int], Iterator[Record]]
+        if self.cluster:
+            records = partial(self._cluster_records, self.cluster)
+        else:
+            records = partial(self._records, load(self.model, **self.loading))
         with sink:
             resumed = sink.resume()
             failed = resumed.failed
             self.observer.start(self.source.total, resumed.rows, failed)
             self.task = self.task.with_seed(resumed.seed)
-            reasons: set[str | None] = {None} if resumed.rows else set()  # up to two
-            for record in self._records(engine, sink, resumed.rows):
+            # Why rows failed, None for rows that did not; up to two.
+            reasons: set[str | None] = {None} if resumed.rows else set()
+            for record in records(sink, resumed.rows):
                 sink.write(record)
                 is_error = "error" in record
                 failed += is_error
@@ -142,19 +150,21 @@ class _Job:
                 self.observer.note("the input has no rows")
             elif resumed.rows == self.source.total:
                 self.observer.note("nothing is missing: an earlier run has written all rows")
-        (reason,) = reasons if len(reasons) == 1 else [None]
+        reason = reasons.pop() if len(reasons) == 1 else None
         return Summary(self.source.total or 0, failed, reason)
+
+    def _cluster_records(self, cluster: "Cluster", sink: Sink, done: int) -> Iterator[Record]:
+        """Yield the same as `_records`, computed on a cluster."""
+        from gpt_cli.jobs.cluster import compute
+
+        if sink.compares:
+            for row in islice(chain.from_iterable(self.source.rows()), done):
+                sink.check(row)
+        yield from compute(cluster, self.source, done, self.task, self.model, self.loading)
 
     def _records(self, engine: Engine, sink: Sink, done: int) -> Iterator[Record]:
         """Yield the records of the rows from index `done` on; the sink checks the rows before."""
         compared = done if sink.compares else 0
-        if self.cluster:
-            from gpt_cli.jobs.cluster import compute
-
-            for row in islice(chain.from_iterable(self.source.rows()), compared):
-                sink.check(row)
-            yield from compute(self.cluster, self.source, done, self.task, self.model, self.loading)
-            return
         read = {*self.task.layout.columns}
         for rows in self.source.rows(done - compared):
             for row in rows:

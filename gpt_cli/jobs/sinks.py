@@ -1,6 +1,7 @@
 """Sinks for records, observers of progress, and the manifest that lets a job be resumed."""
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -46,34 +47,37 @@ class Observer:
         """Receive an interrupt of a job that can be resumed."""
 
 
-class Sink:
-    """The output of a job, which is entered while it is written.
+class Sink(ABC):
+    """The output of a job; a context manager, open while writing.
 
-    A run calls `resume` once, `check` for the rows that an earlier run has written if the sink
-    `compares`, `write` for all other records in order, and `finish`.
+    A run calls `resume` once; then, if the sink `compares`, `check` for each row that an earlier
+    run has written; then `write` for each other record, in order; and `finish`.
     """
 
-    compares: bool = False  # rows by `check`; else a run may skip reading them
+    compares: bool = False  # whether `check` needs the rows that an earlier run has written
 
     def __enter__(self) -> Self:
-        """Lock the output, so that no other run writes it."""
+        """Lock the output against other runs."""
         return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(  # noqa: B027 (most sinks need no `check` and no end)
+        self, kind: object, error: object, trace: object
+    ) -> None:
         """Write the rest; remove an output without records."""
 
     def resume(self) -> Resumed:
         """Return the rows of an earlier run; raise InputError if it was another job."""
         return Resumed()
 
-    def check(self, row: InputRow) -> None:
+    def check(self, row: InputRow) -> None:  # noqa: B027
         """Raise InputError if the record of an earlier run is that of another row."""
 
+    @abstractmethod
     def write(self, record: Record) -> None:
         """Write the next record, now or later; raise ResourceError if that fails."""
 
-    def finish(self, rows: int) -> None:
-        """Complete an output; raise InputError for rows beyond the input or of another run."""
+    def finish(self, rows: int) -> None:  # noqa: B027
+        """Complete the output of all rows; raise InputError if it has others, too."""
 
 
 def _shown(value: Any) -> str:
@@ -84,16 +88,18 @@ def _changed_file(earlier: Any, files: Any) -> str:
     """Return ", FILE is new" or the like for the first of listed files that differs, else ""."""
     if not (isinstance(earlier, list) and isinstance(files, list)):
         return ""
-    # A file is its name, or a list of its name, size and checksum.
-    before, now = (
-        [file if isinstance(file, str) else file[0] for file in listed]
-        for listed in (earlier, files)
-    )
+    before = list(map(_file_name, earlier))
+    now = list(map(_file_name, files))
     for name, file in zip(now, files, strict=True):
         if file not in earlier:
             return f", {name} {'has changed' if name in before else 'is new'}"
     missing = [name for name in before if name not in now]
     return f", {missing[0]} is missing" if missing else ", its files have another order"
+
+
+def _file_name(file: Any) -> Any:
+    """Return the name of a listed file, which is a name, or a list of a name and more."""
+    return file if isinstance(file, str) else file[0]
 
 
 def refusal(complaint: str) -> InputError:
@@ -163,7 +169,7 @@ class Manifest:
 
 
 class JSONLines(Sink):
-    """A JSON Lines file on this machine, to which records are appended at once.
+    """A JSON Lines file on this machine; each record is appended at once.
 
     Its manifest is the hidden file .NAME.job.json beside it.
     """
@@ -174,7 +180,7 @@ class JSONLines(Sink):
         self._path = path
         self._texts = texts  # the fields of a row's text
         self._side = path.with_name(f".{path.name}.job.json")
-        files = [file for file, *_ in job.get("input") or []]
+        files = list(map(_file_name, job.get("input") or []))
         job = {name: value for name, value in job.items() if name not in ("input", "format")}
         if len(files) > 1:  # a single file may have grown, or may now be a pipe
             job["input"] = files
@@ -192,7 +198,7 @@ class JSONLines(Sink):
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
             self._file.close()
-        except OSError:  # it retried a failed flush, which `write` has reported
+        except OSError:  # of a flush that failed before, as `write` has reported
             if error is None:
                 raise
         if self._new and error is not None and self._path.stat().st_size == 0:
@@ -201,13 +207,13 @@ class JSONLines(Sink):
                 self._side.unlink()
 
     def resume(self) -> Resumed:
-        known = not self._new and self._manifest.exists()
-        if known:
+        has_manifest = not self._new and self._manifest.exists()
+        if has_manifest:
             self._manifest.compare()
         end = self._read()
-        if self._rows and not known:
+        if self._rows and not has_manifest:
             raise refusal(f"{self._path} cannot be resumed without its manifest {self._side.name}")
-        if not known:
+        if not has_manifest:
             with storage.writing(str(self._side), ANOTHER):
                 self._side.write_bytes(self._manifest.begin())
         self._file.seek(end)

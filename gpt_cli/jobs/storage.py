@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from glob import glob
-from io import BufferedReader
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal, TypeAlias, cast
 
@@ -28,7 +28,7 @@ Format: TypeAlias = Literal["auto", "lines", "jsonl", "parquet"]
 
 NO_FILE = os.strerror(errno.ENOENT)
 _READABLE = "name a file that can be read"
-_CHUNK = 1 << 20  # bytes to read at once, if available
+_READ_BYTES = 1 << 20  # to read at once, if available
 _GROWTH = 32  # memory of a text as tokens, in multiples of its bytes; measured: 14
 
 
@@ -38,7 +38,7 @@ def is_address(name: str) -> bool:
 
 
 def is_pattern(address: str) -> bool:
-    """Return whether to move or to remove an address would affect others, which it matches."""
+    """Return whether an address is a pattern: to move or remove it would affect all that match."""
     return any(mark in address for mark in "*?[")
 
 
@@ -48,8 +48,37 @@ def filesystem(name: str) -> "tuple[AbstractFileSystem, str]":
 
     if not is_address(name):
         return fsspec.filesystem("file"), Path(name).absolute().as_posix()
-    with _errors(name, "access", "check the address"):
+    with _accessing(name):
         return fsspec.core.url_to_fs(name)
+
+
+class _LocalFiles:
+    """The files of this machine, by the methods of a file system of fsspec, without importing it.
+
+    Names that cannot be accessed do not exist.
+    """
+
+    def isdir(self, path: str) -> bool:
+        return os.path.isdir(path)  # noqa: PTH112
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)  # noqa: PTH110
+
+    def size(self, path: str) -> int:
+        return Path(path).stat().st_size
+
+    def open(self, path: str, mode: Literal["rb"]) -> FileIO:
+        return Path(path).open(mode, buffering=0)
+
+    def cat_file(self, path: str, start: int, end: int) -> bytes:
+        with Path(path).open("rb") as stream:
+            stream.seek(start)
+            return stream.read(end - start)
+
+
+def _files(name: str) -> "tuple[AbstractFileSystem | _LocalFiles, str]":
+    """Return the files among which a name is, and its path among them."""
+    return filesystem(name) if is_address(name) else (_LocalFiles(), name)
 
 
 def is_hidden(name: str) -> bool:
@@ -78,7 +107,8 @@ def find(name: str) -> list[str]:
 def _find_here(name: str) -> list[str]:
     path = Path(name)
     if path.is_dir():
-        return [str(file) for file in path.iterdir() if file.is_file() and not is_hidden(str(file))]
+        files = [str(file) for file in path.iterdir() if file.is_file()]
+        return [file for file in files if not is_hidden(file)]
     if "*" in name and not path.exists():
         matches = glob(name, recursive=True)  # noqa: PTH207 (leaves ./ as it is)
         return [file for file in matches if Path(file).is_file()]
@@ -104,45 +134,37 @@ def _find_at_address(name: str) -> list[str]:
 
 def is_folder(name: str) -> bool:
     """Return whether a name is that of a folder."""
-    return _query(name, "isdir")
+    files, path = _files(name)
+    with _accessing(name):
+        return bool(files.isdir(path))
 
 
 def exists(name: str) -> bool:
     """Return whether a file or a folder has this name."""
-    return _query(name, "exists")
-
-
-def _query(name: str, function: str) -> bool:
-    if not is_address(name):
-        return bool(getattr(os.path, function)(name))  # False for names that cannot be accessed
-    fs, path = filesystem(name)
-    with _errors(name, "access", "check the address"):
-        return bool(getattr(fs, function)(path))
+    files, path = _files(name)
+    with _accessing(name):
+        return bool(files.exists(path))
 
 
 def size(name: str) -> int:
     """Return the size of a file in bytes."""
     with reading(name):
-        if not is_address(name):
-            return Path(name).stat().st_size
-        fs, path = filesystem(name)
-        return int(fs.size(path))
+        files, path = _files(name)
+        return int(files.size(path))
 
 
 @contextmanager
 def open_file(file: str) -> Iterator[BufferedReader]:
-    """Open a file to read bytes; the errors of the block are left to the caller: see `reading`."""
+    """Open a file to read bytes; errors in the block pass through: see `reading`."""
     opened: AbstractContextManager[BufferedReader]
     with reading(label(file)):
         if file == "-":
             if sys.stdin is None:
                 raise InputError("standard input is closed")
             opened = nullcontext(cast(BufferedReader, sys.stdin.buffer))  # stays open
-        elif is_address(file):
-            fs, path = filesystem(file)
-            opened = BufferedReader(fs.open(path, "rb"))
         else:
-            opened = Path(file).open("rb")  # noqa: SIM115 (entered below)
+            files, path = _files(file)
+            opened = BufferedReader(files.open(path, "rb"))
     with opened as stream:
         yield stream
 
@@ -162,13 +184,14 @@ def new_file(name: str) -> Iterator[Callable[[bytes], object]]:
     if is_pattern(name):
         raise OptionError("output", f"{name}: an address must not contain *, ? or [")
     _check_new(name)
+    fs, path = filesystem(name)
     cure = "check the address"
-    with new_object(*filesystem(name), name, cure) as stream:
 
-        def write(data: bytes) -> None:
-            with writing(name, cure):
-                stream.write(data)
+    def write(data: bytes) -> None:
+        with writing(name, cure):
+            stream.write(data)
 
+    with new_object(fs, path, name, cure) as stream:
         yield write
         _check_new(name)  # another program may have created it
 
@@ -225,27 +248,22 @@ def read_text(file: str, cure: str = "a text is needed") -> str:
 def read_bytes(file: str) -> bytes:
     """Return the content of a file; raise ResourceError if it does not fit the free memory."""
     limit = _memory_limit()
-    data = bytearray()
+    content = bytearray()
     with open_file(file) as stream, reading(label(file)):
         while True:
-            chunk = stream.read(_CHUNK)
-            data += chunk
-            _check_size(file, len(data), limit)
-            if len(chunk) < _CHUNK:  # to read again would need a second Ctrl-D in a terminal
-                return bytes(data)
+            data = stream.read(_READ_BYTES)
+            content += data
+            _check_size(file, len(content), limit)
+            if len(data) < _READ_BYTES:  # to read again would need a second Ctrl-D in a terminal
+                return bytes(content)
 
 
 def read_range(file: str, start: int, end: int) -> bytes:
     """Return the bytes of a file from `start` to `end`."""
     with reading(file):
-        if is_address(file):
-            fs, path = filesystem(file)
-            # A stream would read ahead. The name of the second parameter differs between packages.
-            data = fs.cat_file(path, start=start, end=end)
-        else:
-            with Path(file).open("rb") as stream:
-                stream.seek(start)
-                data = stream.read(end - start)
+        files, path = _files(file)
+        # A stream would read ahead. The name of the second parameter differs between packages.
+        data: bytes = files.cat_file(path, start=start, end=end)
     if len(data) < end - start:
         raise InputError(f"{file} became shorter while it was read: run the command again")
     if len(data) > end - start:
@@ -304,9 +322,9 @@ def label(file: str) -> str:
 
 def _read_available(stream: BufferedReader) -> tuple[bytes, bool]:
     """Wait for bytes; return all that are available, and whether the end was reached."""
-    data = more = stream.read1(_CHUNK)
-    while more and len(data) < _CHUNK and _ready(stream):
-        more = stream.read1(_CHUNK)
+    data = more = stream.read1(_READ_BYTES)
+    while more and len(data) < _READ_BYTES and _ready(stream):
+        more = stream.read1(_READ_BYTES)
         data += more
     return data, not more
 
@@ -325,6 +343,11 @@ def reading(name: str) -> AbstractContextManager[None]:
     return _errors(name, "read", _READABLE)
 
 
+def _accessing(name: str) -> AbstractContextManager[None]:
+    """Raise InputError for the errors of a file system that does not answer."""
+    return _errors(name, "access", "check the address")
+
+
 def missing(name: str, cure: str = _READABLE) -> InputError:
     """Return the error of `reading` for a name without a file."""
     return InputError(f"cannot read {name:.80}: {NO_FILE}; {cure}")
@@ -341,12 +364,13 @@ def _errors(
 ) -> Iterator[None]:
     try:
         yield
-    except (GPTCLIError, BrokenPipeError):  # the latter is of output, whose reader has left
+    except (GPTCLIError, BrokenPipeError):  # the latter: the reader of our output has left
         raise
     except OSError as error:
         # fsspec's FileNotFoundError has only the path as its text.
-        no_file = isinstance(error, FileNotFoundError)
-        reason = NO_FILE if no_file else error.strerror or error
+        reason = error.strerror or error
+        if isinstance(error, FileNotFoundError):
+            reason = NO_FILE
         raise kind(f"cannot {doing} {name}: {reason}; {cure}") from None
     except Exception as error:
         if not is_address(name):

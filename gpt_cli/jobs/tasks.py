@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from gpt_cli import records
-from gpt_cli.errors import InputError, compute_valid
+from gpt_cli.errors import InputError, checked, compute_valid
 from gpt_cli.jobs.layout import InputRow, Layout, Template
 from gpt_cli.options.arguments import check_type
 from gpt_cli.options.declare import OptionError
@@ -15,21 +15,23 @@ from gpt_cli.options.request import CONSTRAINTS, Options
 from gpt_cli.records import Record, Schema
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from gpt_cli.engine import Engine
     from gpt_cli.generation.generate import Completion
     from gpt_cli.scoring.activations import Pool, TextActivations
-    from gpt_cli.scoring.rank import RankBy
+    from gpt_cli.scoring.rank import Choice, RankBy
     from gpt_cli.scoring.score import Score, ScoreOptions
 
 Rows: TypeAlias = Sequence[InputRow]
 OutDtype: TypeAlias = Literal["float32", "float16"]
 
 _ROWS_TOGETHER = 256
-_WHOLE_TOGETHER = 64  # of rows whose values are not pooled; a worker of Ray returns them at once
+_UNPOOLED_TOGETHER = 64  # a worker of Ray returns the values of all their tokens at once
 
 
 class Task(ABC):
-    """Computes the results of rows; to run on another machine, a task is pickled."""
+    """What is done with each row; a task is pickled to run on another machine."""
 
     template: Template | None = None  # a text with fields of a row, instead of the row's text
     every_line: bool = False  # blank lines are rows, too, and records have the "data" of lines
@@ -69,7 +71,7 @@ class Task(ABC):
         return asdict(self) if is_dataclass(self) else {}
 
     def with_seed(self, seed: int | None) -> "Task":
-        """Return this task with its seed, else this one, else a random one, if it draws numbers."""
+        """Return the task with a seed if it draws numbers: its own, else `seed`, else any."""
         return self
 
     def check_lines(self) -> None:
@@ -88,30 +90,43 @@ class Task(ABC):
         """Return the results of rows, in order; that of a row may be an InputError."""
 
     def record(self, engine: "Engine", row: InputRow, result: Any) -> Record:
-        """Return a result as the fields of a record."""
+        """Return a result as the fields of a record; raise InputError if that is not possible."""
         return result
 
     def records(self, engine: "Engine", rows: Rows, first: int = 0) -> Iterator[Record]:
         """Yield the records of rows from index `first` on, in order: their results or errors."""
-        layout = self.layout
         rows = [row for row in rows if row.index >= first]
-        results = compute_valid(rows, self.prepare, lambda valid: self._computed(engine, [*valid]))
+        results = compute_valid(
+            rows, self.prepare, lambda valid: self._computed(engine, list(valid))
+        )
         for row, result in zip(rows, results, strict=True):
-            known: Record = {"id": row.id, "data": row.data or None}
-            if row.file is not None or self.all_columns or isinstance(result, InputError):
-                known |= zip(layout.origin, (row.file, row.line), strict=True)
-            if self.all_columns:
-                known["columns"] = {n: v for n, v in row.fields.items() if n not in layout.texts}
-            if isinstance(result, InputError):
-                content = records.of_error(result)
-            else:
-                known |= {name: row.fields[name] for name in layout.texts}
-                content = self.record(engine, row, result)
-            known = {name: value for name, value in known.items() if value is not None}
-            yield {"index": row.index} | known | content
+            try:
+                content = self.record(engine, row, checked(result))
+                identity = self._identity(row)
+            except InputError as error:
+                content = records.of_error(error)
+                identity = self._identity(row, is_error=True)
+            yield identity | content
+
+    def _identity(self, row: InputRow, *, is_error: bool = False) -> Record:
+        """Return what a record has of its row: where it is in the input, and its texts."""
+        layout = self.layout
+        values: Record = {"index": row.index, "id": row.id, "data": row.data or None}
+        if row.file is not None or self.all_columns or is_error:
+            file, line = layout.origin
+            values[file] = row.file
+            values[line] = row.line
+        if self.all_columns:
+            values["columns"] = {
+                name: value for name, value in row.fields.items() if name not in layout.texts
+            }
+        if not is_error:
+            for name in layout.texts:
+                values[name] = row.fields[name]
+        return {name: value for name, value in values.items() if value is not None}
 
     def _computed(self, engine: "Engine", rows: Rows) -> Iterator[Any]:
-        """Yield the results of rows; that of a row whose edits make values overflow is an error."""
+        """Yield the results of rows; if the edits of a row make values overflow, its error."""
         from gpt_cli.gpt2.weights import EditOverflowError  # brings NumPy
 
         done = 0
@@ -136,7 +151,7 @@ class Task(ABC):
 class Generation(Task):
     """Continue prompts; the text of a row depends on its index and options, not on other rows."""
 
-    options: Options  # of rows that have none
+    options: Options  # the defaults of rows
     batch_size: int | None = None
     logprobs: bool = False
     template: Template | None = None
@@ -148,9 +163,10 @@ class Generation(Task):
 
     @property
     def schema(self) -> Schema:
-        token = records.TOKEN | {"top": [records.TOKEN]}
         schema = records.COMPLETION | records.HYPOTHESIS
-        return schema | ({"logprobs": [token]} if self.logprobs else {})
+        if self.logprobs:
+            schema["logprobs"] = [records.TOKEN | {"top": [records.TOKEN]}]
+        return schema
 
     @property
     def rows_together(self) -> int:
@@ -167,20 +183,22 @@ class Generation(Task):
         return replace(self, options=self.options.with_seed(seed))
 
     def prepare(self, row: InputRow) -> InputRow:
-        """Return the row with its prompt and options; its choices follow the prompt: `spaced`."""
-        prompt = self.layout.text(super().prepare(row))
+        """Return the row with its prompt and options, and its choices as they follow the prompt."""
+        row = super().prepare(row)
+        prompt = self.layout.text(row)
         # The input of a template may have any other fields.
-        known = self.fields[1:] if self.template else row.fields.keys() - {"prompt"}
-        options = {name: value for name, value in row.fields.items() if name in known}
+        names = self.fields[1:] if self.template else row.fields.keys() - {"prompt"}
+        options = {name: value for name, value in row.fields.items() if name in names}
         choices = options.get("choices")
         if all(options.get(name) is None for name in CONSTRAINTS):
             choices = self.options.choices or None
         if choices is not None and isinstance(prompt, str):
-            options["choices"] = [*spaced(prompt, choices)]
+            options["choices"] = list(spaced(prompt, choices))
         return replace(row, fields=options | {"prompt": prompt})
 
     def results(self, engine: "Engine", rows: Rows) -> "Iterable[Completion | InputError]":
-        fields, indices = [row.fields for row in rows], [row.index for row in rows]
+        fields = [row.fields for row in rows]
+        indices = [row.index for row in rows]
         return engine.batch(fields, self.options, batch_size=self.batch_size, indices=indices)
 
     def record(self, engine: "Engine", row: InputRow, result: "Completion") -> Record:
@@ -191,13 +209,13 @@ class Generation(Task):
 
 
 class _OfTexts(Task):
-    """A task for texts, which may have edits."""
+    """A task for texts with optional edits."""
 
     fields = ("text", "edits")
 
     def texts(self, rows: Rows) -> list[dict[str, Any]]:
         """Return rows with their texts and edits, as an engine takes them."""
-        return [{"text": self.layout.text(r), "edits": r.fields.get("edits")} for r in rows]
+        return [{"text": self.layout.text(row), "edits": row.fields.get("edits")} for row in rows]
 
 
 @dataclass(frozen=True)
@@ -216,10 +234,15 @@ class Scoring(_OfTexts):
 
     @property
     def schema(self) -> Schema:
+        schema = dict(records.SCORE)
         layers = records.LAYERS if self.layers else {}
-        schema = records.SCORE | (records.MIN_K if self.min_k is not None else {})
-        schema |= {"logprobs": [records.SCORED_TOKEN | layers]} if self.logprobs else {}
-        return schema | ({"words": [records.WORD | layers]} if self.words else {})
+        if self.min_k is not None:
+            schema.update(records.MIN_K)
+        if self.logprobs:
+            schema["logprobs"] = [records.SCORED_TOKEN | layers]
+        if self.words:
+            schema["words"] = [records.WORD | layers]
+        return schema
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -271,45 +294,48 @@ class Activations(_OfTexts):
 
     @property
     def schema(self) -> Schema:
+        schema = {"tokens": "int64"}
         # A template may have a {text}, which is then one of its fields.
-        filled = self.template and "text" not in self.template.names
-        return {"tokens": "int64"} | ({"text": "string"} if filled else {})
+        if self.template and "text" not in self.template.names:
+            schema["text"] = "string"
+        return schema
 
     @property
     def endings(self) -> tuple[str, ...]:
-        return ".safetensors", ".npz", *([".parquet"] if self.pool else [])
+        return (".safetensors", ".npz", ".parquet") if self.pool else (".safetensors", ".npz")
 
     @property
     def rows_together(self) -> int:
-        return _ROWS_TOGETHER if self.pool else _WHOLE_TOGETHER
+        return _ROWS_TOGETHER if self.pool else _UNPOOLED_TOGETHER
 
     @property
     def settings(self) -> dict[str, Any]:
         settings = super().settings
         return {"hook": settings.pop("hooks")} | settings
 
-    def results(self, engine: "Engine", rows: Rows) -> Iterator[Record | InputError]:
-        for row in engine.activation_rows(self.texts(rows), self.hooks, self.pool, bos=self.bos):
-            try:
-                yield row if isinstance(row, InputError) else self._content(row)
-            except FloatingPointError:
-                yield InputError("a value is too large for float16: choose float32")
+    def results(self, engine: "Engine", rows: Rows) -> "Iterator[TextActivations | InputError]":
+        return engine.activation_rows(self.texts(rows), self.hooks, self.pool, bos=self.bos)
 
-    def record(self, engine: "Engine", row: InputRow, result: Record) -> Record:
+    def record(self, engine: "Engine", row: InputRow, result: "TextActivations") -> Record:
         """Return a result with its text: words begin and end there, not in a field of its row."""
-        return result | {"text": self.layout.text(row)}
+        try:
+            arrays = self._arrays(result)
+        except FloatingPointError:
+            raise InputError("a value is too large for float16: choose float32") from None
+        return {"tokens": len(result.ids), "arrays": arrays, "text": self.layout.text(row)}
 
-    def _content(self, row: "TextActivations") -> Record:
+    def _arrays(self, result: "TextActivations") -> "dict[str, NDArray[Any]]":
+        """Return the arrays of a record; raise FloatingPointError if a value overflows."""
         from numpy import errstate
 
         from gpt_cli.gpt2.hooks import has_keys
 
-        arrays = row.word_columns if self.pool else row.token_columns
+        arrays = result.word_columns if self.pool else result.token_columns
         with errstate(over="raise"):
-            for name, value in row.values.items():
+            for name, value in result.values.items():
                 value = value.swapaxes(0, 1) if has_keys(name) else value
                 arrays[name] = value.astype(self.out_dtype)
-        return {"tokens": len(row.ids), "arrays": arrays}
+        return arrays
 
     def tokens(self, record: Record) -> int:
         return int(record["tokens"])
@@ -336,41 +362,55 @@ class Ranking(Task):
             raise OptionError("choices", "must be given for plain lines, which have none")
 
     def prepare(self, row: InputRow) -> InputRow:
-        """Return the row with its prompt, and its choices as `spaced` returns them."""
-        prompt, choices = self.layout.text(super().prepare(row)), row.fields.get("choices")
-        if choices is None and not self.choices:
-            raise InputError('a row needs a list of "choices": there are no default choices')
-        choices = spaced(prompt, self.choices if choices is None else choices, exact=self.exact)
-        edits = row.fields.get("edits")
-        return replace(row, fields={"prompt": prompt, "choices": choices, "edits": edits})
+        """Return the row with its prompt, and its choices as they follow it."""
+        row = super().prepare(row)
+        fields = {
+            "prompt": self.layout.text(row),
+            "choices": list(self._spaced(row)),
+            "edits": row.fields.get("edits"),
+        }
+        return replace(row, fields=fields)
 
-    def results(self, engine: "Engine", rows: Rows) -> Iterator[Record | InputError]:
-        questions = [(f["prompt"], [*f["choices"]], f["edits"]) for f in (r.fields for r in rows)]
-        for row, ranked in zip(rows, engine.rank_many(questions, by=self.by), strict=True):
-            if isinstance(ranked, InputError):
-                yield ranked
-            else:
-                yield {"choices": records.of_ranking(engine, ranked, row.fields["choices"])}
+    def _spaced(self, row: InputRow) -> dict[str, str]:
+        """Return the choices of a row, or the default ones, as `spaced` does."""
+        choices = row.fields.get("choices")
+        if choices is None:
+            choices = self.choices
+            if not choices:
+                raise InputError('a row needs a list of "choices": there are no default choices')
+        return spaced(self.layout.text(row), choices, exact=self.exact)
+
+    def results(self, engine: "Engine", rows: Rows) -> "list[list[Choice] | InputError]":
+        questions = [
+            (row.fields["prompt"], row.fields["choices"], row.fields["edits"]) for row in rows
+        ]
+        return engine.rank_many(questions, by=self.by)
+
+    def record(self, engine: "Engine", row: InputRow, result: "list[Choice]") -> Record:
+        return {"choices": records.of_ranking(engine, result, self._spaced(row))}
 
     def tokens(self, record: Record) -> int:
         return sum(choice["tokens"] for choice in record["choices"])
 
 
 def spaced(prompt: str, choices: Sequence[str], *, exact: bool = False) -> dict[str, str]:
-    """Return choices as they follow a prompt, with the choices as they were written.
+    """Return the written choices, by the texts that follow a prompt.
 
     Unless `exact`, spaces around a choice are removed, and one is put before it if the prompt does
     not end with white space. A choice that is empty, a duplicate or no string is an InputError.
     """
-    listed = isinstance(choices, list | tuple) and choices
-    if not listed or any(not isinstance(choice, str) for choice in choices):
+    is_list = isinstance(choices, list | tuple) and len(choices) > 0
+    if not is_list or not all(isinstance(choice, str) for choice in choices):
         raise InputError('the "choices" of a row must be a list of one or more strings')
     space = "" if exact or not prompt or prompt[-1].isspace() else " "
     written: dict[str, str] = {}
-    for choice in choices if exact else [choice.strip() for choice in choices]:
+    for choice in choices:
+        if not exact:
+            choice = choice.strip()
         if not choice:
             raise InputError("a choice is empty: remove it")
-        if space + choice in written:
+        text = space + choice
+        if text in written:
             raise InputError(f"duplicate choice {choice!r:.40}: remove it")
-        written[space + choice] = choice
+        written[text] = choice
     return written

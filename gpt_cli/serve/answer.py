@@ -5,13 +5,14 @@ import json
 import logging
 import time
 import uuid
+from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -22,7 +23,14 @@ from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.generation.row import Request, Step
 from gpt_cli.options.request import Options
 from gpt_cli.serve.metrics import Metrics
-from gpt_cli.serve.prompts import Event, PendingText, Pooling, PromptScore, Vector
+from gpt_cli.serve.prompts import (
+    Event,
+    PendingScore,
+    PendingText,
+    PendingVector,
+    PromptScore,
+    Vector,
+)
 from gpt_cli.serve.protocol import MOST_ENTRIES, Completions, Embeddings, Json, Prompt
 from gpt_cli.serve.refusals import QueueFullError, RequestError
 from gpt_cli.serve.scheduler import Scheduler
@@ -36,7 +44,6 @@ _HEADERS = {
 }
 _STOPPED = ("stop", "eos", "complete")  # "stop" for OpenAI; the other reasons are "length"
 _COLUMNS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-_Push: TypeAlias = Callable[[Any], bool]  # adds an event to a text; returns whether it has ended
 _logger = logging.getLogger("gpt_cli")
 
 
@@ -52,11 +59,11 @@ class Service:
     unread: int = 0  # entries of answers that are being computed, or that clients have not read
 
 
-class Answer(StreamingResponse):
+class Answer(StreamingResponse, ABC):
     """The answer to a request; its texts are dropped if the client leaves."""
 
     id: str | None = None
-    texts: Sequence[PendingText]
+    texts: list[PendingText]
 
     def __init__(
         self,
@@ -65,9 +72,11 @@ class Answer(StreamingResponse):
         stream: AsyncIterator[str] | None = None,
     ):
         super().__init__(stream or (), headers=_HEADERS, media_type="text/event-stream")
-        self._service, self._request, self._is_stream = service, request, stream is not None
+        self._service = service
+        self._request = request
+        self._is_stream = stream is not None
         self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[tuple[_Push, Event]] = asyncio.Queue()
+        self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()  # with indices of texts
         self._ended = 0  # number of texts
         self._start = time.perf_counter()
 
@@ -77,13 +86,14 @@ class Answer(StreamingResponse):
         prompts = sum(len(text.ids) for text in self._request.texts)
         return {"prompt_tokens": prompts, "total_tokens": prompts}
 
+    @abstractmethod
     def complete(self) -> Response:
         """Return the answer once all texts have ended."""
-        raise NotImplementedError
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer, until it is read or the client has left."""
-        service, entries = self._service, self._request.entries
+        service = self._service
+        entries = self._request.entries
         if service.unread + entries > _MOST_UNREAD:
             raise QueueFullError("too many large answers are computed or unread; try again later")
         service.scheduler.submit(self.texts)
@@ -97,19 +107,24 @@ class Answer(StreamingResponse):
             for text in self.texts:
                 text.cancelled = True
 
-    def _deliver(self, push: _Push, event: Event) -> None:
+    def _deliver(self, index: int, event: Event) -> None:
+        """Pass an event of a text to the event loop."""
         with suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._events.put_nowait, (push, event))
+            self._loop.call_soon_threadsafe(self._events.put_nowait, (index, event))
+
+    @abstractmethod
+    def _add(self, index: int, event: Any) -> bool:
+        """Add an event of a text; return whether it was the last."""
 
     async def _next_events(self) -> None:
         """Wait for an event, and add all that have come; raise an error that is one of them."""
         events = [await self._events.get()]
         while not self._events.empty():
             events.append(self._events.get_nowait())
-        for push, event in events:
+        for index, event in events:
             if isinstance(event, Exception):
                 raise event
-            self._ended += push(event)
+            self._ended += self._add(index, event)
 
     @property
     def _finished(self) -> bool:
@@ -162,31 +177,34 @@ class CompletionAnswer(Answer):
             "created": int(time.time()),
             "model": service.names[0],
         }
-        count = request.fields.choices
-        prompts = (prompt for prompt in request.prompts for _ in range(count))
-        self._choices = [
-            _Choice(service.engine.tokenizer, request, prompt, index)
-            for index, prompt in enumerate(prompts)
-        ]
-        size = count if request.fields.use_beam_search else 1  # choices of a text
-        groups = [self._choices[i : i + size] for i in range(0, len(self._choices), size)]
-        self.texts = [
-            group[0].pending(partial(self._deliver, partial(self._push, group)))
-            for group in groups
-            if not group[0].finish_reason
-        ]
+        self._choices: list[_Choice] = []
+        for prompt in request.prompts:
+            for _ in range(request.fields.choices):
+                index = len(self._choices)
+                self._choices.append(_Choice(service.engine.tokenizer, request, prompt, index))
+        self.texts = []
+        self._choices_of_texts: list[list[_Choice]] = []  # several of a beam search, best first
+        size = request.fields.choices if request.fields.use_beam_search else 1
+        for start in range(0, len(self._choices), size):
+            choices = self._choices[start : start + size]
+            if not choices[0].finish_reason:
+                self.texts.append(choices[0].pending(partial(self._deliver, len(self.texts))))
+                self._choices_of_texts.append(choices)
         self._has_begun = False
 
-    def _push(self, choices: "Sequence[_Choice]", event: PromptScore | Step) -> bool:
-        """Add an event of a text, whose choices are several if it is a search, the best first."""
+    def _add(self, index: int, event: PromptScore | Step) -> bool:
+        """Add an event of a text; return whether it was the last."""
+        choices = self._choices_of_texts[index]
         if not self._has_begun:
             self._has_begun = True
             self._service.metrics.first_seconds.observe(self._seconds)
-        if isinstance(event, Step):
+        if isinstance(event, PromptScore):
+            for choice in choices:
+                choice.add_score(event)
+        else:
             self._service.metrics.add_step(event)
-        changed = choices[event.hypothesis :][:1] if isinstance(event, Step) else choices
-        for choice in changed:
-            choice.push(event)
+            if event.hypothesis < len(choices):  # a search finds more than it returns
+                choices[event.hypothesis].add_step(event)
         ended = choices[0].finish_reason is not None
         is_search = self._request.fields.use_beam_search
         for choice in choices:  # the texts of a search are sent together
@@ -195,14 +213,18 @@ class CompletionAnswer(Answer):
 
     def complete(self) -> Response:
         """Return the answer once all texts have ended."""
-        best = enumerate(self._best)  # of which a search may not have found all
-        parts = [text.new_part() | {"index": index} for index, text in best if text.finish_reason]
+        parts = [
+            choice.new_part() | {"index": index}
+            for index, choice in enumerate(self._best)
+            if choice.finish_reason  # a search may not have found all
+        ]
         return JSONResponse(self._frame | {"choices": parts, "usage": self.usage})
 
     @property
     def _best(self) -> "Iterator[_Choice]":
         """Yield the `n` likeliest choices of each prompt, or all, in their order."""
-        n, count = self._request.fields.n, self._request.fields.choices
+        n = self._request.fields.n
+        count = self._request.fields.choices
         for start in range(0, len(self._choices), count):
             choices = self._choices[start : start + count]
             if count > n:
@@ -231,8 +253,11 @@ class CompletionAnswer(Answer):
         """Return the numbers of tokens."""
         prompts = super().usage["prompt_tokens"]
         generated = sum(choice.tokens for choice in self._choices)
-        counts = {"prompt_tokens": prompts, "completion_tokens": generated}
-        return counts | {"total_tokens": prompts + generated}
+        return {
+            "prompt_tokens": prompts,
+            "completion_tokens": generated,
+            "total_tokens": prompts + generated,
+        }
 
 
 class EmbeddingAnswer(Answer):
@@ -248,12 +273,12 @@ class EmbeddingAnswer(Answer):
     def _pending(self, index: int, text: Text) -> PendingText:
         """Return the text to compute."""
         fields = self._request.fields
-        deliver = partial(self._deliver, partial(self._push, index))
+        deliver = partial(self._deliver, index)
         first = len(text.ids) - 1 if fields.pool == "last" else text.start
         row = Request(text, Options(), index)
-        return PendingText(row, deliver, Pooling(fields.hook, first), decode=False)
+        return PendingVector(row, deliver, hook=fields.hook, first=first)
 
-    def _push(self, index: int, vector: Vector) -> bool:
+    def _add(self, index: int, vector: Vector) -> bool:
         if self._request.fields.encoding_format == "base64":
             self._encoded[index] = f'"{b64encode(vector.astype("<f4").tobytes()).decode()}"'
         else:
@@ -285,18 +310,21 @@ class _Choice:
     """One text of an answer, which grows with its events."""
 
     def __init__(self, tokenizer: Tokenizer, request: Completions, prompt: Prompt, index: int):
-        self._request, self._prompt, self._index = request, prompt, index
+        self._request = request
+        self._prompt = prompt
+        self._index = index
         self._fields = request.fields
         self._text = prompt.written if self._fields.echo else ""  # the new part
-        before = [] if request.score is not None else prompt.text.ids
-        self._logprobs = _Logprobs(tokenizer, before)
-        self.tokens, self._logprob = 0, 0.0  # of the generated text
+        is_scored = request.prompt_logprobs is not None
+        self._logprobs = _Logprobs(tokenizer, [] if is_scored else prompt.text.ids)
+        self.tokens = 0  # of the generated text
+        self._logprob = 0.0  # of the generated text
         self._score: float | None = None
-        to_come = self._fields.max_tokens or request.score is not None
-        self.finish_reason = None if to_come else "length"  # OpenAI's name
+        is_complete = not (self._fields.max_tokens or is_scored)
+        self.finish_reason = "length" if is_complete else None  # OpenAI's name
         # The text of a prompt comes with its log-probabilities, and in a search with all the rest.
-        echoes = self._fields.echo and request.score is None and not self._fields.use_beam_search
-        self.is_new = echoes or not to_come
+        echoes = self._fields.echo and not is_scored and not self._fields.use_beam_search
+        self.is_new = echoes or is_complete
 
     @property
     def mean_logprob(self) -> float:
@@ -305,27 +333,31 @@ class _Choice:
     def pending(self, deliver: Callable[[Event], None]) -> PendingText:
         """Return the text to compute."""
         row = Request(self._prompt.text, self._request.options, self._index)
-        return PendingText(row, deliver, self._request.score, self._fields.max_tokens > 0)
+        count = self._request.prompt_logprobs
+        if count is None:
+            return PendingText(row, deliver)
+        return PendingScore(row, deliver, self._fields.max_tokens > 0, prompt_logprobs=count)
 
-    def push(self, event: PromptScore | Step) -> None:
-        """Add the next event of the text."""
-        if isinstance(event, PromptScore):
-            logprobs, tops = [None, *event.logprobs], [[], *event.top_logprobs]
-            ids = self._prompt.text.ids
-            for index, entry in enumerate(zip(ids, logprobs, tops, strict=True)):
-                self._logprobs.add(*entry)
-                if index == 0 and self._prompt.text.start:
-                    self._logprobs.restart(ids[: 0 if self._prompt.written else 1])
-            self.finish_reason = None if self._fields.max_tokens else "length"
-            return
+    def add_score(self, score: PromptScore) -> None:
+        """Add the log-probabilities of the prompt."""
+        first, *others = self._prompt.text.ids
+        self._logprobs.add(first, None, [])
+        if self._prompt.text.start:
+            self._logprobs.restart([] if self._prompt.written else [first])
+        for id, logprob, top in zip(others, score.logprobs, score.top_logprobs, strict=True):
+            self._logprobs.add(id, logprob, top)
+        self.finish_reason = None if self._fields.max_tokens else "length"
+
+    def add_step(self, step: Step) -> None:
+        """Add the next token."""
         self.tokens += 1
-        self._logprob += event.logprob
-        self._text += event.text
+        self._logprob += step.logprob
+        self._text += step.text
         if self._fields.logprobs is not None:
-            self._logprobs.add(event.id, event.logprob, event.top_logprobs)
-        if event.finish_reason:
-            self._score = event.score
-            self.finish_reason = "stop" if event.finish_reason in _STOPPED else "length"
+            self._logprobs.add(step.id, step.logprob, step.top_logprobs)
+        if step.finish_reason:
+            self._score = step.score
+            self.finish_reason = "stop" if step.finish_reason in _STOPPED else "length"
 
     def new_part(self) -> Json:
         """Return the part of the text since the last call."""
@@ -338,7 +370,8 @@ class _Choice:
         }
         if self._fields.use_beam_search:
             part["score"] = self._score
-        self._text, self.is_new = "", False
+        self._text = ""
+        self.is_new = False
         return part
 
 
@@ -348,7 +381,7 @@ class _Logprobs:
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int]):
         self._tokenizer = tokenizer
         self.restart(before)
-        self._entries: list[tuple[str, float | None, dict[str, float] | None, int]] = []
+        self._entries: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
 
     def restart(self, before: Sequence[int]) -> None:
         """Begin the text after these ids."""
@@ -357,30 +390,35 @@ class _Logprobs:
 
     def add(self, id: int, logprob: float | None, top: TopLogprobs) -> None:
         """Add a token; the likeliest tokens at its position always include the token itself."""
-        name, likeliest = token_name(self._tokenizer, id), None
+        name = token_name(self._tokenizer, id)
+        likeliest = None
         if logprob is not None:
             likeliest = {token_name(self._tokenizer, id): p for id, p in [*top, (id, logprob)]}
         start = self.offset
         self.offset += len(self._decoder.push(id))
         if not name.startswith("bytes:"):  # an incomplete character before it is now U+FFFD
             start = max(start, self.offset - len(name))
-        self._entries.append((name, logprob, likeliest, start))
+        self._entries["tokens"].append(name)
+        self._entries["token_logprobs"].append(logprob)
+        self._entries["top_logprobs"].append(likeliest)
+        self._entries["text_offset"].append(start)
 
     def new_entries(self) -> Json:
         """Return the entries since the last call."""
-        entries, self._entries = self._entries, []
-        return {name: [entry[i] for entry in entries] for i, name in enumerate(_COLUMNS)}
+        entries = self._entries
+        self._entries = {name: [] for name in _COLUMNS}
+        return entries
 
 
 def token_name(tokenizer: Tokenizer, id: int) -> str:
     r"""Return a token as text, or as `bytes:\xf0\x9f` if it is not whole characters."""
     try:
-        piece = tokenizer.token_bytes(id)
-        if piece is None:
+        data = tokenizer.token_bytes(id)
+        if data is None:
             return tokenizer.token_name(id)
     except InputError:  # the model has more ids than its tokenizer
         return f"<{id}>"
     try:
-        return piece.decode()
+        return data.decode()
     except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)

@@ -13,7 +13,7 @@ from functools import partial
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -34,6 +34,8 @@ from gpt_cli.serve.scheduler import Scheduler
 from gpt_cli.serve.settings import Settings
 from gpt_cli.serve.structured import FIELDS
 
+Parsed = TypeVar("Parsed")
+
 _COMPILED = 2  # constraints at a time; more would leave no threads for other requests
 
 
@@ -46,10 +48,16 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
     metrics = Metrics(scheduler)
     names = (settings.name or _name_of(engine), engine.name)
     handlers = _Handlers(Service(engine, scheduler, metrics, names, settings.allow_edits))
-    get, post = partial(Route, methods=["GET"]), partial(Route, methods=["POST"])
-    model = {"id": names[0], "object": "model", "created": int(time.time())}
-    model |= {"owned_by": "gpt-cli", "max_model_len": engine.model.config.n_positions}
-    model |= {"adapter": engine.adapter}
+    get = partial(Route, methods=["GET"])
+    post = partial(Route, methods=["POST"])
+    model = {
+        "id": names[0],
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "gpt-cli",
+        "max_model_len": engine.model.config.n_positions,
+        "adapter": engine.adapter,
+    }
     routes = [
         get("/", _page()),
         get("/health", handlers.health),
@@ -84,7 +92,8 @@ def _name_of(engine: Engine) -> str:
 
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 (narrows the type)
-    path, headers = request.url.path, error.headers or {}
+    path = request.url.path
+    headers = error.headers or {}
     message = f"{request.method} {path!r:.100}: there is no such path"
     if "Allow" in headers:
         message = f"{request.method} {path!r:.100}: use {headers['Allow']}"
@@ -113,8 +122,10 @@ def _page() -> Response:
 
 
 def _special_tokens(engine: Engine) -> Json:
-    config, tokenizer = engine.model.config, engine.tokenizer
-    start, ends = config.bos_token_id, config.eos_token_id
+    config = engine.model.config
+    tokenizer = engine.tokenizer
+    start = config.bos_token_id
+    ends = config.eos_token_id
     return {
         "eos_token": token_name(tokenizer, ends[0]) if ends else None,
         "bos_token": None if start is None else token_name(tokenizer, start),
@@ -124,7 +135,7 @@ def _special_tokens(engine: Engine) -> Json:
 
 
 class _Handlers:
-    """The handlers of the routes whose answers change."""
+    """The handlers of the routes that compute their answers."""
 
     def __init__(self, service: Service):
         self._service = service
@@ -148,7 +159,7 @@ class _Handlers:
         """Answer with what a function returns for the body of a request."""
         return JSONResponse(await self._in_thread(function, await _json(request)))
 
-    async def _in_thread(self, function: Callable[[Engine, Json], Any], body: Json) -> Any:
+    async def _in_thread(self, function: Callable[[Engine, Json], Parsed], body: Json) -> Parsed:
         """Call a function in another thread, since a long text takes a while to tokenize."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._workers, function, self._service.engine, body)
@@ -156,18 +167,18 @@ class _Handlers:
     async def completions(self, request: Request) -> Response:
         """Continue or score the prompts of a request."""
         body = await _json(request)
-        names = self._service.names
+        parse = partial(read, names=self._service.names, folder=self._service.folder)
         has_constraint = any(body.get(name) is not None for name in FIELDS)
         async with self._compiling if has_constraint else nullcontext():
-            parsed = await self._in_thread(
-                partial(read, names=names, folder=self._service.folder), body
-            )
+            parsed = await self._in_thread(parse, body)
         return CompletionAnswer(self._service, parsed)
 
     async def embeddings(self, request: Request) -> Response:
         """Return vectors of the texts of a request."""
+        body = await _json(request)
         parse = partial(read_embeddings, names=self._service.names)
-        return EmbeddingAnswer(self._service, await self._in_thread(parse, await _json(request)))
+        parsed = await self._in_thread(parse, body)
+        return EmbeddingAnswer(self._service, parsed)
 
     async def refuse(self, request: Request, error: Exception) -> Response:
         refusal = RequestError.of(error)

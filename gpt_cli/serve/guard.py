@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from starlette.datastructures import Headers
@@ -19,7 +20,7 @@ from gpt_cli.serve.refusals import RequestError
 from gpt_cli.serve.settings import Settings, is_address
 
 BODY_SECONDS = 30.0  # to receive a body
-OPEN = ("/", "/health")  # without a key
+OPEN = ("/", "/health")  # paths that need no key
 
 _OF_COMPLETIONS = ("id", "prompt_tokens", "completion_tokens")  # in the access log, else null
 _HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(:\d*)?")
@@ -56,13 +57,18 @@ def guarded(app: ASGIApp, settings: Settings, count: Callable[[str, int], None])
 
     inner: ASGIApp = with_body
     if settings.cors:  # outside of the key, which a browser's preflight request does not have
-        methods, after = ["GET", "POST"], ["Retry-After"]
-        inner = CORSMiddleware(with_body, settings.cors, methods, ["*"], expose_headers=after)
+        inner = CORSMiddleware(
+            with_body,
+            allow_origins=settings.cors,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["Retry-After"],
+        )
     return _watched(checked, settings.access_log, count)
 
 
 def _check_host(known: str, headers: Headers) -> None:
-    """Refuse DNS rebinding: a page whose host name leads to this server.
+    """Refuse DNS rebinding: a page with a host name that leads to this server.
 
     Browsers send the name in the address of the page, so a foreign name is a foreign page.
     """
@@ -78,8 +84,9 @@ def _check_host(known: str, headers: Headers) -> None:
 
 
 def _check_origin(allowed: tuple[str, ...], headers: Headers) -> None:
-    """Refuse foreign pages, whose simplest requests browsers do not hold back."""
-    origin, host = headers.get("origin"), headers.get("host", "")
+    """Refuse foreign pages: browsers do not hold back their simplest requests."""
+    origin = headers.get("origin")
+    host = headers.get("host", "")
     same = (f"http://{host}", f"https://{host}")  # the latter behind a proxy
     if not (origin is None or "*" in allowed or origin in allowed or origin.lower() in same):
         message = (
@@ -103,7 +110,9 @@ async def _received(headers: Headers, receive: Receive, most: int) -> Receive:
 
     Raise RequestError if it is too long or too slow, and ConnectionError if the client has left.
     """
-    body, size, more = bytearray(), int(headers.get("content-length", 0)), True
+    body = bytearray()
+    size = int(headers.get("content-length", 0))
+    more = True
     try:
         async with asyncio.timeout(BODY_SECONDS):
             while more and size <= most:
@@ -127,42 +136,59 @@ async def _received(headers: Headers, receive: Receive, most: int) -> Receive:
     return repeat
 
 
+@dataclass
+class _Sent:
+    """What a client was sent; `send` counts it."""
+
+    pass_on: Send
+    status: int | None = None
+    size: int = 0  # in bytes
+    is_complete: bool = False
+
+    async def send(self, message: Message) -> None:
+        """Send a message."""
+        self.status = message.get("status", self.status)
+        self.size += len(message.get("body", b""))
+        await self.pass_on(message)
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            self.is_complete = True
+
+
 def _watched(app: ASGIApp, log: bool, count: Callable[[str, int], None]) -> ASGIApp:
     """Answer refusals and bugs, count requests, and log them if `log`."""
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
-        start, status, sent, finished = time.perf_counter(), None, 0, False
-
-        async def watched(message: Message) -> None:
-            nonlocal status, sent, finished
-            status = message.get("status", status)
-            sent += len(message.get("body", b""))
-            await send(message)
-            finished |= message["type"] == "http.response.body" and not message.get("more_body")
-
+        start = time.perf_counter()
+        sent = _Sent(send)
         try:
-            await app(scope, receive, watched)
+            await app(scope, receive, sent.send)
         except Exception as error:
-            finished = True  # by the server
+            sent.is_complete = True  # by the server
             if not isinstance(error, RequestError):
                 _logger.exception("a bug in the answer to %s %r", scope["method"], scope["path"])
-            if status is None:
-                await RequestError.of(error).response(scope, receive, watched)
+            if sent.status is None:
+                await RequestError.of(error).response(scope, receive, sent.send)
         finally:
-            status = status if finished and status else _LEFT
+            status = sent.status if sent.is_complete and sent.status else _LEFT
             count(scope["path"], status)
-            if log and sys.stderr is not None:
-                line = {
-                    "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-                    "method": scope["method"],
-                    "path": scope["path"],
-                    "status": status,
-                    "seconds": round(time.perf_counter() - start, 6),
-                    "bytes": sent,
-                }
-                state = scope.get("state", {})
-                line |= {name: state.get(name) for name in _OF_COMPLETIONS}
-                with suppress(OSError, ValueError):  # it is closed, or its disk is full
-                    print(json.dumps(line), file=sys.stderr, flush=True)
+            if log:
+                _log(scope, status, time.perf_counter() - start, sent.size)
 
     return call
+
+
+def _log(scope: Scope, status: int, seconds: float, size: int) -> None:
+    """Write a line to the access log."""
+    line = {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "method": scope["method"],
+        "path": scope["path"],
+        "status": status,
+        "seconds": round(seconds, 6),
+        "bytes": size,
+    }
+    for name in _OF_COMPLETIONS:
+        line[name] = scope.get("state", {}).get(name)
+    if sys.stderr is not None:
+        with suppress(OSError, ValueError):  # it is closed, or its disk is full
+            print(json.dumps(line), file=sys.stderr, flush=True)

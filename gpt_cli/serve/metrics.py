@@ -1,6 +1,6 @@
 """Counters of a server, for Prometheus."""
 
-from typing import Any
+from functools import partial
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -14,7 +14,7 @@ from prometheus_client import (
 from gpt_cli.generation.row import Step
 from gpt_cli.serve.scheduler import Scheduler
 
-_OLDER = 0.9  # of a mean, with the next value
+_OLDER = 0.9  # the weight of earlier values in a mean
 
 
 class Metrics:
@@ -25,18 +25,20 @@ class Metrics:
     def __init__(self, scheduler: Scheduler):
         self._scheduler = scheduler
         self._registry = CollectorRegistry()
-        shared: Any = {"namespace": "gpt_cli", "registry": self._registry}
-        self.requests = Counter("requests", "Requests.", ["path", "status"], **shared)
-        self._prompts = Counter("prompt_tokens", "Tokens of prompts.", **shared)
-        self._reused = Counter("reused_tokens", "Tokens of prompts not computed again.", **shared)
-        self._generated = Counter("generated_tokens", "Generated tokens.", **shared)
-        self._drafted = Counter("drafted_tokens", "Drafted tokens.", **shared)
-        self._accepted = Counter("accepted_tokens", "Drafted tokens in texts.", **shared)
-        self._request_seconds = Histogram("request_seconds", "Time of an answer.", **shared)
-        self.first_seconds = Histogram("first_token_seconds", "Time to the first token.", **shared)
-        running = Gauge("texts_running", "Texts that are being computed.", **shared)
+        counter = partial(Counter, namespace="gpt_cli", registry=self._registry)
+        histogram = partial(Histogram, namespace="gpt_cli", registry=self._registry)
+        gauge = partial(Gauge, namespace="gpt_cli", registry=self._registry)
+        self.requests = counter("requests", "Requests.", ["path", "status"])
+        self._prompts = counter("prompt_tokens", "Tokens of prompts.")
+        self._reused = counter("reused_tokens", "Tokens of prompts not computed again.")
+        self._generated = counter("generated_tokens", "Generated tokens.")
+        self._drafted = counter("drafted_tokens", "Drafted tokens.")
+        self._accepted = counter("accepted_tokens", "Drafted tokens in texts.")
+        self._request_seconds = histogram("request_seconds", "Time of an answer.")
+        self.first_seconds = histogram("first_token_seconds", "Time to the first token.")
+        running = gauge("texts_running", "Texts that are being computed.")
         running.set_function(lambda: scheduler.running)
-        waiting = Gauge("texts_waiting", "Texts in the queue.", **shared)
+        waiting = gauge("texts_waiting", "Texts in the queue.")
         waiting.set_function(lambda: scheduler.waiting)
         self._reused_before = 0
         self.mean_seconds = 0.0  # of recent answers

@@ -26,8 +26,10 @@ Json: TypeAlias = dict[str, Any]
 F = TypeVar("F", "Fields", "EmbeddingFields")
 
 _MOST_TEXTS = 2048  # of a request
-_MOST_STOPS, _MOST_STOP_CHARACTERS = 64, 4096  # every text is searched for all
-_MOST_EDITS, _MOST_EDIT_CHARACTERS = 256, 32_768
+_MOST_STOPS = 64  # every text is searched for all
+_MOST_STOP_CHARACTERS = 4096
+_MOST_EDITS = 256
+_MOST_EDIT_CHARACTERS = 32_768
 MOST_ENTRIES = 500_000  # of an answer; an entry takes up to 200 bytes
 _ENTRY_NUMBERS = 4  # numbers of a vector that take as much memory as an entry
 _CANDIDATES = between(1, 128)
@@ -54,13 +56,13 @@ class Fields(Declared):
 
     @property
     def choices(self) -> int:
-        """Return the number of texts for a prompt of which the best n are returned."""
+        """Return the number of texts for a prompt; the best n of them are returned."""
         return self.n if self.use_beam_search else self.candidates
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingFields(Declared):
-    """The fields of a request for embeddings but its texts."""
+    """The fields of a request for embeddings, except its texts."""
 
     model: str | None = option(None)
     encoding_format: Literal["float", "base64"] = option("float")
@@ -95,7 +97,7 @@ class Prompt:
     """A prompt of at least one token."""
 
     text: Text
-    written: str  # as in the request; that of ids is only decoded for an echo
+    written: str  # the text as in the request; ids are decoded only for an echo
 
 
 @dataclass(frozen=True)
@@ -114,8 +116,8 @@ class Completions:
         return [prompt.text for prompt in self.prompts]
 
     @property
-    def score(self) -> int | None:
-        """Return how many likeliest tokens each position of a prompt has; None for no scores."""
+    def prompt_logprobs(self) -> int | None:
+        """Return the number of likeliest tokens at each position of a prompt; None for no score."""
         return self.fields.logprobs if self.fields.echo else None
 
 
@@ -125,7 +127,7 @@ class Embeddings:
 
     texts: Sequence[Text]
     fields: EmbeddingFields
-    entries: int  # what the numbers of the answer count as
+    entries: int  # the size of the answer, as that of completions
 
 
 def read(
@@ -142,7 +144,8 @@ def read(
     body = body | {"guided_decoding_backend": None}  # there is only one
     values = _changes(body, _KNOWN, _NEUTRAL)
     fields = _completion_fields(values, names)
-    options, include_usage = _options(engine, values, fields), _include_usage(values)
+    options = _options(engine, values, fields)
+    include_usage = _include_usage(values)
     prompts = _texts("prompt", values.get("prompt", ""), fields.candidates)
     if len(options.stop) > _MOST_STOPS or len("".join(options.stop)) > _MOST_STOP_CHARACTERS:
         most = f"{_MOST_STOPS} texts, {_MOST_STOP_CHARACTERS} characters in all"
@@ -160,12 +163,14 @@ def read_embeddings(engine: Engine, body: Json, names: Sequence[str]) -> Embeddi
     if values.get("input") in (None, []):
         what = "an empty list" if "input" in values else "missing"
         raise RequestError(f"input is {what}: give a text, or a list of texts", "input")
-    texts, size = _texts("input", values["input"]), _vector_size(engine, fields.hook)
-    if len(texts) * size > (most := _ENTRY_NUMBERS * MOST_ENTRIES):
-        raise RequestError(f"input: up to {most // size} texts fit an answer at this hook", "input")
-    several = texts is values["input"]
+    texts = _texts("input", values["input"])
+    size = _vector_size(engine, fields.hook)
+    most = _ENTRY_NUMBERS * MOST_ENTRIES // size
+    if len(texts) > most:
+        raise RequestError(f"input: up to {most} texts fit an answer at this hook", "input")
+    is_list = texts is values["input"]
     prompts = [
-        _embedded(engine, text, f"input[{index}]" if several else "input")
+        _embedded(engine, text, f"input[{index}]" if is_list else "input")
         for index, text in enumerate(texts)
     ]
     return Embeddings(prompts, fields, len(texts) * size // _ENTRY_NUMBERS)
@@ -204,18 +209,21 @@ def detokenize(engine: Engine, body: Json) -> Json:
 
 
 def _changes(body: Json, known: Set[str], neutral: Mapping[str, tuple[Any, ...]]) -> Json:
-    """Return the fields of a body that change something."""
+    """Return the fields of a body that change something; refuse those that are not known."""
     values = {
         name: value
         for name, value in body.items()
         if value is not None and value not in neutral.get(name, ())
     }
-    if unknown := [name for name in values if name not in known]:
-        name, names = unknown[0], ", ".join(sorted(known))
-        reason = f"there is no such field{did_you_mean(name, known)}; there are {names}"
+    for name in values:
+        if name in known:
+            continue
         if name in neutral:
             cure = _CURES.get(name, "leave it out")
             reason = f"this server does not have this field: {cure}"
+        else:
+            names = ", ".join(sorted(known))
+            reason = f"there is no such field{did_you_mean(name, known)}; there are {names}"
         raise RequestError(f"{name!r:.40}: {reason}", name)
     return values
 
@@ -274,7 +282,7 @@ def _completion_fields(values: Json, names: Sequence[str]) -> Fields:
 
 
 def check_model(name: str, names: Sequence[str]) -> None:
-    """Raise RequestError if a name is none of those of the model; an error shows the first."""
+    """Raise RequestError if a name is not one of the model's; its message shows the first."""
     if name not in names:
         message = f"this server has no model {name!r:.80}, only {names[0]!r}"
         raise RequestError(message, "model", 404, "model_not_found")
@@ -289,14 +297,15 @@ def _options(engine: Engine, values: Json, fields: Fields) -> Options:
             trial.check(option, value)
         parsed = Options.parse_json(_DEFAULTS | chosen | lengths | constraint)
         if fields.use_beam_search:
-            greedy = {"temperature": 0} if parsed["temperature"] == 1 else {}  # 1 is a default
-            parsed |= {"beams": fields.candidates} | greedy
+            parsed["beams"] = fields.candidates
+            if parsed["temperature"] == 1:  # the default
+                parsed["temperature"] = 0
         check_search(parsed, parsed.get("beams"))  # Options would take its defaults for unset ones
         options = Options(**parsed).with_seed()
         engine.check_constraint(options)
     except OptionError as error:
-        name, complaint = error.args
-        name = field if name in constraint else name
+        option, complaint = error.args
+        name = field if option in constraint else option
         raise RequestError(f"{name} {complaint}", name) from None
     except ResourceError as error:  # llguidance is not installed
         raise RequestError(str(error), field, status=501) from None
@@ -308,7 +317,7 @@ def _options(engine: Engine, values: Json, fields: Fields) -> Options:
 
 
 def _edits(engine: Engine, value: Any, folder: Path | None) -> list[Edit]:
-    """Return the edits of a request, whose files are in the folder."""
+    """Return the edits of a request; their files are in the folder."""
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise RequestError("edits must be a list of texts", "edits")
@@ -331,9 +340,9 @@ def _prompt(
         _check_length(ids, config.n_positions - (1 if fields.max_tokens else 0))
     with _about("edits"):
         bound = bind(edits, len(ids), min(len(ids) + fields.max_tokens, config.n_positions))
-    # Whether the first id is a start token that the prompt does not have.
-    begins = not prompt or (isinstance(prompt, str) and bool(engine.loaded.start))
-    text = Text(ids, int(begins), bound)
+    # The first id may be a start token that the prompt does not have.
+    start = int(not prompt or (isinstance(prompt, str) and bool(engine.loaded.start)))
+    text = Text(ids, start, bound)
     if isinstance(prompt, str):
         return Prompt(text, prompt)
     with _about("prompt"):
@@ -343,13 +352,13 @@ def _prompt(
 def _embedded(engine: Engine, text: str | list[int], label: str) -> Text:
     config = engine.model.config
     with _about("input", label):
-        begins = isinstance(text, str) and bool(engine.loaded.start)
+        start = int(isinstance(text, str) and bool(engine.loaded.start))
         ids = config.check_ids(engine.encode(text) if isinstance(text, str) else text)
-        if len(ids) == begins:
+        if len(ids) == start:
             raise InputError("the text is empty: it has no tokens")
         _check_length(ids, config.n_positions)
         edits = engine.loaded.bound_edits(None, len(ids), len(ids))  # of `serve --edit`
-    return Text(ids, int(begins), edits)
+    return Text(ids, start, edits)
 
 
 def _check_length(ids: Sequence[int], most: int) -> None:
@@ -374,8 +383,10 @@ def _entries(prompts: Sequence[Prompt], fields: Fields, n_positions: int) -> int
     tokens = fields.candidates * (echoed + new)
     entries = tokens * (1 + (fields.logprobs or 0))
     if entries > MOST_ENTRIES:
-        field = "max_tokens" if fields.max_tokens else "prompt"
-        field = field if tokens > MOST_ENTRIES else "logprobs"
+        if tokens <= MOST_ENTRIES:
+            field = "logprobs"
+        else:
+            field = "max_tokens" if fields.max_tokens else "prompt"
         raise RequestError(
             f"{field}: an answer may have {MOST_ENTRIES} tokens and log-probabilities in all: "
             "ask for fewer texts, tokens or logprobs at a time",

@@ -28,7 +28,10 @@ class RequestError(GPTCLIError):
         **headers: str,
     ):
         super().__init__(message)
-        self.field, self.status, self.code, self.headers = field, status, code, headers
+        self.field = field
+        self.status = status
+        self.code = code
+        self.headers = headers
 
     @classmethod
     def of(cls, error: Exception) -> "RequestError":
@@ -49,8 +52,8 @@ class RequestError(GPTCLIError):
         kind = "invalid_request_error"
         if self.status == 429 or self.status >= 500:  # OpenAI's type of both: it is overloaded
             kind = "server_error"
-        about = {"type": kind, "param": self.field, "code": self.code}
-        return {"error": {"message": str(self)} | about}
+        error = {"message": str(self), "type": kind, "param": self.field, "code": self.code}
+        return {"error": error}
 
     @property
     def response(self) -> Response:

@@ -1,16 +1,16 @@
 """Continuous batching: many texts share the passes of one model, in one thread.
 
 A text waits, its prompt is computed, and then it is decoded beside the others. A turn of the
-thread computes a piece of a few prompts, and one pass for all texts that are being decoded:
+thread computes a chunk of a few prompts, and one pass for all texts that are being decoded:
 
     turn      1        2        3        4        5
     text A    prompt   token    token    token    token
-    text B    .        piece    piece    token    token     a long prompt takes several turns
-    text C    .        .        .        piece    token
+    text B    .        chunk    chunk    token    token     a long prompt takes several turns
+    text C    .        .        .        chunk    token
 
 So a text may join at any turn. It leaves when it ends or is cancelled. Its tokens do not depend on
 the texts beside it (`Ops.batch_invariant`): they are the same on a busy server and on an idle one.
-A search for the likeliest texts is one text that takes a row for each beam.
+A beam search is one text with one row for each beam.
 """
 
 import heapq
@@ -30,7 +30,7 @@ from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.memory import cache_bytes
 from gpt_cli.gpt2.model import GPT2
 from gpt_cli.gpt2.weights import NotFiniteError
-from gpt_cli.serve.prompts import PIECE, PendingText, Prompts
+from gpt_cli.serve.prompts import CHUNK, MeasuredText, PendingText, Prompts
 from gpt_cli.serve.refusals import QueueFullError, StoppedError
 from gpt_cli.texts.loaded import LoadedModel
 from gpt_cli.texts.prefix_cache import SHORTEST, Prefix, cache_budget, common_length
@@ -59,14 +59,16 @@ class Scheduler:
         """
         self._model = loaded.model
         self._loaded = replace(loaded, kept_bytes=cache_budget(loaded.model))
-        self.max_batch, self._max_queue = _fitting(self._model, max_batch), max_queue
+        self.max_batch = _fitting(self._model, max_batch)
+        self._max_queue = max_queue
         self._batch = Batch(self._loaded, self.max_batch)
         self._running: set[PendingText] = set()  # all that do not wait
         self._decoded: dict[int, PendingText] = {}  # by `BatchRow.number`
         self._prompts: deque[Prompts] = deque()
         self._waiting: list[_Waiting] = []  # a heap
         self._prefixes = self._loaded.prefixes
-        self._numbers, self._round = count(), 0
+        self._numbers = count()  # of requests and of rows
+        self._round = 0  # of the next text that is submitted
         self.draining = False  # then no more texts are queued
         self.stopped = False  # then no more texts are computed
         self.reused = 0  # tokens of prompts that were not computed again
@@ -158,39 +160,46 @@ class Scheduler:
         return texts
 
     def _admit(self) -> None:
-        """Let texts join whose prompts are known, and begin others that fit one pass together."""
+        """Let texts with cached prompts join, and begin others that fit one pass together."""
         new: list[PendingText] = []
-        passed: list[_Waiting] = []
+        passed: list[_Waiting] = []  # they stay in the queue
         longest = 0  # number of tokens to compute for a prompt
         try:
-            while len(passed) < _LOOK_AHEAD and (entry := self._take()):
+            while len(passed) < _LOOK_AHEAD:
+                entry = self._take()
+                if entry is None:
+                    break
                 text = entry.text
-                prefix, known = self._prefixes.find(text.shared)
-                if known == len(text.known) and text.score is None:
+                prefix, cached = self._prefixes.find(text.cacheable_ids)
+                width = max(longest, len(text.prefill_ids) - cached)
+                fits = not new or width * (len(new) + 1) <= CHUNK
+                if cached == len(text.prefill_ids) and not isinstance(text, MeasuredText):
                     self._join(text, prefix.cache if prefix else None, 0)
-                    self.reused += known
-                else:
-                    width = max(longest, len(text.known) - known)
-                    too_many = new and width * (len(new) + 1) > PIECE
-                    if too_many or self._will_be_known(text, known, new):
-                        self._running.discard(text)
-                        passed.append(entry)
-                        continue
+                    self.reused += cached
+                elif fits and not self._will_be_cached(text, cached, new):
                     new.append(text)
                     longest = width
+                else:
+                    self._running.discard(text)
+                    passed.append(entry)
+                    continue
                 self._round = max(self._round, entry.round)
         finally:
             with self._changed:
                 for entry in passed:
                     heapq.heappush(self._waiting, entry)
         if new:
-            try:
-                prompts = Prompts(self._model, new, self._prefixes)
-            except MemoryError as error:
-                self._end(new, error)
-            else:
-                self.reused += prompts.reused
-                self._prompts.append(prompts)
+            self._begin(new)
+
+    def _begin(self, texts: Sequence[PendingText]) -> None:
+        """Begin to compute the prompts of texts, side by side."""
+        try:
+            prompts = Prompts(self._model, texts, self._prefixes)
+        except MemoryError as error:
+            self._end(texts, error)
+        else:
+            self.reused += prompts.reused
+            self._prompts.append(prompts)
 
     def _take(self) -> _Waiting | None:
         """Take the first entry from the queue; None if there is none, or no room for its rows."""
@@ -204,16 +213,18 @@ class Scheduler:
             self._running.add(first.text)  # at once, so that any error ends it
             return heapq.heappop(self._waiting)
 
-    def _will_be_known(self, text: PendingText, known: int, new: Sequence[PendingText]) -> bool:
-        """Return whether more of a prompt will be known once those being computed are ready."""
+    def _will_be_cached(self, text: PendingText, cached: int, new: Sequence[PendingText]) -> bool:
+        """Return whether more of a prompt will be cached once those being computed are ready."""
         if not self._prefixes.keeps:
             return False
-        others = [*new, *(other for prompts in self._prompts for other in prompts.texts)]
-        common = [common_length(text.shared, other.shared) for other in others]
-        return max(common, default=0) >= max(known + 1, SHORTEST)
+        others = list(new)
+        for prompts in self._prompts:
+            others += prompts.texts
+        common = [common_length(text.cacheable_ids, other.cacheable_ids) for other in others]
+        return max(common, default=0) >= max(cached + 1, SHORTEST)
 
     def _advance(self) -> None:
-        """Compute a piece of the first prompts; once they are ready, let their texts join."""
+        """Compute a chunk of the first prompts; once they are ready, let their texts join."""
         prompts = self._prompts.popleft()
         try:
             if prompts.advance():
@@ -226,12 +237,13 @@ class Scheduler:
     def _finish(self, prompts: Prompts) -> None:
         """Keep prompts that are ready, and let their texts join."""
         for row, text in enumerate(prompts.texts):
-            if self._prefixes.keeps and len(text.shared) >= SHORTEST:
-                cache, known = prompts.cache, len(text.known)
+            if self._prefixes.keeps and len(text.cacheable_ids) >= SHORTEST:
+                cache = prompts.cache
+                length = len(text.prefill_ids)
                 if len(prompts.texts) > 1:
-                    cache = KVCache(self._model.config, self._model.ops, 1, known)
-                    cache.copy_row(0, prompts.cache, row, known)
-                self._prefixes.keep(Prefix(text.known, cache, prompts.states[row]))
+                    cache = KVCache(self._model.config, self._model.ops, 1, length)
+                    cache.copy_row(0, prompts.cache, row, length)
+                self._prefixes.keep(Prefix(text.prefill_ids, cache, prompts.states[row]))
             if text.decode and not text.cancelled:
                 self._join(text, prompts.cache, row)
             else:
@@ -247,14 +259,14 @@ class Scheduler:
             self._end([text], error)
 
     def _decode(self) -> None:
-        """Compute one pass for the texts whose prompts are ready."""
+        """Compute one pass for the texts in the batch."""
         try:
             steps = self._batch.step()
         except (GPTCLIError, MemoryError) as error:
             # Perhaps only a few texts use the damaged weights.
             damaged = error.rows if isinstance(error, NotFiniteError) else ()
             numbers = {self._batch.rows[index].number for index in damaged}
-            self._end(self._drop(numbers or {*self._decoded}), error)
+            self._end(self._drop(numbers or set(self._decoded)), error)
             return
         for step in steps:
             text = self._decoded[step.row]
@@ -265,8 +277,10 @@ class Scheduler:
 
     def _fail(self, error: Exception) -> None:
         """End all texts that are being computed, and after `stop` those that wait, too."""
-        waiting = [entry.text for entry in self._waiting] if self.stopped else []
-        self._end([*self._running, *waiting], error)
+        texts = list(self._running)
+        if self.stopped:
+            texts += [entry.text for entry in self._waiting]
+        self._end(texts, error)
         self._prompts.clear()
         self._decoded.clear()
         self._batch.clear()

@@ -75,7 +75,7 @@ def bind(settings: Settings) -> AbstractContextManager[socket.socket]:
 def _bind_port(host: str, port: int) -> socket.socket:
     addresses = find_addresses(host, port)
     # A name such as localhost has several addresses; every client tries that of IPv4.
-    family, *_, address = min(addresses, key=lambda entry: entry[0] != socket.AF_INET)
+    family, _, _, _, address = min(addresses, key=lambda entry: entry[0] != socket.AF_INET)
     both = host == "::" and socket.has_dualstack_ipv6()
     try:
         return socket.create_server(address, family=family, dualstack_ipv6=both)
@@ -153,12 +153,12 @@ def address_of(listening: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which ends requests after a time and connections whose clients sleep.
+    """uvicorn's server; it closes idle connections, and lets requests finish at the end.
 
     At the first SIGTERM, SIGINT or SIGHUP, the scheduler drains. Once no text runs any more, or
     after `grace` seconds, the port is closed and the scheduler stops. A second signal ends the
-    process at once, by the earlier handlers. The handler of SIGHUP gets the first one, too, at the
-    end.
+    process at once, by the earlier handlers. At the end, the earlier handler of SIGHUP gets a
+    first SIGHUP, too.
     """
 
     def __init__(
@@ -186,8 +186,11 @@ class Server(uvicorn.Server):
             h11_max_incomplete_event_size=_HEADERS_SIZE,
         )
         super().__init__(config)
-        self._grace, self._scheduler = grace, scheduler
-        self._ready, self._waiting, self._cut_off = ready, waiting, cut_off
+        self._grace = grace
+        self._scheduler = scheduler
+        self._ready = ready
+        self._waiting = waiting
+        self._cut_off = cut_off
         self._end = 0.0  # of the grace, in the time of the loop, once it has begun
         self._signals: list[int] = []
 
@@ -208,7 +211,9 @@ class Server(uvicorn.Server):
         earlier: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             earlier = {number: signal.getsignal(number) for number in ENDING}
-        handled = {n: handler for n, handler in earlier.items() if handler is not signal.SIG_IGN}
+        handled = {
+            number: handler for number, handler in earlier.items() if handler is not signal.SIG_IGN
+        }
         for number in handled:
             signal.signal(number, self.handle_exit)
         try:
@@ -235,27 +240,31 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """End connections whose clients sleep; return whether to close the port."""
-        connections = cast("list[_Connection]", [*self.server_state.connections])
-        for connection in connections:  # ten times a second
+        for connection in self._connections:  # ten times a second
             connection.end_if_asleep(time.monotonic())
         if not await super().on_tick(counter):
             return False
         if not self._end:
             self._scheduler.drain()
             self._end = self._loop.time() + self._grace
-            if running := self._running():
+            running = self._running()
+            if running:
                 self._waiting(running)
         return not self._scheduler.busy or self._loop.time() >= self._end
 
+    @property
+    def _connections(self) -> "list[_Connection]":
+        return cast("list[_Connection]", list(self.server_state.connections))
+
     def _running(self) -> int:
         """Return the number of requests that are being answered."""
-        connections = cast("list[_Connection]", [*self.server_state.connections])
-        return sum(connection.running for connection in connections)
+        return sum(connection.running for connection in self._connections)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the port, and wait until running requests are answered."""
         seconds = max(0.0, self._end - self._loop.time())
-        if self._scheduler.busy and (running := self._running()):
+        running = self._running()
+        if self._scheduler.busy and running:
             self._cut_off(running)
         self._loop.call_later(seconds, self._scheduler.stop)
         self.config.timeout_graceful_shutdown = int(seconds + LAST_SECONDS)
@@ -266,7 +275,7 @@ class Server(uvicorn.Server):
         try:
             await super().serve(sockets)
         finally:
-            for connection in [*self.server_state.connections]:
+            for connection in self._connections:
                 connection.transport.abort()
 
 
@@ -289,8 +298,10 @@ class _Connection(H11Protocol):
     def end_if_asleep(self, now: float) -> None:
         """End the connection if the client neither reads an answer nor sends a whole request."""
         unsent = self.transport.get_write_buffer_size()
-        if (state := (unsent, self.cycle, self.running)) != self._state:
-            self._state, self._since = state, now
+        state = (unsent, self.cycle, self.running)
+        if state != self._state:
+            self._state = state
+            self._since = now
         elif (unsent or not self.running) and now - self._since >= IDLE_SECONDS:
             self.transport.abort()
 

@@ -5,7 +5,7 @@ https://docs.vllm.ai/en/latest/features/structured_outputs.html
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 from gpt_cli.serve.refusals import RequestError
 
@@ -13,12 +13,17 @@ from gpt_cli.serve.refusals import RequestError
 _OPTIONS = {"json": "json_schema", "regex": "regex", "choice": "choices", "grammar": "grammar"}
 _GUIDED = {f"guided_{name}": option for name, option in _OPTIONS.items()}
 FIELDS = ("response_format", "structured_outputs", *_GUIDED)
-_Constraint: TypeAlias = tuple[str, Any, str]  # an option, its value, and the field of both
 _ANY_OBJECT = {"type": "object"}
 _FORMATS = (
     '{"type": "json_schema", "json_schema": {"schema": {...}}}, {"type": "json_object"} or '
     '{"type": "text"}'
 )
+
+
+class _Constraint(NamedTuple):
+    option: str
+    value: Any
+    field: str  # of the body
 
 
 def constraint_of(body: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
@@ -27,17 +32,18 @@ def constraint_of(body: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
     Raise RequestError if a field is not valid.
     """
     fields = [field for field in FIELDS if body.get(field) is not None]
-    constraints = [item for field in fields for item in _read(field, body[field])]
-    for _, value, field in constraints:
-        if value in ("", []):
+    constraints = [constraint for field in fields for constraint in _read(field, body[field])]
+    for constraint in constraints:
+        if constraint.value in ("", []):
+            field = constraint.field
             raise RequestError(f"{field} must not be empty", field)
     if len(constraints) > 1:
-        _, _, field = constraints[1]
+        field = constraints[1].field
         raise RequestError(f"{field} must be the only constraint of a text", field)
     if not constraints:
         return {}, None
-    option, value, field = constraints[0]
-    return {option: value}, field
+    constraint = constraints[0]
+    return {constraint.option: constraint.value}, constraint.field
 
 
 def _read(field: str, value: Any) -> Iterator[_Constraint]:
@@ -53,13 +59,13 @@ def _read(field: str, value: Any) -> Iterator[_Constraint]:
             # The form for llama.cpp's server, and others.
             | {"type": "json_schema" | "json_object", "schema": dict() as schema},
         ):
-            yield "json_schema", schema, field
+            yield _Constraint("json_schema", schema, field)
         case "response_format", {"type": "json_object", **more} if more.get("schema") is None:
-            yield "json_schema", _ANY_OBJECT, field
+            yield _Constraint("json_schema", _ANY_OBJECT, field)
         case "response_format", _:
             raise RequestError(f"response_format must be {_FORMATS}", field)
         case _:
-            yield _GUIDED[field], value, field
+            yield _Constraint(_GUIDED[field], value, field)
 
 
 def _structured_outputs(value: Any) -> Iterator[_Constraint]:
@@ -72,8 +78,8 @@ def _structured_outputs(value: Any) -> Iterator[_Constraint]:
     for name, part in parts.items():
         field = f"structured_outputs.{name:.40}"
         if name in _OPTIONS and part is not None:
-            yield _OPTIONS[name], part, field
+            yield _Constraint(_OPTIONS[name], part, field)
         elif name == "json_object" and part is True:
-            yield "json_schema", _ANY_OBJECT, field
+            yield _Constraint("json_schema", _ANY_OBJECT, field)
         elif part not in (None, False) and name != "disable_fallback":
             raise RequestError(f"{field} is not known here; there are {known}", field)

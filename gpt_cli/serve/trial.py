@@ -55,8 +55,10 @@ def _main(option: str, most_bytes: int) -> None:
         options.validate()
     except OptionError:
         return
-    if constraint := options.constraint:
-        llguidance, grammar = import_llguidance(), constraint.grammar
+    constraint = options.constraint
+    if constraint:
+        llguidance = import_llguidance()
+        grammar = constraint.grammar
         tokens = llguidance.LLTokenizer("byte")
         with_stack(constraint.kind, lambda: llguidance.LLMatcher(tokens, grammar, log_level=0))
 

@@ -150,7 +150,7 @@ def test_an_existing_file_is_complete(name):
     pytest.importorskip("pyarrow")
     records = [{"index": 0}, {"index": 1, "error": {"code": "c", "message": "m"}}]
     fs, path = storage.filesystem(name)
-    form = parquet if name.endswith(".parquet") else jsonl
+    form = parquet.Parquet() if name.endswith(".parquet") else jsonl.Lines()
     with fs.open(path, "wb") as stream:
         part, schema = BytesIO(), {"index": "int64"} | ERROR
         form.write(records, schema, part)

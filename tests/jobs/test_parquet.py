@@ -226,7 +226,7 @@ def written(records, schema):
     from pyarrow.parquet import read_table
 
     stream = BytesIO()
-    parquet.write(records, schema, stream)
+    parquet.Parquet().write(records, schema, stream)
     return read_table(BytesIO(stream.getvalue()))
 
 
@@ -265,8 +265,8 @@ def test_records_and_failures_are_counted(pa):
     error = {"error": {"code": "c", "message": "m"}}
     stream = BytesIO()
     records = [{"index": 0}, {"index": 1} | error, {"index": 2} | error]
-    parquet.write(records, IDENTITY | ERROR, stream)
-    assert parquet.count(stream) == (3, 2)
+    parquet.Parquet().write(records, IDENTITY | ERROR, stream)
+    assert parquet.Parquet().count(stream) == (3, 2)
 
 
 def test_tables_are_joined_in_order(pa):
@@ -274,9 +274,9 @@ def test_tables_are_joined_in_order(pa):
 
     streams = [BytesIO() for _ in range(3)]
     for stream, rows in zip(streams, [[{"index": 0}], [], [{"index": 1}]], strict=True):
-        parquet.write(rows, IDENTITY, stream)
+        parquet.Parquet().write(rows, IDENTITY, stream)
     target = BytesIO()
-    parquet.join(lambda: streams, IDENTITY, target)
+    parquet.Parquet().join(lambda: streams, IDENTITY, target)
     assert read_table(target).to_pylist() == [{"index": 0, "id": None}, {"index": 1, "id": None}]
 
 
@@ -351,4 +351,4 @@ def test_tables_need_pyarrow(missing, tmp_path, monkeypatch):
     reason = f"import of {missing} halted; None in sys.modules"
     assert str(caught.value) == f"Parquet needs pyarrow ({reason}): pip install pyarrow"
     with pytest.raises(ResourceError):
-        parquet.write([], IDENTITY, BytesIO())
+        parquet.Parquet().write([], IDENTITY, BytesIO())

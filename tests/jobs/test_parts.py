@@ -167,7 +167,7 @@ def test_a_part_that_is_damaged_is_refused(data, ending, tmp_path):
     part = tmp_path / "out" / f"part-000000000002{ending}"
     if data == "table":  # without the columns of a record
         data = BytesIO()
-        parquet.write([{"id": "x"}], {"id": "string"}, data)
+        parquet.Parquet().write([{"id": "x"}], {"id": "string"}, data)
         data = data.getvalue()
     part.write_bytes(part.read_bytes()[:-9] if data == "cut" else data)
     with folder(tmp_path, ending) as sink:

@@ -25,7 +25,7 @@ from gpt_cli.options.request import Options
 from gpt_cli.scoring.activations import activations
 from gpt_cli.scoring.score import score
 from gpt_cli.serve import prompts, scheduler
-from gpt_cli.serve.prompts import PendingText, Pooling, PromptScore
+from gpt_cli.serve.prompts import PendingScore, PendingText, PendingVector, PromptScore
 from gpt_cli.serve.scheduler import QueueFullError, Scheduler, StoppedError
 from gpt_cli.texts import prefix_cache
 from gpt_cli.texts.loaded import LoadedModel
@@ -78,9 +78,17 @@ class Caller:
         self.completions, self.scores, self.vectors, self.errors = {}, {}, {}, {}
 
     def task(self, request, score=None, decode=True):
+        if score is None:
+            return self._numbered(PendingText, request)
+        return self._numbered(PendingScore, request, prompt_logprobs=score, decode=decode)
+
+    def vector(self, request, hook, first=0):
+        return self._numbered(PendingVector, request, hook=hook, first=first)
+
+    def _numbered(self, kind, request, **fields):
         number = len(self.completions)
         self.completions[number] = Completion(len(request.prompt), request.seed)
-        task = PendingText(request, lambda event: self.events.put((number, event)), score, decode)
+        task = kind(request, lambda event: self.events.put((number, event)), **fields)
         task.number = number
         return task
 
@@ -163,14 +171,14 @@ def busy(running, **limits):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @settings(max_examples=12)
-@given(requests=wanted(), max_batch=st.integers(4, 9), piece=st.sampled_from([1, 7, 96]))
+@given(requests=wanted(), max_batch=st.integers(4, 9), chunk=st.sampled_from([1, 7, 96]))
 def test_each_text_is_the_one_that_it_is_alone(
-    native, tokenizer, dtype, requests, max_batch, piece
+    native, tokenizer, dtype, requests, max_batch, chunk
 ):
     loaded, caller = LoadedModel(model_of(native(dtype), dtype, **SMALL), tokenizer), Caller()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prompts, "PIECE", piece)
-        patch.setattr(scheduler, "PIECE", piece)
+        patch.setattr(prompts, "CHUNK", chunk)
+        patch.setattr(scheduler, "CHUNK", chunk)
         patch.setattr(prefix_cache, "_BYTES", 300_000)
         patch.setattr(prefix_cache, "_SHARE", 0)
         shared = Scheduler(drafting(loaded), max_batch=max_batch)
@@ -329,7 +337,7 @@ def test_each_of_several_prompts_in_a_pass_is_known_afterwards(loaded, running, 
     assert passes[1:] == [(1, 5), (1, 5)]
 
 
-def test_short_prompts_share_a_pass_and_a_long_one_has_pieces(running, passes):
+def test_short_prompts_share_a_pass_and_a_long_one_has_chunks(running, passes):
     shared, _ = busy(running)
     caller = Caller()
     prompts_of = [[9 + n] * (11 + n) for n in range(4)] + [[5] * 149]
@@ -343,17 +351,17 @@ def test_short_prompts_share_a_pass_and_a_long_one_has_pieces(running, passes):
 def test_vectors_are_computed_in_the_passes_of_prompts(loaded, running, passes, hook):
     shared, caller = running(), Caller()
     texts = [[9] * 20, [8] * 15, [7] * 149]
-    vectors = [caller.task(Request(Text(ids), Options()), Pooling(hook, 0), False) for ids in texts]
+    vectors = [caller.vector(Request(Text(ids), Options()), hook) for ids in texts]
     text = caller.task(Request(Text([9] * 20), Options(max_tokens=3, seed=1)), score=0)
     caller.compute(shared, [*vectors, text], at_once=True)
-    assert all(rows * width <= prompts.PIECE for rows, width in passes)
+    assert all(rows * width <= prompts.CHUNK for rows, width in passes)
     assert passes[0] == (2 if hook == FINAL else 3, 20)  # side by side, and with the text
     rows = activations(loaded.model, map(Text, texts), [hook], lambda text: [(0, len(text.ids))])
     for task, row in zip(vectors, rows, strict=True):
         assert np.array_equal(caller.vectors[task.number], row[hook][0])
     assert_same(caller.completions[text.number], alone(loaded, text.request))
     # The prefix cache has the texts of states, and no other values.
-    again = caller.task(Request(Text([7] * 149), Options()), Pooling(FINAL, 148), False)
+    again = caller.vector(Request(Text([7] * 149), Options()), FINAL, 148)
     reused = shared.reused
     caller.compute(shared, [again])
     assert shared.reused - reused == (149 if hook == FINAL else 0)
@@ -361,7 +369,7 @@ def test_vectors_are_computed_in_the_passes_of_prompts(loaded, running, passes, 
 
 
 def test_others_go_on_while_a_long_prompt_is_computed(running, monkeypatch):
-    monkeypatch.setattr(prompts, "PIECE", 10)
+    monkeypatch.setattr(prompts, "CHUNK", 10)
     shared, order = running(), queue.Queue()
 
     def task(name, request):
@@ -373,7 +381,7 @@ def test_others_go_on_while_a_long_prompt_is_computed(running, monkeypatch):
     shared.submit([task("new", Request(Text([4, 5]), Options(max_tokens=1)))])
     names = [order.get(timeout=60) for _ in range(101)]
     assert names.index("new") < names.index("long")
-    assert names[: names.index("long")].count("short") >= 8  # one between two pieces
+    assert names[: names.index("long")].count("short") >= 8  # one between two chunks
 
 
 def test_texts_of_several_requests_take_turns(running):
@@ -480,7 +488,7 @@ def test_a_search_that_needs_many_rows_is_not_overtaken(running, monkeypatch):
 def test_a_prompt_that_is_not_wanted_any_more_is_not_computed_to_its_end(
     running, monkeypatch, passes
 ):
-    monkeypatch.setattr(prompts, "PIECE", 1)
+    monkeypatch.setattr(prompts, "CHUNK", 1)
     shared, caller = running(), Caller()
     task = caller.task(Request(Text([2] * 149), Options(max_tokens=1)))
     inner = prefill.hidden_states
@@ -646,9 +654,8 @@ def test_damaged_weights_of_one_beam_end_its_search(loaded, running, monkeypatch
 def test_damaged_weights_end_only_the_vectors_that_use_them(loaded, running):
     loaded.model.wpe[20] = np.nan
     shared, caller = running(), Caller()
-    pooling = Pooling("blocks.0.hook_resid_post", 0)
     bad, good = (
-        caller.task(Request(Text([n] * length), Options()), pooling, False)
+        caller.vector(Request(Text([n] * length), Options()), "blocks.0.hook_resid_post")
         for n, length in ((3, 30), (4, 18))
     )
     caller.compute(shared, [bad, good], at_once=True)
