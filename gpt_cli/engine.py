@@ -36,7 +36,7 @@ from gpt_cli.scoring.attribution import (
     patch,
 )
 from gpt_cli.scoring.rank import Choice, Question, RankBy, rank
-from gpt_cli.scoring.score import Score, ScoreOptions, score, with_words
+from gpt_cli.scoring.score import Score, ScoreOptions, score, too_short, with_words
 from gpt_cli.scoring.trace import Trace, trace
 from gpt_cli.scoring.tree import Node, tree
 from gpt_cli.scoring.vectors import Direction, VectorPool, direction
@@ -183,8 +183,7 @@ class Engine:
         """Return the log-likelihood of a text, token by token; see `score_many`."""
         scored = single(self.score_many([text], **options))
         if not scored.tokens_scored:
-            needed = "2 tokens: the first has nothing before it"
-            raise InputError(f"a text needs at least {'1 token' if options.get('bos') else needed}")
+            raise too_short(bos=options.get("bos", False))
         return scored
 
     @checks_arguments()

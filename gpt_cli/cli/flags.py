@@ -226,7 +226,7 @@ class RowFiles(Declared):
     format: Format | None = option(
         None,
         "Input format; auto (the default): Parquet by the ending of the name, JSON Lines if the "
-        "first row begins with {, else plain lines.",
+        "first row begins with {, else plain lines. text: each file is one row.",
     )
 
     @property

@@ -23,6 +23,7 @@ class Records(jobs.Sink):
     failure = "failed"
     advice = ": the records say why"
     quiet = False
+    unread = 0  # inputs that failed before the job
 
     def write(self, record: Record) -> None:
         write_json(record)
@@ -87,8 +88,9 @@ def run(
             observer=progress,
             **loading.options,
         )
-    if summary.failed:
-        total = counted(summary.rows, sink.noun)
+    failed = summary.failed + sink.unread
+    if failed:
+        total = counted(summary.rows + sink.unread, sink.noun)
         advice = sink.advice if ".jsonl" in task.endings else ": the output has their errors"
         why = f": {summary.reason}" if summary.reason else advice
-        raise RowsError(f"{summary.failed:,} of {total} {sink.failure}{why}")
+        raise RowsError(f"{failed:,} of {total} {sink.failure}{why}")

@@ -46,6 +46,8 @@ class RowReader:
             columns = None if self.layout.all_columns else self.layout.columns
             table = parquet.read(piece.file, piece.group, piece.start, piece.end, columns)
             lines = enumerate(table, piece.line)
+        elif self.format == "text":
+            lines = [(1, storage.read_bytes(piece.file))]
         else:
             data = BytesIO(storage.read_range(piece.file, piece.start, piece.end))
             lines = self.numbered(data, piece.line)
@@ -79,11 +81,7 @@ class RowReader:
         try:
             if isinstance(data, bytes):
                 row = replace(row, data=data if every_line else b"")
-                text = storage.without_line_end(_without_mark(row.line, data).decode())
-                if self.format == "lines":
-                    data = dict.fromkeys(self.layout.texts, text)
-                else:
-                    data = json.loads(text)
+                data = self._fields(data, row)
             if not isinstance(data, dict):
                 example = json.dumps({self.layout.fields[0]: "Once"})
                 raise InputError(f"a row must be a JSON object, such as {example}")
@@ -101,6 +99,17 @@ class RowReader:
         except InputError as error:
             reason = error
         return replace(row, error=reason)
+
+    def _fields(self, data: bytes, row: InputRow) -> Any:
+        """Return the fields of a line, which may be any JSON, or of a file that is one row."""
+        if self.format == "text":
+            text = storage.decoded(row.file or "", data)
+        else:
+            text = _without_mark(row.line, data).decode()
+        text = storage.without_line_end(text)
+        if self.format == "jsonl":
+            return json.loads(text)
+        return dict.fromkeys(self.layout.texts, text)
 
     def _texts(self, fields: dict[str, Any]) -> dict[str, str]:
         """Return the text of a row, or the fields of the template; numbers become texts."""
@@ -129,8 +138,8 @@ class Source:
 
     The names are those of files, folders, patterns with `*`, or addresses of these; "-" is standard
     input. The format "auto" is "parquet" if the names of the files end so. Otherwise it is "jsonl"
-    if the first row begins with a brace, and else "lines". A piece holds only rows that are
-    computed together.
+    if the first row begins with a brace, and else "lines". In the format "text", each file is one
+    row. A piece holds only rows that are computed together.
     """
 
     def __init__(self, names: Sequence[str], format: Format, layout: Layout, rows_together: int):
@@ -149,13 +158,19 @@ class Source:
         self.contents: list[list[Any]] = []  # name, size and checksum of all files
         self.ignored: list[str] = []  # columns of tables that are not read
         self.whole_ids = format == "parquet"  # if all ids are integers
-        self.reader = RowReader(format, layout, len(self.files) > 1)
+        are_named = len(self.files) > 1 or format == "text"
+        self.reader = RowReader(format, layout, are_named)
         self.total: int | None = None  # until a stream has ended
         if self.streams:
             self._available: Iterator[tuple[str, list[tuple[int, bytes]]]] = self._read_streams()
             return
         for file in self.files:
-            checksum = self._cut_table(file) if format == "parquet" else self._cut_lines(file)
+            if format == "parquet":
+                checksum = self._cut_table(file)
+            elif format == "text":
+                checksum = self._add_file(file)
+            else:
+                checksum = self._cut_lines(file)
             self.contents.append([Path(file).name, storage.size(file), checksum])
         self.total = self._rows
 
@@ -194,6 +209,9 @@ class Source:
     def _read_streams(self) -> Iterator[tuple[str, list[tuple[int, bytes]]]]:
         """Yield files with numbered lines that are rows: those that are available at once."""
         for file in self.files:
+            if self.reader.format == "text":
+                yield file, [(1, storage.read_bytes(file))]
+                continue
             number = 1
             for available in storage.read_lines(file):
                 rows = self.reader.numbered(available, number)
@@ -221,6 +239,12 @@ class Source:
                 start = end
             line += size
         return survey.checksum
+
+    def _add_file(self, file: str) -> int:
+        """Append a file that is one row; return a checksum of its bytes."""
+        data = storage.read_bytes(file)
+        self._add(file, 0, 0, len(data), 1, 1)
+        return zlib.crc32(data)
 
     def _cut_lines(self, file: str) -> int:
         """Append the pieces of a file of lines; return a checksum of its bytes."""

@@ -53,7 +53,7 @@ def run(
             list of these, whose rows are read one after the other.
         output: a file, a folder or an address, as `--output` of `gpt-cli batch`, or a sink.
         model: a name or a folder, as for `gpt_cli.load`.
-        format: of the input: "auto", "lines", "jsonl" or "parquet".
+        format: of the input: "auto", "lines", "jsonl", "parquet", or "text": each file is a row.
         resume: whether to keep the records of an earlier run and add the missing ones.
         cluster: where to compute; None is this process.
         observer: receives the progress.
@@ -90,7 +90,7 @@ def _open_source(
     try:
         task.check_lines()
     except InputError:
-        if source.peek() == "lines":
+        if source.peek() in ("lines", "text"):
             raise
     return source
 

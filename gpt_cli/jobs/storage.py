@@ -24,7 +24,7 @@ from gpt_cli.system.machine import free_memory
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-Format: TypeAlias = Literal["auto", "lines", "jsonl", "parquet"]
+Format: TypeAlias = Literal["auto", "lines", "jsonl", "parquet", "text"]
 
 NO_FILE = os.strerror(errno.ENOENT)
 _READABLE = "name a file that can be read"
@@ -233,8 +233,13 @@ def new_object(fs: "AbstractFileSystem", path: str, name: str, cure: str) -> Ite
 
 def read_text(file: str, cure: str = "a text is needed") -> str:
     """Return the text of a file, without a byte order mark; raise InputError if it is empty."""
+    return decoded(file, read_bytes(file), cure)
+
+
+def decoded(file: str, data: bytes, cure: str = "a text is needed") -> str:
+    """Return the content of a file as `read_text` does."""
     try:
-        text = read_bytes(file).decode("utf-8-sig")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(
             f"{label(file)} is not UTF-8: byte {error.start} cannot be decoded; convert it, for "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from gpt_cli import records
 from gpt_cli.errors import InputError, checked, compute_valid
+from gpt_cli.jobs import storage
 from gpt_cli.jobs.layout import InputRow, Layout, Template
 from gpt_cli.options.arguments import check_type
 from gpt_cli.options.declare import OptionError
@@ -231,6 +232,7 @@ class Scoring(_OfTexts):
     every_line: bool = False
     layers: bool = False
     min_k: float | None = None
+    whole_files: bool = False  # rows are files: those without a score are errors with their names
 
     @property
     def schema(self) -> Schema:
@@ -249,8 +251,25 @@ class Scoring(_OfTexts):
         names = ("stride", "logprobs", "words", "bos", "template", "layers", "min_k")
         return {name: value for name, value in super().settings.items() if name in names}
 
+    @property
+    def rows_together(self) -> int:
+        return 1 if self.whole_files else super().rows_together
+
     def results(self, engine: "Engine", rows: Rows) -> "list[Score | InputError]":
-        return engine.score_many(self.texts(rows), **self.options)
+        results = engine.score_many(self.texts(rows), **self.options)
+        if not self.whole_files:
+            return results
+        return [self._of_file(row, result) for row, result in zip(rows, results, strict=True)]
+
+    def _of_file(self, row: InputRow, result: "Score | InputError") -> "Score | InputError":
+        """Return the result of a whole file, or an error with its name."""
+        from gpt_cli.scoring.score import too_short  # brings NumPy
+
+        if not isinstance(result, InputError):
+            if result.tokens_scored:
+                return result
+            result = too_short(bos=self.bos)
+        return InputError(f"{storage.label(row.file or '')}: {result}")
 
     @property
     def options(self) -> "ScoreOptions":
@@ -267,11 +286,7 @@ class Scoring(_OfTexts):
         }
 
     def record(self, engine: "Engine", row: InputRow, result: "Score") -> Record:
-        return self.of_score(engine, result)
-
-    def of_score(self, engine: "Engine", score: "Score") -> Record:
-        """Return the record of a score."""
-        return records.of_score(engine, score, logprobs=self.logprobs, min_k=self.min_k)
+        return records.of_score(engine, result, logprobs=self.logprobs, min_k=self.min_k)
 
     def tokens(self, record: Record) -> int:
         return int(record["tokens_scored"])

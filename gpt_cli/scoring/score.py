@@ -124,6 +124,12 @@ def _mean_of_lowest(values: Iterable[float], percent: float) -> float | None:
     return math.fsum(ordered[:count]) / count if ordered else None
 
 
+def too_short(*, bos: bool) -> InputError:
+    """Return the error of a text of which no token can be scored."""
+    needed = "1 token" if bos else "2 tokens: the first has nothing before it"
+    return InputError(f"a text needs at least {needed}")
+
+
 def score(
     loaded: LoadedModel,
     texts: Sequence[Text],

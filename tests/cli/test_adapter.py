@@ -1,5 +1,6 @@
 """`--adapter` of every command that reads the weights of a model."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -89,11 +90,12 @@ def test_verify_checks_the_merged_model(model, folder, monkeypatch, library):
 
 def test_a_worker_of_a_cluster_finds_the_folder(model, folder, monkeypatch):
     monkeypatch.chdir(folder.parent)
-    assert [cluster._absolute(name) for name in (folder.name, "owner/name", None)] == [
-        *(str(folder), "owner/name", None),
-    ]
-    loading = {"adapter": str(folder)}
-    worker = cluster._Worker(Scoring(), None, ("model", folder.name), str(model), loading)
+    assert cluster._absolute("owner/name") == "owner/name"
+    nodes = cluster.Cluster()
+    sent = cluster._Model.of(str(model), {"adapter": folder.name}, nodes)
+    assert sent.loading == {"adapter": str(folder), "edits": [], "device": "cpu"}
+    assert cluster._Model.of("tiny", {}, nodes).loading["adapter"] is None
+    worker = cluster._Worker(Scoring(), None, replace(sent, name="model"))
     assert (worker._engine.name, worker._engine.adapter) == ("model", folder.name)
 
 

@@ -448,6 +448,9 @@ def test_several_files_are_scored_without_those_that_cannot_be_read(flags, here)
     assert [row[0] for row in rows_of(out)] == ["a"] * 8
     out, shown = run_here(*SCORE, "--total", *flags, "link", "link", code=6)
     assert (out, shown.count("\n")) == (b"nan\tlink\n" * (1 if flags else 2), 3)
+    if not flags:  # files without a score and files that cannot be read count together
+        _, shown = run_here(*SCORE, "no", "empty", "a", code=6)
+        assert shown.endswith("gpt-cli: error: 2 of 3 files could not be scored\n")
     assert "cannot read folder: for" in refusal(*SCORE, *flags, "folder")
     assert "to score a text, pipe it" in refusal(*SCORE, *flags, "no")
 

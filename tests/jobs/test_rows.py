@@ -425,3 +425,19 @@ def test_any_error_of_a_package_for_addresses_is_an_input_error(memory, monkeypa
 def test_a_name_that_is_no_address_is_a_path():
     assert storage.is_address("s3://bucket/x")
     assert not any(map(storage.is_address, ["x", "/x", "C:\\x", "s3:/x", str(Path("a:/b"))]))
+
+
+# --- whole files ---------------------------------------------------------------------------------
+
+
+def test_in_the_format_text_each_file_is_a_row(tmp_path):
+    folder = write(tmp_path, a=BOM + b"Once\n\nupon\r\n", b=b'{"x": 1}', empty=b"", latin=b"\xe9")
+    files = [str(folder / name) for name in ("a", "b", "empty", "latin")]
+    rows = rows_of(source(*files, form="text", together=3))
+    assert [row.file for row in rows] == files
+    assert [row.fields.get("prompt") for row in rows] == ["Once\n\nupon", '{"x": 1}', None, None]
+    errors = [str(row.error).replace(f"{folder}{os.sep}", "") for row in rows[2:]]
+    assert errors[0] == "empty is empty: a text is needed"
+    assert errors[1].startswith("latin is not UTF-8: byte 0")
+    (alone,) = rows_of(source(files[0], form="text"))
+    assert alone == rows[0]

@@ -1,18 +1,16 @@
 """`gpt-cli score`: how likely texts are; and a filter of lines by their perplexity."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from gpt_cli import jobs, records
 from gpt_cli.cli import flags, inputs
 from gpt_cli.cli.jobs import Lines, needs_output, run
 from gpt_cli.cli.output import note, write
 from gpt_cli.cli.score_format import SUMS, Form, Table, as_text, perplexity_of, total
-from gpt_cli.errors import InputError, RowsError, compute_valid, counted
+from gpt_cli.errors import InputError, RowsError, counted
 from gpt_cli.jobs import storage
-from gpt_cli.options.declare import OptionError
 from gpt_cli.records import Record, json_line
 
 
@@ -70,17 +68,35 @@ def score(
     if as_rows:
         rows = replace(rows, format=rows.format or ("lines" if form.lines else "auto"))
         run(task, files, rows, loading, where)
-    elif form.lines or form.filters:
-        task = replace(task, every_line=True)
-        errors = _errors(files, quiet=loading.quiet)
-        sink = (Totals if form.total else ScoredLines)(form, files, errors)
-        if sink.readable:
-            run(task, sink.readable, replace(rows, format="lines"), loading, where, sink)
-        else:
-            sink.finish(0)
-        _check_complete(len(files) - len(sink.readable), len(files))
     else:
-        _score_texts(files, form, task, loading)
+        _score_files(task, files, form, rows, loading, where)
+
+
+def _score_files(
+    task: jobs.Scoring,
+    files: Sequence[str],
+    form: Form,
+    rows: flags.RowFiles,
+    loading: flags.Loading,
+    where: flags.Where,
+) -> None:
+    """Write the scores of whole files or of their lines; raise RowsError if some have none."""
+    errors = _errors(files, quiet=loading.quiet)
+    if form.lines or form.filters:
+        task = replace(task, every_line=True)
+        rows = replace(rows, format="lines")
+        sink: Files = (Totals if form.total else ScoredLines)(form, files, errors)
+    else:
+        task = replace(task, whole_files=True)
+        rows = replace(rows, format="text")
+        sink = WholeTexts(form, files, errors)
+    if sink.readable:
+        run(task, sink.readable, rows, loading, where, sink)
+    else:
+        sink.finish(0)
+    failed = len(files) - len(sink.readable)
+    if failed:
+        raise RowsError(f"{failed:,} of {counted(len(files), 'file')} could not be scored")
 
 
 def _check_text(file: str) -> None:
@@ -105,56 +121,8 @@ def _errors(files: Sequence[str], *, quiet: bool) -> dict[str, InputError]:
     return errors
 
 
-def _check_complete(failed: int, total: int) -> None:
-    """Raise RowsError if files could not be scored."""
-    if failed:
-        raise RowsError(f"{failed:,} of {counted(total, 'file')} could not be scored")
-
-
-def _score_texts(
-    files: Sequence[str], form: Form, task: jobs.Scoring, loading: flags.Loading
-) -> None:
-    """Write the scores of whole texts; raise RowsError at the end if some of several have none."""
-    results = compute_valid(files, _read, partial(_scores, task, loading))
-    failed = 0
-    table = Table(form, files)
-    for index, (file, result) in enumerate(zip(files, results, strict=True)):
-        name = {"file": file} if form.total or len(files) > 1 else {}
-        if isinstance(result, InputError):
-            if len(files) == 1:
-                raise result
-            failed += 1
-            if not (form.as_json or loading.quiet):
-                note(f"gpt-cli: {result}")
-            result = records.of_error(result)
-        write(as_text({"index": index} | name | result, form, table, first=index == failed))
-    _check_complete(failed, len(files))
-
-
-def _read(file: str) -> tuple[str, str]:
-    _check_text(file)
-    return file, storage.without_line_end(storage.read_text(file))
-
-
-def _scores(
-    task: jobs.Scoring, loading: flags.Loading, texts: Iterator[tuple[str, str]]
-) -> Iterator[Record | InputError]:
-    """Yield the records of texts with the names of their files, or errors."""
-    engine = None
-    for file, text in texts:
-        engine = engine or loading.load()  # once a text is read
-        try:
-            score = engine.score(text, **task.options)
-        except OptionError:
-            raise
-        except InputError as error:
-            yield InputError(f"{storage.label(file)}: {error}")
-        else:
-            yield {"text": text} | task.of_score(engine, score)
-
-
-class FileLines(Lines):
-    """The lines of files, some of which may have an error instead."""
+class Files(Lines):
+    """The texts or lines of files, some of which may have an error instead."""
 
     totals = False
     noun = "line"
@@ -178,7 +146,50 @@ class FileLines(Lines):
         super().write(record)
 
 
-class Totals(FileLines):
+class WholeTexts(Files):
+    """The scores of whole files."""
+
+    noun = "file"
+
+    def __init__(self, form: Form, files: Sequence[str], errors: Mapping[str, InputError]):
+        super().__init__(form, files, errors)
+        self._table = Table(form, files)
+        self.unread = len(files) - len(self.readable)
+        self._written = 0  # number of files
+        self._failed = 0
+
+    def write(self, record: Record) -> None:
+        """Write the score or the error of a file, after the errors of files before it."""
+        self._write_errors(until=record["file"])
+        if "error" in record and len(self._files) == 1:
+            raise InputError(record["error"]["message"])
+        if "error" in record and not (self._form.as_json or self.quiet):
+            note(f"gpt-cli: {record['error']['message']}")
+        self._write_file(record)
+
+    def finish(self, rows: int) -> None:
+        """Write the errors of the last files."""
+        self._write_errors(until=None)
+
+    def _write_errors(self, *, until: str | None) -> None:
+        """Write the errors of files that cannot be read, up to a file that can."""
+        while self._written < len(self._files) and self._files[self._written] != until:
+            file = self._files[self._written]
+            self._write_file({"file": file} | records.of_error(self._errors[file]))
+
+    def _write_file(self, record: Record) -> None:
+        form = self._form
+        record = {"index": self._written} | record
+        record["index"] = self._written
+        record.pop("line", None)
+        if len(self._files) == 1 and not form.total:
+            del record["file"]
+        self._failed += "error" in record
+        write(as_text(record, form, self._table, first=self._written == self._failed))
+        self._written += 1
+
+
+class Totals(Files):
     """The perplexity of the lines of each file."""
 
     def __init__(self, form: Form, files: Sequence[str], errors: Mapping[str, InputError]):
@@ -205,7 +216,7 @@ class Totals(FileLines):
             write(total({"index": index, "file": file} | result, self._form))
 
 
-class ScoredLines(FileLines):
+class ScoredLines(Files):
     """Lines with their scores, or unchanged where the filter lets them pass."""
 
     def __init__(self, form: Form, files: Sequence[str], errors: Mapping[str, InputError]):
