@@ -129,7 +129,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return " (did you mean NAME?)" with a known name that begins so or is near, else ""."""
+    """Return " (did you mean NAME?)" with a name that has this prefix, or is close; else ""."""
     from difflib import get_close_matches
 
     names = {known_name.lower(): known_name for known_name in known}
