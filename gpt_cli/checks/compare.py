@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError
-from gpt_cli.gpt2.model import hidden_states, unembed
+from gpt_cli.gpt2.model import unembed
 from gpt_cli.options.declare import OptionError
 from gpt_cli.scoring.score import perplexity, windows
+from gpt_cli.texts.states import states
+from gpt_cli.texts.text import Text
 
 _WORST = 10  # tokens that are reported
 _CONTEXT = 8  # tokens before them
@@ -109,12 +111,13 @@ def _logprobs(engine: Engine, ids: Sequence[int], first: int) -> Iterator[NDArra
     """Yield the log-probabilities (V,) of the tokens after the ids from `first` on."""
     model = engine.model
     ops = model.ops
-    (states,) = hidden_states(model, ops.xp.asarray([ids]))
-    for begin in range(first, len(states), ops.logits_rows):
-        logits = unembed(model, states[begin : begin + ops.logits_rows])
+    (computed,) = states(model, [Text(list(ids))])
+    (row,) = computed.rows
+    for begin in range(first, len(row.states), ops.logits_rows):
+        logits = unembed(model, row.states[begin : begin + ops.logits_rows])
         normalizers = ops.to_host(ops.log_normalizer(logits))
-        for row, normalizer in zip(ops.to_host(logits), normalizers, strict=True):
-            yield row.astype(np.float64) - normalizer
+        for of_token, normalizer in zip(ops.to_host(logits), normalizers, strict=True):
+            yield of_token.astype(np.float64) - normalizer
 
 
 def _difference(a: Engine, rows: Sequence[Sequence[int]], token: np.void) -> Difference:
