@@ -29,7 +29,7 @@ class Records(jobs.Sink):
         write_json(record)
 
 
-class Lines(Records):
+class RowLines(Records):
     """Lines of text instead of records; the errors of rows are shown on standard error."""
 
     advice = ": the records, with --json, say why"

@@ -109,7 +109,7 @@ class Form(Declared):
             raise InputError(f"{shown[-1]} with --max-perplexity or --min-perplexity needs --json")
 
 
-def as_text(record: Record, form: Form, table: "Table", *, first: bool) -> str:
+def as_text(record: Record, form: Form, table: "ScoreTable", *, first: bool) -> str:
     """Return the output for a whole text, which may be the first without an error."""
     if form.total:
         return total(record, form)
@@ -143,7 +143,7 @@ def total(record: Record, form: Form) -> str:
     return table.line(_number(perplexity), record["file"])
 
 
-class Table:
+class ScoreTable:
     """A row per line, token or word, with the name of its file if there are several files."""
 
     def __init__(self, form: Form, files: Sequence[str]):

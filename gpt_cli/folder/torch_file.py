@@ -52,7 +52,7 @@ class _Name(str):
 
 
 @dataclass(frozen=True)
-class _Storage:
+class _TorchStorage:
     """Numbers in the file."""
 
     key: str
@@ -65,7 +65,7 @@ class _Storage:
 class _View:
     """A tensor as a part of a storage; the offset and the strides are in elements."""
 
-    storage: _Storage
+    storage: _TorchStorage
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -140,12 +140,12 @@ def _result(opcode: str, argument: Any, operands: list[Any]) -> Any:
             raise NotWeightsError(f"it names {name:.80}, which is never called; {_CURE}")
         case ["BINPERSID", ("storage", _Name() as name, str(key), _, int(count), *view)]:
             if name in _STORAGES and not any(view):
-                return _Storage(key, *_STORAGES[name], count)
+                return _TorchStorage(key, *_STORAGES[name], count)
         case ["REDUCE", _Name() as name, ()] if name == _DICT:
             return {}
         case ["REDUCE", _Name() as name, (_View() as view, *_)] if name == _PARAMETER:
             return view
-        case ["REDUCE", _Name() as name, (_Storage() as storage, *numbers)] if name == _TENSOR:
+        case ["REDUCE", _Name() as name, (_TorchStorage() as storage, *numbers)] if name == _TENSOR:
             return _view(storage, *numbers[:3])
     kinds = [x if isinstance(x, _Name) else type(x).__name__ for x in operands]
     shown = f"{opcode} of {', '.join(kinds)}" if kinds else opcode
@@ -158,7 +158,7 @@ def _of_type(value: Any, kind: type) -> Any:
     return value
 
 
-def _view(storage: _Storage, offset: Any, shape: Any, strides: Any) -> _View:
+def _view(storage: _TorchStorage, offset: Any, shape: Any, strides: Any) -> _View:
     """Return a tensor whose elements are all in its storage."""
     numbers = (offset, *_of_type(shape, tuple), *_of_type(strides, tuple))
     if any(_of_type(number, int) < 0 for number in numbers):
@@ -172,9 +172,9 @@ def _view(storage: _Storage, offset: Any, shape: Any, strides: Any) -> _View:
     return _View(storage, offset, shape, strides)
 
 
-def _parts(state: Any) -> tuple[dict[str, _View], dict[str, _Storage]]:
+def _parts(state: Any) -> tuple[dict[str, _View], dict[str, _TorchStorage]]:
     """Return the tensors of a state dict by their names, and their storages by their keys."""
-    storages: dict[str, _Storage] = {}
+    storages: dict[str, _TorchStorage] = {}
     for name, value in _of_type(state, dict).items():
         if not isinstance(value, _View):
             kind = f"{name:.80} is a {type(value).__name__}, not a tensor"

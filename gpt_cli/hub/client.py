@@ -13,9 +13,9 @@ from gpt_cli.folder.contents import has_safetensors
 from gpt_cli.hub import connection, messages
 from gpt_cli.hub.local import Select, cache_folder, short_name
 from gpt_cli.hub.messages import AGAIN, endpoint
-from gpt_cli.hub.progress import Progress
+from gpt_cli.hub.progress import DownloadProgress
 from gpt_cli.hub.storage import Storage, without_xet
-from gpt_cli.hub.target import Cache, Folder, hash_of
+from gpt_cli.hub.target import Cache, TargetFolder, hash_of
 from gpt_cli.system.files import file_hash
 from gpt_cli.system.machine import format_size
 
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 class Snapshot:
     """A model on the Hub at one commit, to be fetched into the folder `to` or into the cache."""
 
-    progress: Progress | None = None  # of the download of all its files
+    progress: DownloadProgress | None = None  # of the download of all its files
     over_http = False  # whether files come from the Hub itself, even if they are in its storage
 
     def __init__(self, repo: str, revision: str, to: Path | None):
@@ -40,7 +40,7 @@ class Snapshot:
         self.revision = revision
         self.commit = str(info.sha)
         self.files = {file.rfilename: file for file in info.siblings or ()}
-        self.target = Folder(to) if to else Cache(repo)
+        self.target = TargetFolder(to) if to else Cache(repo)
 
     def fetch(self, name: str, revision: str | None = None) -> Path:
         """Fetch a file and check its hash; the cache records the commit of a `revision`."""
@@ -57,7 +57,7 @@ class Snapshot:
 
     def _download(self, name: str, revision: str) -> Path:
         """Fetch a file from the storage that speaks Xet if it is there, or else over HTTP."""
-        progress = self.progress or Progress(self.repo, 0, quiet=True)
+        progress = self.progress or DownloadProgress(self.repo, 0, quiet=True)
         with (
             connection.client(self._explain) as exchange,
             nullcontext() if self.progress else progress,
@@ -138,7 +138,7 @@ def fetch_model(
     if not quiet and not has_safetensors(snapshot.files):
         _log.warning("%s has no safetensors: taking %s", repo, others[0])  # shown by default
     size = _check_space(snapshot, [*others, config])
-    with Progress(repo, size, quiet=quiet) as snapshot.progress:
+    with DownloadProgress(repo, size, quiet=quiet) as snapshot.progress:
         for name in others:
             snapshot.fetch(name)
         # Last, because it marks a complete model; then the cache records what the revision is.

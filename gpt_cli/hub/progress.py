@@ -21,7 +21,7 @@ _NARROWEST_BAR, _WIDEST_BAR = 5, 40  # columns
 _log = logging.getLogger(__name__)
 
 
-class Progress:
+class DownloadProgress:
     """Show the bytes of all files of a model, and notice when none arrive.
 
     A thread draws, because a silent transfer calls nothing.
@@ -151,7 +151,7 @@ class Progress:
 class _Bar:
     """Count the bytes of a file. This is the part of tqdm's interface that the client uses."""
 
-    progress: Progress
+    progress: DownloadProgress
 
     def __init__(self, *_: Any, initial: int = 0, total: int | None = None, **__: Any):
         self.n = initial
@@ -170,7 +170,7 @@ class _Bar:
             self.progress.last_byte = time.monotonic()
 
     def ignore(self, *_: object, **__: object) -> None:
-        """Do nothing: `Progress` draws."""
+        """Do nothing: `DownloadProgress` draws."""
 
     close = ignore
     refresh = ignore

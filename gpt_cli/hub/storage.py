@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from gpt_cli.hub import messages
 from gpt_cli.hub.connection import Exchange
-from gpt_cli.hub.progress import Progress
+from gpt_cli.hub.progress import DownloadProgress
 
 _PATIENCE = 25.0  # seconds without a byte
 
@@ -14,7 +14,7 @@ _PATIENCE = 25.0  # seconds without a byte
 class Storage:
     """The storage during one request for a file, which may not be in it."""
 
-    def __init__(self, exchange: Exchange, progress: Progress):
+    def __init__(self, exchange: Exchange, progress: DownloadProgress):
         self._exchange = exchange
         self.progress = progress
         self._was_silent = False

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _LARGE = 10_000_000  # bytes: smaller files are fetched again
 
 
-class Folder:
+class TargetFolder:
     """A new folder, for one download."""
 
     def __init__(self, folder: Path):

@@ -138,7 +138,7 @@ class _Layout(ctypes.Structure):
     )
 
 
-class Layers:
+class LayerStructs:
     """The layers of a model (`model.Block`s) as an array of structs."""
 
     def __init__(self, h: tuple[Block, ...]):
@@ -165,14 +165,14 @@ class Layers:
         return BlockStruct(ln_1=norm_of(b.ln_1, C), ln_2=norm_of(b.ln_2, C), **fields)
 
 
-_layers: weakref.WeakKeyDictionary[Any, Layers] = weakref.WeakKeyDictionary()  # by the first
+_layers: weakref.WeakKeyDictionary[Any, LayerStructs] = weakref.WeakKeyDictionary()  # by the first
 
 
-def layers_of(h: tuple[Block, ...]) -> Layers:
+def layers_of(h: tuple[Block, ...]) -> LayerStructs:
     """Return the layers of a model as structs, which are kept for the next pass."""
     layers = _layers.get(h[0])
     if layers is None or layers.h != [weakref.ref(b) for b in h]:
-        layers = _layers[h[0]] = Layers(h)
+        layers = _layers[h[0]] = LayerStructs(h)
     return layers
 
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from gpt_cli.hub import progress as module
-from gpt_cli.hub.progress import Progress
+from gpt_cli.hub.progress import DownloadProgress
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def gpt2(clock):
-    return Progress("openai-community/gpt2", 548_000_000, quiet=False)
+    return DownloadProgress("openai-community/gpt2", 548_000_000, quiet=False)
 
 
 def arrive(progress, clock, size, seconds):
@@ -62,7 +62,7 @@ def test_a_line_fits_the_terminal(gpt2, clock, size, wide, narrow):
 
 
 def test_a_long_name_gives_way(clock):
-    progress = Progress("an-organization-of-people/gpt", 548_000_000, quiet=False)
+    progress = DownloadProgress("an-organization-of-people/gpt", 548_000_000, quiet=False)
     arrive(progress, clock, 246_600_000, 20)
     assert progress.line(39) == "gpt: 247 of 548 MB, 12 MB/s, 24 s left"
 
@@ -112,7 +112,7 @@ def test_a_terminal_that_goes_away_is_no_error(monkeypatch):
     monkeypatch.setattr(module, "columns", lambda: 80)
     monkeypatch.setattr(module, "_TICK", 0.01)
     monkeypatch.setattr(sys, "stderr", Gone())
-    with Progress("acme/gpt", 1000, quiet=False) as progress:
+    with DownloadProgress("acme/gpt", 1000, quiet=False) as progress:
         progress.begin_file()
         time.sleep(0.05)
         assert progress._thread.is_alive()
@@ -122,7 +122,7 @@ def test_a_log_gets_a_line_every_half_minute(monkeypatch, caplog):
     monkeypatch.setattr(module, "_TICK", 0.01)
     monkeypatch.setattr(module, "_LOG_PAUSE", 0.1)
     caplog.set_level(logging.WARNING, "gpt_cli")
-    with Progress("openai-community/gpt2", 548_000_000, quiet=False) as progress:
+    with DownloadProgress("openai-community/gpt2", 548_000_000, quiet=False) as progress:
         progress.begin_file()
         progress.bar_class().update(100_000_000)
         time.sleep(0.25)
@@ -136,7 +136,7 @@ def test_a_log_gets_a_line_every_half_minute(monkeypatch, caplog):
 @pytest.mark.parametrize(("size", "quiet"), [(0, False), (548_000_000, True)])
 def test_nothing_to_fetch_and_quiet_show_nothing(caplog, capfd, monkeypatch, size, quiet):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with Progress("acme/gpt", size, quiet=quiet):
+    with DownloadProgress("acme/gpt", size, quiet=quiet):
         time.sleep(0.01)
     assert caplog.messages == []
     assert capfd.readouterr() == ("", "")

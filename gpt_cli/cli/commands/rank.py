@@ -9,7 +9,7 @@ from typing import Literal
 
 from gpt_cli import jobs
 from gpt_cli.cli import flags, inputs
-from gpt_cli.cli.jobs import Lines, run
+from gpt_cli.cli.jobs import RowLines, run
 from gpt_cli.cli.output import bar, on_terminal, quoted, token_label, write, write_json
 from gpt_cli.cli.table import Column, Table
 from gpt_cli.errors import InputError
@@ -100,7 +100,7 @@ def rank(
         _write_table(records)
 
 
-class BestChoices(Lines):
+class BestChoices(RowLines):
     """A line per row: the likeliest choice, its probability, and the fields of the row."""
 
     def __init__(self, fields: Sequence[str]):

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from gpt_cli import jobs, records
 from gpt_cli.cli import flags, inputs
-from gpt_cli.cli.jobs import Lines, needs_output, run
+from gpt_cli.cli.jobs import RowLines, needs_output, run
 from gpt_cli.cli.output import note, write
-from gpt_cli.cli.score_format import SUMS, Form, Table, as_text, perplexity_of, total
+from gpt_cli.cli.score_format import SUMS, Form, ScoreTable, as_text, perplexity_of, total
 from gpt_cli.errors import InputError, RowsError, counted
 from gpt_cli.jobs import storage
 from gpt_cli.records import Record, json_line
@@ -121,7 +121,7 @@ def _errors(files: Sequence[str], *, quiet: bool) -> dict[str, InputError]:
     return errors
 
 
-class Files(Lines):
+class Files(RowLines):
     """The texts or lines of files, some of which may have an error instead."""
 
     totals = False
@@ -153,7 +153,7 @@ class WholeTexts(Files):
 
     def __init__(self, form: Form, files: Sequence[str], errors: Mapping[str, InputError]):
         super().__init__(form, files, errors)
-        self._table = Table(form, files)
+        self._table = ScoreTable(form, files)
         self.unread = len(files) - len(self.readable)
         self._written = 0  # number of files
         self._failed = 0
@@ -221,7 +221,7 @@ class ScoredLines(Files):
 
     def __init__(self, form: Form, files: Sequence[str], errors: Mapping[str, InputError]):
         super().__init__(form, files, errors)
-        self._table = Table(form, files)
+        self._table = ScoreTable(form, files)
 
     def line(self, record: Record) -> str | bytes:
         """Return the output for a line, which is empty if the filter does not let it pass."""

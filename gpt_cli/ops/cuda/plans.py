@@ -97,7 +97,7 @@ _INT8_TILES = (
 
 
 @dataclass(frozen=True)
-class Layout:
+class WeightLayout:
     """How the kernels hold the weights of a type, and multiply by them.
 
     Attributes:
@@ -121,10 +121,10 @@ class Layout:
         return self.units(n_in) * self.unit_rows
 
 
-def _layout(kind: WeightType) -> Layout:
+def _layout(kind: WeightType) -> WeightLayout:
     if kind.has_groups:
-        return Layout(GROUP, PANEL * (GROUP + 2), _INT8_TILES, (1, 4, 8))
-    return Layout(_FLOAT_ROWS, kind.stored_bytes * PANEL * _FLOAT_ROWS, _FLOAT_TILES, (4, 8))
+        return WeightLayout(GROUP, PANEL * (GROUP + 2), _INT8_TILES, (1, 4, 8))
+    return WeightLayout(_FLOAT_ROWS, kind.stored_bytes * PANEL * _FLOAT_ROWS, _FLOAT_TILES, (4, 8))
 
 
 LAYOUTS = {name: _layout(kind) for name, kind in WEIGHT_TYPES.items()}
