@@ -236,7 +236,8 @@ class Engine:
             scored = score(self.loaded, list(valid), stride, measures=fields, layers=layers)
             return [with_words(self.tokenizer, one) for one in scored] if words else scored
 
-        text_of = partial(self.loaded.text, bos=bos, special=special)
+        start = self.loaded.start_ids(bos=bos)
+        text_of = partial(self.loaded.text, start=start, special=special)
         return list(compute_valid(texts, text_of, scores))
 
     @checks_arguments()
@@ -373,8 +374,10 @@ class Engine:
         if pool == "word":
             check_bytes(self.tokenizer, "pool word")
 
-        def text_of(row: str | Mapping[str, Any]) -> Text:
-            text = self.loaded.text(row, bos=bos, special=special)
+        start = self.loaded.start_ids(bos=bos)
+
+        def text_of(item: str | Mapping[str, Any]) -> Text:
+            text = self.loaded.text(item, start=start, special=special)
             if not text.content:
                 raise InputError("the text is empty: it has no tokens")
             if pool == "word" and not split_words(self.tokenizer, text.content):
@@ -431,7 +434,8 @@ class Engine:
     def tree(self, prompt: str, count: int = 20, *, special: bool = False) -> list[Node]:
         """Return the likeliest continuations of a prompt, of any length, as a tree."""
         check("count", count, AT_LEAST_1)
-        return tree(self.model, self.loaded.prompt(prompt, special=special), count)
+        most = self.model.config.n_positions
+        return tree(self.model, self.loaded.prompt(prompt, special=special, most=most), count)
 
     @checks_arguments()
     def attribution(

@@ -138,7 +138,7 @@ class EngineLM(TemplateLM):
             ids = (context or [self.eot_token_id]) + continuation
             # The last token is predicted, and not read.
             ids = ids[-self.max_length - 1 :]
-            texts.append(Text(ids, start=len(ids) - len(continuation)))
+            texts.append(Text(ids, first=len(ids) - len(continuation)))
         answers: list[Answer] = []
         label = "Running loglikelihood requests"
         measured = tqdm(self._measured(texts), label, len(texts), disable=disable_tqdm)

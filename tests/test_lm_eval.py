@@ -135,7 +135,7 @@ def test_a_row_is_the_same_in_any_company(lm):
     """With the library to the last bit."""
     rows = [lm.tok_encode(STORY * times) for times in (1, 7, 3, 20, 1, 2, 26)]
     starts = [3, 1, 30, 100, 17, 2, 490]
-    texts = [Text(row, start=start) for row, start in zip(rows, starts, strict=True)]
+    texts = [Text(row, first=start) for row, start in zip(rows, starts, strict=True)]
     for text, (logprob, greedy) in zip(texts, lm._measured(texts), strict=True):
         ((alone, also),) = lm._measured([text])
         rel = 0 if lm.engine.model.ops.batch_invariant else 1e-5
@@ -146,7 +146,7 @@ def test_the_windows_of_a_long_text_are_full(lm, monkeypatch):
     seen = []
 
     def measured(loaded, texts, measures):
-        seen.extend((text.ids, text.start) for text in texts)
+        seen.extend((text.ids, text.first) for text in texts)
         return [{"logprobs": [-1.0], "ranks": [2]} for _ in texts]
 
     monkeypatch.setattr("gpt_cli.lm_eval.measure_windows", measured)

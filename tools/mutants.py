@@ -43,7 +43,7 @@ TESTS = {
     "compression/codec": ["compression/test_codec.py", "cli/test_compress.py"],
     "engine": [
         "test_engine.py",
-        *(f"scoring/test_{name}.py" for name in ("score", "rank", "words", "trace", "tree")),
+        *(f"scoring/test_{name}.py" for name in ("score", "rank", "trace", "tree")),
         "jobs/test_tasks.py",
         "compression/test_codec.py",
     ],

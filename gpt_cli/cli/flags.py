@@ -225,8 +225,10 @@ class RowFiles(Declared):
     )
     format: Format | None = option(
         None,
-        "Input format; auto (the default): Parquet by the ending of the name, JSON Lines if the "
-        "first row begins with {, else plain lines. text: each file is one row.",
+        "Input format: lines, jsonl, parquet, text (each file is one row), or auto (the default): "
+        "Parquet by the ending of the name, JSON Lines if the first row begins with {, else plain "
+        "lines.",
+        metavar="FORMAT",
     )
 
     @property

@@ -154,7 +154,7 @@ class Codec:
             return intervals(ops, logits, ids)
 
         numbers = [n for n, part in enumerate(parts) if _may_be_text(part)]
-        rows = [Text([self._start, *texts[n]], start=1) for n in numbers]
+        rows = [Text([self._start, *texts[n]], first=1) for n in numbers]
         loaded = LoadedModel(self._model, self._tokenizer)
         measured = measure_texts(loaded, rows, {"intervals": measure}, self._stride)
         codes = list(parts)

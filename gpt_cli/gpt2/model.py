@@ -4,7 +4,8 @@ Shapes: B batch, T new tokens, S = past + T, H heads, D head size, C = H * D wid
 Names are the checkpoint's. The architecture is that of Radford et al., "Language Models are
 Unsupervised Multitask Learners", 2019: a block normalizes its input (pre-norm).
 
-`hook` gets values of the pass by their names in TransformerLens. By default nobody listens.
+`hook` gets each named value and may replace it; the names are TransformerLens's. By default nobody
+listens.
 """
 
 from dataclasses import dataclass
@@ -88,7 +89,7 @@ def embed(model: GPT2, ids: Array, positions: Array, hook: Hook) -> Array:
     ops = model.ops
     if not hook.listens("hook_embed", "hook_pos_embed"):
         return ops.embed(model.wte, model.wpe, ids, positions)
-    nowhere = ops.xp.full_like(model.wpe[:1], -0.0)  # a position that changes no bit
+    nowhere = ops.xp.full_like(model.wpe[:1], -0.0)  # x + -0.0 is x
     tokens = ops.embed(model.wte, nowhere, ids, np.zeros_like(positions))
     tokens = hook("hook_embed", tokens)
     places = hook("hook_pos_embed", model.wpe[ops.xp.asarray(positions)])
@@ -133,7 +134,7 @@ def block(x: Array, b: Block, layer: int, run: RunState) -> Array:
     return hook("hook_resid_post", x)
 
 
-@in_one_call
+@in_one_call  # the library may compute the layers instead, with the same bits
 def blocks(x: Array, h: tuple[Block, ...], first: int, run: RunState) -> Array:
     """Run layers, one after the other, from number `first` on: x (B, T, C) -> (B, T, C)."""
     for layer, b in enumerate(h, first):
@@ -159,16 +160,16 @@ def hidden_states(
         cache: the keys and values of the previous tokens.
         lengths: (B,) numbers of real ids in the rows, by default T. The rest of a row is padding on
             the right; its results are undefined.
-        hook: gets the values at hook points in turn.
+        hook: is called with each value, in the order of computation.
     """
     ops = model.ops
     B, T = ids.shape
-    if cache is None:  # of one layer, which the next overwrites
+    if cache is None:  # make one with room for one layer, which the next layer overwrites
         cache = KVCache(model.config, ops, B, T, layers=1)
     new = np.full(B, T) if lengths is None else lengths
     cache.reserve(new)
     positions = cache.lengths[:, None] + np.minimum(np.arange(T), new[:, None] - 1)  # (B, T)
-    positions = np.maximum(positions, 0)  # -1 is the padding of a text without any token yet
+    positions = np.maximum(positions, 0)  # a row of only padding would be at -1
     visible = positions + 1  # the causal mask: a token sees itself and the tokens before it
 
     hook = hook.begin(positions, new)
@@ -182,8 +183,8 @@ def hidden_states(
 def unembed(model: GPT2, x: Array, *, edited: bool = False) -> Array:
     """Compute the logits of the next token: hidden states x (..., C) -> (..., V), float32.
 
-    CheckpointError if they are not finite: the weights are damaged, or `edited` by a hook, values
-    overflow.
+    Raise NotFiniteError if a logit is not finite: the weights are damaged, or values that a hook
+    has `edited` overflow.
     """
     logits = model.ops.linear(x, model.lm_head)
     check_finite(model, logits, edited=edited)

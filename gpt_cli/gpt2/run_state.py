@@ -31,8 +31,8 @@ class RunState:
     def attend(self, q: Array, keys: Array, values: Array, scale: float, layer: int) -> Array:
         """Return the means of the values, weighted by the attention: (B, H, T, D) -> (B, H, T, D).
 
-        If the hook listens to scores or the pattern, they are computed as steps of their own, with
-        the same bits. Where it changes them, the attention goes on with what it returns.
+        A hook that listens to scores or the pattern gets them. If it changes them, the means are
+        computed again from what it returns.
         """
         ops, hook = self.ops, self.hook.at(layer)
         if not hook.listens("attn.hook_attn_scores", "attn.hook_pattern"):
@@ -51,19 +51,20 @@ class RunState:
         edited = hook("attn.hook_pattern", pattern)
         if edited is not pattern:
             other = z_of(AttentionSteps(scores, edited, "pattern"))
-            # As bits, since a GPU takes tiny numbers for 0 in comparisons.
+            # Queries with an unchanged pattern keep their bits. Patterns are compared as bits,
+            # since a GPU takes tiny numbers for 0 in comparisons.
             changed = (edited.view("i4") != pattern.view("i4")).any(axis=-1, keepdims=True)
             z = ops.xp.where(changed, other, z)
         return z
 
 
-Blocks: TypeAlias = Callable[[Array, tuple[Any, ...], int, RunState], Array]
+RunBlocks: TypeAlias = Callable[[Array, tuple[Any, ...], int, RunState], Array]
 
 
-def in_one_call(blocks: Blocks) -> Blocks:
+def in_one_call(blocks: RunBlocks) -> RunBlocks:
     """Let `ops.layers` compute consecutive layers to which nobody listens: the same bits, faster.
 
-    An edited model.py runs layer by layer: what a user changes there is what runs.
+    If model.py or this file was edited, they run layer by layer: the edited code is what runs.
     """
 
     @wraps(blocks)

@@ -68,8 +68,8 @@ def text_activations(
         end = len(text.ids)
         if pool == "word":
             sizes = [word.tokens for word in split_words(loaded.tokenizer, text.content)]
-            return list(pairwise(accumulate(sizes, initial=text.start)))
-        return [(text.start if pool == "mean" else end - 1, end)]
+            return list(pairwise(accumulate(sizes, initial=text.first)))
+        return [(text.first if pool == "mean" else end - 1, end)]
 
     texts, inputs = tee(texts)
     rows = activations(loaded.model, inputs, names, spans if pool else None)
@@ -103,6 +103,7 @@ def activations(
                     ranges = spans(text)
                     arrays = {name: _means(array, ranges) for name, array in arrays.items()}
                 values[row.text] = arrays
+            del computed, row  # the values of a pass take as much memory as the next one
         yield from (values.pop(index) for index in range(len(group)))
 
 

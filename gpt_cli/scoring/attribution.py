@@ -88,7 +88,7 @@ def attribute(model: GPT2, text: Text, answers: Answers) -> Attribution:
     globs = ["hook_*embed", "*.attn.hook_z", "*.hook_attn_out", "*.hook_mlp_out", final]
     (computed,) = states(model, [text], select_hooks(config, globs))
     (row,) = computed.rows
-    logits = unembed(model, row.states[-1:])
+    logits = unembed(model, row.states[-1:], edited=computed.edited)
     last = {name: _on_host(ops, value[-1]) for name, value in row.values.items()}
 
     unembedding = columns_of(ops, model.lm_head.weight, config.n_embd, answers).astype(np.float64)

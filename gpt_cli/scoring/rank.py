@@ -74,6 +74,9 @@ class Question:
                 f"context of {n_positions:,}; shorten them"
             )
         continuations = [whole[len(shared) :] for whole in wholes]
+        for choice, continuation in zip(choices, continuations, strict=True):
+            if not continuation:
+                raise InputError(f"choice {choice!r:.40} adds no token in this model: remove it")
         text = loaded.text_of_ids(shared, edits, continuations=continuations)
         return cls(text, choices)
 

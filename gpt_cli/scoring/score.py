@@ -19,7 +19,7 @@ from gpt_cli.texts.text import Text
 from gpt_cli.texts.words import Word, find_words, with_layers
 
 _LARGEST_EXPONENT = 709  # math.exp of more than this overflows
-# Fields of a score that have values of one measure after each layer, by that of the last.
+# For a field of a score, the field with its values after each layer.
 LAYERS = {"token_logprobs": "layers", "initial_logprobs": "initial_layers"}
 
 
@@ -158,11 +158,11 @@ def score(
 
 def _score_of(tokenizer: Tokenizer, text: Text, columns: Columns) -> Score:
     """Return the score of a text, from columns of values for all its tokens."""
-    fields = {name: column[text.start :] for name, column in columns.items()}
+    fields = {name: column[text.first :] for name, column in columns.items()}
     lengths = [len(piece) for piece in tokenizer.pieces(text.content)]
     whole = sum(lengths)
-    scored = sum(lengths[0 if text.start else 1 :])
-    if text.size is not None and whole:  # the same share of the text as of the decoded ids
+    scored = sum(lengths[0 if text.first else 1 :])
+    if text.size is not None and whole:  # scaled to the bytes of the original text
         scored = round(scored * text.size / whole)
     return Score(text.content, bytes_scored=scored, **fields)
 
@@ -197,7 +197,7 @@ def measure_texts(
     places = []  # the text, and the tokens in it that the part measures
     for index, text in enumerate(texts):
         for start, first, end in windows(len(text.ids), n_positions, stride):
-            parts.append(replace(text, ids=text.ids[start:end], start=first - start))
+            parts.append(replace(text, ids=text.ids[start:end], first=first - start))
             places.append((index, first, end))
     unscored: dict[str, Any] = dict.fromkeys(measures)
     for name in of_layers:
@@ -228,9 +228,9 @@ def measure_windows(
     measures: Mapping[str, Measure],
     of_layers: Sequence[str] = (),
 ) -> list[Columns]:
-    """Return a column per measure for texts that fit the context, from token `start` (>= 1) on.
+    """Return a column per measure for texts that fit the context, from token `first` (>= 1) on.
 
-    All have such a token. The tokens that texts share at their beginning are computed once.
+    Every text has such a token. Tokens that texts share at their beginning are computed once.
 
     The measures `of_layers` are also computed as if the model ended after 0, 1, ... layers. These
     columns have the names in LAYERS, and a list for each token, which ends with the model's own
@@ -247,18 +247,19 @@ def measure_windows(
         if computed.prefix is not prefix:
             prefix = computed.prefix
             known = {}
-        if not known and any(text.start < len(prefix.ids) for text in group):
+        if not known and any(text.first < len(prefix.ids) for text in group):
             (known,) = measure_states(model, [prefix.states[:-1]], [prefix.ids[1:]], measures)
         new = _new_columns(model, computed, group, measures)
         for row, values in zip(computed.rows, new, strict=True):
-            start = texts[row.text].start
-            before = {name: column[start - 1 :] for name, column in known.items()}
+            first = texts[row.text].first
+            before = {name: column[first - 1 :] for name, column in known.items()}
             columns[row.text] = {name: before.get(name, []) + values[name] for name in measures}
         if of_layers:
             inner = {name: measures[name] for name in of_layers}
             of_texts = _layers(model, computed, group, inner)
             for row, layers in zip(computed.rows, of_texts, strict=True):
                 columns[row.text] |= _with_last(layers, columns[row.text])
+        del computed, row  # the values of a pass take as much memory as the next one
     return columns
 
 
@@ -270,9 +271,9 @@ def _new_columns(
     predicting = []
     targets = []
     for row, text in zip(computed.rows, texts, strict=True):
-        # The state at a token predicts the next one. That at the end of the prefix counts, too.
+        # The state at a token predicts the next one: x[0] is that at token max(n, 1) - 1.
         x = model.ops.xp.concatenate([computed.prefix.states[-1:], row.states])
-        begin = max(n, text.start)
+        begin = max(n, text.first)
         predicting.append(x[begin - max(n, 1) :])
         targets.append(text.ids[begin:])
     return measure_states(model, predicting, targets, measures, edited=computed.edited)
@@ -282,12 +283,12 @@ def _layers(
     model: GPT2, computed: Computed, texts: Sequence[Text], measures: Mapping[str, Measure]
 ) -> list[list[Columns]]:
     """Return, for each text, its columns after each layer except the last."""
-    targets = [text.ids[text.start :] for text in texts]
+    targets = [text.ids[text.first :] for text in texts]
     layers: list[list[Columns]] = [[] for _ in texts]
     for name in computed.rows[0].values:
         predicting = []
         for row, text in zip(computed.rows, texts, strict=True):
-            value = row.values[name][text.start - 1 :]
+            value = row.values[name][text.first - 1 :]
             predicting.append(model.ops.layer_norm(value, model.ln_f))
         measured = measure_states(model, predicting, targets, measures, edited=computed.edited)
         for of_text, of_layer in zip(layers, measured, strict=True):

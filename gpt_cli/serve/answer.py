@@ -274,7 +274,7 @@ class EmbeddingAnswer(Answer):
         """Return the text to compute."""
         fields = self._request.fields
         deliver = partial(self._deliver, index)
-        first = len(text.ids) - 1 if fields.pool == "last" else text.start
+        first = len(text.ids) - 1 if fields.pool == "last" else text.first
         row = Request(text, Options(), index)
         return PendingVector(row, deliver, hook=fields.hook, first=first)
 
@@ -342,7 +342,7 @@ class _Choice:
         """Add the log-probabilities of the prompt."""
         first, *others = self._prompt.text.ids
         self._logprobs.add(first, None, [])
-        if self._prompt.text.start:
+        if self._prompt.text.first:
             self._logprobs.restart([] if self._prompt.written else [first])
         for id, logprob, top in zip(others, score.logprobs, score.top_logprobs, strict=True):
             self._logprobs.add(id, logprob, top)

@@ -1,4 +1,4 @@
-"""LoadedModel: a model with its tokenizer, for everything that computes texts."""
+"""LoadedModel: a model with its tokenizer, which prepares texts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from gpt_cli.texts.text import Text
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model with its tokenizer, its draft model and its prefix cache; it encodes texts."""
+    """A model with its tokenizer, its draft model and its prefix cache; it prepares texts."""
 
     model: GPT2
     tokenizer: Tokenizer
     speculator: Speculator | None = None  # without one, nothing is drafted
-    kept_bytes: float = 0  # of prefixes that are kept; at least the last one is
+    kept_bytes: float = 0  # limit of the prefixes that are kept; the last one always is
     edits: tuple[Edit, ...] = ()  # of all texts
 
     @property
@@ -56,19 +56,22 @@ class LoadedModel:
         ids = [*self.start, *self.text_ids(prompt, special=special)]
         return ids or [self.config.start_token("the prompt is empty")]
 
-    def text(
-        self, row: str | Mapping[str, Any], *, bos: bool = False, special: bool = False
-    ) -> Text:
-        """Return a text to measure, or that of a mapping with a "text" and its "edits".
+    def start_ids(self, *, bos: bool) -> list[int]:
+        """Return the ids before each text to measure; InputError if `bos` and there is no token."""
+        return [self.config.start_token("bos (--bos) is set")] if bos else self.start
 
-        With `bos`, the start token is before it. It may be longer than the context if it has no
-        edits. InputError if that cannot be done.
+    def text(
+        self, item: str | Mapping[str, Any], *, start: Sequence[int] = (), special: bool = False
+    ) -> Text:
+        """Return a text to measure after the ids `start`, from a mapping with its "edits", too.
+
+        It may be longer than the context if it has no edits. Raise InputError if it is no string,
+        or if an edit is not valid.
         """
-        fields = row if isinstance(row, Mapping) else {"text": row}
+        fields = item if isinstance(item, Mapping) else {"text": item}
         text = fields.get("text")
         if not isinstance(text, str):
             raise InputError('a row needs a string "text"')
-        start = [self.config.start_token("bos (--bos) is set")] if bos else self.start
         ids = [*start, *self.text_ids(text, special=special)]
         edits = self.bound_edits(fields.get("edits"), len(ids), len(ids))
         return Text(ids, len(start), edits, len(text.encode()))
@@ -78,18 +81,26 @@ class LoadedModel:
         ids: Sequence[int],
         edits: str | Sequence[str] | None = None,
         continuations: Sequence[list[int]] = (),
+        most: int | None = None,
     ) -> Text:
-        """Return a text, as ids, with the edits of all texts and its own."""
+        """Return a text, as ids, with the edits of all texts and its own.
+
+        It will have up to `most` tokens; by default those of its longest continuation are last.
+        """
         ids = self.config.check_ids(ids)
-        most = len(ids) + max(map(len, continuations), default=0)
+        if most is None:
+            most = len(ids) + max(map(len, continuations), default=0)
         bounds = self.bound_edits(edits, len(ids), most)
         return Text(ids, edits=bounds, continuations=continuations)
 
-    def prompt(self, prompt: str, *, special: bool = False) -> Text:
-        """Return a prompt with its edits; raise ContextError if it does not fit the context."""
+    def prompt(self, prompt: str, *, special: bool = False, most: int | None = None) -> Text:
+        """Return a prompt; raise ContextError if it does not fit the context.
+
+        The text will have up to `most` tokens, by default those of the prompt.
+        """
         ids = self.prompt_ids(prompt, special=special)
         self.check_fits(len(ids), "prompt")
-        return self.text_of_ids(ids)
+        return self.text_of_ids(ids, most=most)
 
     def check_fits(self, tokens: int, what: str) -> None:
         """Raise ContextError if tokens do not fit the context."""
@@ -100,14 +111,16 @@ class LoadedModel:
                 f"{n_positions:,}; shorten it"
             )
 
-    def bound_edits(self, texts: str | Sequence[str] | None, length: int, most: int) -> list[Bound]:
+    def bound_edits(
+        self, written: str | Sequence[str] | None, length: int, most: int
+    ) -> list[Bound]:
         """Return the edits of a text, those of all texts and its own: see `edits.bind`.
 
         Raise InputError if one is not valid, or if the text has edits and does not fit the context.
         """
         edits = list(self.edits)
-        if texts:
-            valid = Options.parse_json({"edits": texts})["edits"]
+        if written:
+            valid = Options.parse_json({"edits": written})["edits"]
             edits += [Edit.parse(text, self.config) for text in valid]
         if edits:
             self.check_fits(length, "text with edits")

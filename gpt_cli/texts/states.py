@@ -1,7 +1,7 @@
-"""The states of texts, and their values at hook points: every pass over whole texts is here.
+"""Run the model over texts: their states, and their values at hook points.
 
-The tokens that texts share at their beginning are computed once, unless a text has edits or values
-at hook points are requested. The results are the same.
+Every pass over whole texts is here. The tokens that texts share at their beginning are computed
+once, unless a text has edits or values at hook points are requested. The results are the same.
 """
 
 import math
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 from gpt_cli.gpt2.edits import editor
-from gpt_cli.gpt2.hooks import Recorder, hook_shapes, rows_of
+from gpt_cli.gpt2.hooks import Hook, Recorder, hook_shapes, rows_of
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.memory import FLOAT, cache_bytes
 from gpt_cli.gpt2.model import GPT2
@@ -21,14 +21,23 @@ from gpt_cli.texts.text import Text
 
 
 @dataclass(frozen=True)
-class States:
-    """What a pass has computed for a text, or for one of its continuations."""
+class TextStates:
+    """What a pass has computed for a text, or for one of its continuations.
 
-    text: int  # its index
-    states: Array  # (t, C): at the tokens after the prefix; or those that predict a continuation
-    values: dict[str, Array] = field(default_factory=dict)  # by hook point, as in `hook_shapes`
-    continuation: int | None = None  # its index
-    edited: bool = False  # whether the text has edits
+    Attributes:
+        text: the index of the text.
+        states: (t, C) of a text, at its t tokens after the prefix; of a continuation, those that
+            predict its t tokens.
+        values: at hook points, by name, with the shapes of `hook_shapes`.
+        continuation: its index; None for a text.
+        edited: whether the text has edits.
+    """
+
+    text: int
+    states: Array
+    values: dict[str, Array] = field(default_factory=dict)
+    continuation: int | None = None
+    edited: bool = False
 
 
 @dataclass(frozen=True)
@@ -36,7 +45,7 @@ class Computed:
     """What a pass has computed: texts side by side, after a prefix of all, which may be empty."""
 
     prefix: Prefix
-    rows: list[States]
+    rows: list[TextStates]
 
     @property
     def edited(self) -> bool:
@@ -52,24 +61,30 @@ def states(
     prefixes: PrefixCache | None = None,
     most_bytes: int | None = None,
 ) -> Iterator[Computed]:
-    """Compute texts, a pass at a time; each text is in one pass, and its continuations follow.
+    """Run the model over texts, a pass at a time; continuations of texts come after them.
+
+    Each text is in one pass. A text that is all prefix has no states: see `Computed.prefix`.
 
     Args:
         model: the weights.
-        texts: any number, each of 1 to n_positions ids; without ids if they are the prefix.
-        names: of hook points whose values are needed.
-        prefixes: the beginnings of earlier texts, and of these.
-        most_bytes: of the values at hook points in a pass; by default any number.
+        texts: any number, each of 1 to n_positions ids.
+        names: of hook points whose values are needed. Then no text has continuations.
+        prefixes: the beginnings of earlier texts, and of these; None if nothing is shared.
+        most_bytes: limit of the values at hook points in a pass; by default none.
     """
-    for n, group in _groups(texts, None if names else prefixes):
+    if names:
+        prefixes = None
+        if any(text.continuations for text in texts):
+            raise ValueError("values at hook points of continuations are not computed")
+    for n, group in _groups(texts, prefixes):
         members = list(group.values())
         longest = max(len(text.ids) for text in members) - n
-        most_continuations = max(len(text.continuations) for text in members)
         side_by_side = min(len(members), model.ops.pass_tokens // max(1, longest))
-        # Continuations take turns in the row of their text; if they are many, each has a row.
-        if side_by_side < most_continuations and prefixes and not members[0].edits:
+        # Fewer passes: one for each turn of the texts' continuations, or one for each text?
+        if side_by_side < max(len(text.continuations) for text in members):
             for index, text in group.items():
-                yield from _continuations_after(model, prefixes.prefix(text.ids), index, text)
+                prefix = _as_prefix(model, text, prefixes)
+                yield from _continuations_after(model, prefix, index, text)
         else:
             shared = members[0].ids[:n]
             prefix = prefixes.prefix(shared) if prefixes and shared else Prefix.none(model)
@@ -81,15 +96,24 @@ def _groups(
 ) -> Iterator[tuple[int, dict[int, Text]]]:
     """Yield texts that are computed together, by index, after the number of tokens they share.
 
-    All texts of a group have edits, or none has.
+    With prefixes, texts with edits are a group of their own.
     """
     alone = {index: text for index, text in enumerate(texts) if text.edits or not prefixes}
     if alone:
         yield 0, alone
     if prefixes:
         plain = [index for index in range(len(texts)) if index not in alone]
-        for n, numbers in prefixes.groups([texts[index].ids for index in plain]):
-            yield n, {plain[number]: texts[plain[number]] for number in numbers}
+        for n, members in prefixes.groups([texts[index].ids for index in plain]):
+            yield n, {plain[member]: texts[plain[member]] for member in members}
+
+
+def _as_prefix(model: GPT2, text: Text, prefixes: PrefixCache | None) -> Prefix:
+    """Return a whole text as a prefix; one with edits is not shared."""
+    if prefixes and not text.edits:
+        return prefixes.prefix(text.ids)
+    cache = KVCache(model.config, model.ops, 1, len(text.ids))
+    (x,) = row_states(model, [text.ids], cache, editor([text.edits], model.ops))
+    return Prefix(text.ids, cache, x)
 
 
 def _texts_after(
@@ -101,41 +125,56 @@ def _texts_after(
 ) -> Iterator[Computed]:
     """Yield passes over texts from the end of a prefix on, and over their continuations in turn."""
     n = len(prefix.ids)
-    indices = list(group)
     lengths = [len(text.ids) - n for text in group.values()]
-    # The last token of a continuation is only predicted.
+    # The last token of a continuation is only predicted, so it needs no state.
     after = [max([1, *map(len, text.continuations)]) - 1 for text in group.values()]
-    longest = [max(pair) for pair in zip(lengths, after, strict=True)]
-    most_rows = len(indices)
-    memory = None
+    widths = [max(pair) for pair in zip(lengths, after, strict=True)]
+    most_rows = len(group)
+    whole_cache = None
     if n or any(text.continuations for text in group.values()):
         capacity = max(sum(pair) for pair in zip(lengths, after, strict=True))
-        memory = _rows_after(model, prefix, most_rows, capacity)
-        most_rows = len(memory.lengths)
+        whole_cache = _rows_after(model, prefix, most_rows, capacity)
+        most_rows = len(whole_cache.lengths)
     if most_bytes:
         fitting = most_bytes // value_bytes(model, names, max(lengths))
         most_rows = min(most_rows, max(1, fitting))
-    for numbers in passes(longest, most_rows, model.ops.pass_tokens):
-        texts = [group[indices[number]] for number in numbers]
-        cache = memory.view(len(texts)) if memory else None
-        hook = Recorder(names, editor([text.edits for text in texts], model.ops))
-        x = row_states(model, [text.ids[n:] for text in texts], cache, hook)
-        values = rows_of(hook.values, [len(row) for row in x])
-        rows = []
-        for row, number in enumerate(numbers):
-            edited = bool(texts[row].edits)
-            rows.append(States(indices[number], x[row], values[row], edited=edited))
-        computed = Computed(prefix, rows)
-        yield computed
-        if cache:
-            yield from _turns(model, computed, texts, cache, hook)
+    indices = list(group)
+    for members in passes(widths, most_rows, model.ops.pass_tokens):
+        part = {indices[member]: group[indices[member]] for member in members}
+        if whole_cache is None:
+            # Without a name, so that its memory is free in the next pass.
+            yield _computed(model, prefix, part, None, names)
+        else:
+            cache = whole_cache.view(len(part))
+            computed = _computed(model, prefix, part, cache, names)
+            yield computed
+            yield from _turns(model, computed, list(part.values()), cache)
+
+
+def _computed(
+    model: GPT2,
+    prefix: Prefix,
+    part: Mapping[int, Text],
+    cache: KVCache | None,
+    names: Sequence[str],
+) -> Computed:
+    """Run one pass over texts, whose rows of a cache begin with the prefix."""
+    texts = list(part.values())
+    hook = Recorder(names, _editor(model, texts))
+    x = row_states(model, [text.ids[len(prefix.ids) :] for text in texts], cache, hook)
+    values = rows_of(hook.values, [len(row) for row in x])
+    rows = []
+    for row, (index, text) in enumerate(part.items()):
+        rows.append(TextStates(index, x[row], values[row], edited=bool(text.edits)))
+    return Computed(prefix, rows)
 
 
 def _turns(
-    model: GPT2, computed: Computed, texts: Sequence[Text], cache: KVCache, hook: Recorder
+    model: GPT2, computed: Computed, texts: Sequence[Text], cache: KVCache
 ) -> Iterator[Computed]:
     """Yield a pass over the first continuation of each computed text, then the second, ..."""
     begun = cache.lengths
+    hook = _editor(model, texts)
     turns = zip_longest(*(text.continuations for text in texts), fillvalue=[])
     for number, turn in enumerate(turns):
         cache.rewind(begun)
@@ -143,6 +182,7 @@ def _turns(
         rows = []
         for row, ids, x in zip(computed.rows, turn, after, strict=True):
             if ids:
+                # The text may end with the prefix.
                 before = row.states if len(row.states) else computed.prefix.states
                 predicting = model.ops.xp.concatenate([before[-1:], x])
                 rows.append(replace(row, states=predicting, continuation=number))
@@ -151,32 +191,39 @@ def _turns(
 
 def _continuations_after(model: GPT2, prefix: Prefix, index: int, text: Text) -> Iterator[Computed]:
     """Yield passes over the continuations of one text, which is the prefix, side by side."""
-    yield Computed(prefix, [States(index, prefix.states[:0])])
+    whole = TextStates(index, prefix.states[:0], edited=bool(text.edits))
+    yield Computed(prefix, [whole])
     if not text.continuations:
         return
     rests = [ids[:-1] for ids in text.continuations]
     lengths = list(map(len, rests))
-    memory = _rows_after(model, prefix, len(rests), max(lengths))
-    for numbers in passes(lengths, len(memory.lengths), model.ops.pass_tokens):
-        group = [rests[number] for number in numbers]
-        after = row_states(model, group, memory.view(len(group)))
+    whole_cache = _rows_after(model, prefix, len(rests), max(lengths))
+    for numbers in passes(lengths, len(whole_cache.lengths), model.ops.pass_tokens):
+        cache = whole_cache.view(len(numbers))
+        hook = _editor(model, [text] * len(numbers))
+        after = row_states(model, [rests[number] for number in numbers], cache, hook)
         rows = []
         for number, x in zip(numbers, after, strict=True):
             predicting = model.ops.xp.concatenate([prefix.states[-1:], x])
-            rows.append(States(index, predicting, continuation=number))
+            rows.append(replace(whole, states=predicting, continuation=number))
         yield Computed(prefix, rows)
 
 
-def _rows_after(model: GPT2, prefix: Prefix, texts: int, longest: int) -> KVCache:
+def _editor(model: GPT2, texts: Sequence[Text]) -> Hook:
+    """Return the hook that applies the edits of texts."""
+    return editor([text.edits for text in texts], model.ops)
+
+
+def _rows_after(model: GPT2, prefix: Prefix, most_rows: int, longest: int) -> KVCache:
     """Return a cache of rows that begin with a prefix, for up to `longest` tokens after it.
 
-    Texts use a view of it in turn. It has up to `texts` rows, as many as memory allows.
+    Texts use a view of it in turn. It has up to `most_rows` rows, as many as memory allows.
     """
     begun = len(prefix.ids)
     capacity = begun + longest
     row_bytes = cache_bytes(model.config, capacity, model.ops.cache_type.itemsize)
     fitting = (cache_budget(model) - prefix.bytes) / max(1, row_bytes)
-    rows = max(1, min(texts, model.ops.pass_tokens, int(fitting)))
+    rows = max(1, min(most_rows, model.ops.pass_tokens, int(fitting)))
     cache = KVCache(model.config, model.ops, rows, capacity)
     for row in range(rows):
         cache.copy_row(row, prefix.cache, 0, begun)
@@ -184,7 +231,7 @@ def _rows_after(model: GPT2, prefix: Prefix, texts: int, longest: int) -> KVCach
 
 
 def passes(lengths: Sequence[int], most_rows: int, most_tokens: int) -> Iterator[list[int]]:
-    """Yield the indices of the texts of a pass, which are of similar length."""
+    """Yield the indices of the texts of a pass: longest first, so that a pass has similar ones."""
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     while order:
         rows = min(most_rows, max(1, most_tokens // max(1, lengths[order[0]])))

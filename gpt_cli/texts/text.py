@@ -8,20 +8,20 @@ from gpt_cli.gpt2.edits import Bound
 
 @dataclass(frozen=True)
 class Text:
-    """A text, as all that computes texts takes it: see `LoadedModel.text` and `prompt`.
+    """A text to run the model over: see `LoadedModel.text` and `LoadedModel.prompt`.
 
     Attributes:
-        ids: of all tokens that are computed.
-        start: the number of tokens before the text itself, such as a start token. They are no part
-            of its scores, means and words.
+        ids: of all tokens.
+        first: the index of the first token of the text itself. The tokens before it, such as a
+            start token, are context only: no part of scores, means and words.
         edits: of values in the forward pass.
-        size: the bytes of the text in UTF-8; None if it is that of the tokens. The tokenizer may
-            lose or add characters.
+        size: the bytes of the original text in UTF-8; None for those of the decoded tokens, which
+            differ if the tokenizer loses or adds characters.
         continuations: ids that may follow, each of which is computed after the text alone.
     """
 
     ids: list[int]
-    start: int = 0
+    first: int = 0
     edits: Sequence[Bound] = ()
     size: int | None = None
     continuations: Sequence[list[int]] = ()
@@ -29,4 +29,4 @@ class Text:
     @property
     def content(self) -> list[int]:
         """Return the ids of the text itself."""
-        return self.ids[self.start :]
+        return self.ids[self.first :]

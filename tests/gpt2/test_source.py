@@ -46,6 +46,13 @@ def test_an_edit_of_words_changes_no_bit(edited, tiny):
     )  # NumPy has no such call
 
 
+def test_an_edit_of_the_run_state_counts(tmp_path, monkeypatch):
+    changed = tmp_path / "run_state.py"
+    changed.write_text(source._RUN_STATE.read_text("utf-8") + "\n", "utf-8")
+    monkeypatch.setattr(source, "_RUN_STATE", changed)
+    assert source.is_edited.__wrapped__()
+
+
 def test_without_the_source_nobody_edited_it(monkeypatch):
     monkeypatch.setattr(source, "MODEL", Path("/nowhere/model.py"))
     assert source.is_edited.__wrapped__() is False

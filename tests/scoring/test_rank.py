@@ -125,3 +125,10 @@ def test_a_question_begins_with_the_ids_of_the_prompt_and_of_all_choices(rows, b
     prompt = query.prompt
     assert prompt.ids == start + beginning
     assert [prompt.ids + row for row in prompt.continuations] == [start + row for row in rows[1:]]
+
+
+def test_a_choice_without_a_token_is_refused():
+    ids = {"a": [1, 2], "ab": [1, 2, 3], "a ": [1, 2]}
+    loaded = SimpleNamespace(config=SimpleNamespace(n_positions=80), prompt_ids=ids.__getitem__)
+    with pytest.raises(InputError, match="choice ' ' adds no token in this model"):
+        Question.of_texts(loaded, "a", ["b", " "])

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import gpt_cli
 from gpt_cli.engine import Engine
 from gpt_cli.errors import CheckpointError, InputError
 from gpt_cli.gpt2.model import unembed
@@ -287,3 +288,12 @@ def test_a_text_far_too_unlikely_has_an_infinite_perplexity(nats, perplexity):
 
 def test_bits_per_byte_counts_the_bytes_after_the_first_token(engine):
     assert engine.score("aé😀").bytes_scored == 6
+
+
+def test_bos_without_a_start_token_is_one_error(load_case, tokenizer):
+    model = load_case("saved")
+    model = replace(model, config=replace(model.config, bos_token_id=None))
+    engine = gpt_cli.Engine(LoadedModel(model, tokenizer), "x", 0.0)
+    for call in (engine.score_many, lambda texts, bos: engine.activations(texts, ["*"], bos=bos)):
+        with pytest.raises(InputError, match="bos_token must be given"):
+            call([], bos=True)

@@ -77,3 +77,13 @@ def test_a_tree_ends_with_the_context(make_model):
 def test_a_tree_of_no_tokens_is_rejected(engine):
     with pytest.raises(InputError, match="1 or more"):
         engine.tree("the", 0)
+
+
+def test_edits_may_name_positions_after_the_prompt(engine):
+    edited = engine.with_edits(["blocks.0.hook_resid_pre@1:9=0"])
+    assert len(edited.encode("the")) == 1
+    assert edited.tree("the", 1) == engine.tree("the", 1)
+    assert edited.tree("the", 300) != engine.tree("the", 300)
+    last = engine.model.config.n_positions
+    with pytest.raises(InputError, match="is not in a text of"):
+        engine.with_edits([f"blocks.0.hook_mlp_out@{last}=0"]).tree("the", 9)

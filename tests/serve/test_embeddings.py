@@ -184,8 +184,8 @@ def test_the_numbers_of_an_answer_are_bounded(tiny, monkeypatch):
 def test_a_start_token_of_the_tokenizer_is_no_part_of_a_mean(tiny, monkeypatch):
     monkeypatch.setattr(type(tiny.loaded), "start", [2047])
     (text,) = protocol.read_embeddings(tiny, {"input": "Once"}, ["tiny"]).texts
-    assert (text.ids[0], text.start) == (2047, 1)
+    assert (text.ids[0], text.first) == (2047, 1)
     (text,) = protocol.read_embeddings(tiny, {"input": [5]}, ["tiny"]).texts
-    assert (text.ids, text.start) == ([5], 0)
+    assert (text.ids, text.first) == ([5], 0)
     with pytest.raises(RequestError, match="the text is empty"):
         protocol.read_embeddings(tiny, {"input": ""}, ["tiny"])

@@ -154,7 +154,7 @@ def test_the_common_length_ends_at_the_first_difference(one, other):
 
 
 def log_likelihoods(loaded, texts, firsts):
-    texts = [Text(ids, start=first) for ids, first in zip(texts, firsts, strict=True)]
+    texts = [Text(ids, first=first) for ids, first in zip(texts, firsts, strict=True)]
     columns = measure_windows(loaded, texts, {"logprobs": log_probabilities})
     return [column["logprobs"] for column in columns]
 

@@ -1,5 +1,6 @@
 """The states of texts, of their continuations, and values at hook points: those of each alone."""
 
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -125,3 +126,25 @@ def test_passes_have_similar_lengths_and_limits(lengths, most, a_pass):
     order = [index for indices in texts_of_passes for index in indices]
     assert sorted(order) == list(range(len(lengths)))
     assert [lengths[index] for index in order] == sorted(lengths, reverse=True)
+
+
+def test_values_of_continuations_are_not_computed(model):
+    with pytest.raises(ValueError, match="of continuations"):
+        list(states(model, [Text([1], continuations=[[2]])], HOOKS))
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_many_continuations_are_computed_side_by_side(model, edited):
+    text = bound(model, Text([1, 2, 3], edits=edited, continuations=[[n, n] for n in range(20)]))
+    computed = list(states(model, [text], prefixes=PrefixCache(model)))
+    assert [len(one.rows) for one in computed] == [1, 20]
+    assert {row.continuation for row in computed[1].rows} == set(range(20))
+    assert computed[1].edited == edited
+
+
+def test_values_of_a_pass_are_not_kept_in_the_next(model):
+    kept = []
+    for computed in states(model, [Text([1, 2])] * 3, HOOKS, most_bytes=1):
+        assert [ref for ref in kept if ref() is not None] == []
+        kept = [weakref.ref(computed.rows[0].values[HOOKS[0]])]
+        del computed
