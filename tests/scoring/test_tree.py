@@ -80,8 +80,8 @@ def test_a_tree_of_no_tokens_is_rejected(engine):
 
 
 def test_edits_may_name_positions_after_the_prompt(engine):
-    edited = engine.with_edits(["blocks.0.hook_resid_pre@1:9=0"])
-    assert len(edited.encode("the")) == 1
+    edited = engine.with_edits(["blocks.0.hook_resid_pre@2:9=0"])
+    assert len(edited.encode("the")) == 2
     assert edited.tree("the", 1) == engine.tree("the", 1)
     assert edited.tree("the", 300) != engine.tree("the", 300)
     last = engine.model.config.n_positions
