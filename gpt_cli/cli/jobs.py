@@ -92,5 +92,5 @@ def run(
     if failed:
         total = counted(summary.rows + sink.unread, sink.noun)
         advice = sink.advice if ".jsonl" in task.endings else ": the output has their errors"
-        why = f": {summary.reason}" if summary.reason else advice
+        why = f": {summary.reason}" if summary.reason and not sink.unread else advice
         raise RowsError(f"{failed:,} of {total} {sink.failure}{why}")

@@ -32,7 +32,9 @@ def _bound(words: str) -> Any:
 class Form(Declared):
     """The options of scoring and of its output."""
 
-    lines: bool = option(False, "Score each line on its own.")
+    lines: bool = option(
+        False, "Score each line on its own, as --format lines does.", excludes=("--format",)
+    )
     tokens: bool = option(
         False,
         "Show the log-likelihood of each token; with --json, also its rank, the gap to the "

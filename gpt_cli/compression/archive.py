@@ -139,7 +139,7 @@ class ArchiveReader:
         if not lead.startswith(_MAGIC) and not self._salvage:
             what = "not a compressed file" if lead else "empty"
             raise InputError(
-                f"{self._name} is {what}: give one that `gpt-cli compress` has written"
+                f"{self._name} is {what}: give a file that `gpt-cli compress` has written"
             )
         if len(lead) < _HEADER.size:
             self._damaged("its header is damaged")

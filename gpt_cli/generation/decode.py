@@ -80,7 +80,7 @@ class Batch:
         self._fill_seconds = time.perf_counter() - began
 
     def add(self, row: BatchRow, cache: KVCache | None, cache_row: int) -> None:
-        """Add a row. All its tokens except the last are in a row of a cache; None if it has one."""
+        """Add a row, whose tokens except the last are in a row of a cache; None if it has one."""
         memory = self._memory
         config = self._model.config
         capacity = len(row.window) + row.growth
@@ -93,12 +93,12 @@ class Batch:
                 memory.copy_row(index, self._memory, index, len(other.window) - 1)
         if cache:
             memory.copy_row(len(self.rows), cache, cache_row, len(row.window) - 1)
-        self._memory = memory  # only now, as memory may have been too short
+        self._memory = memory  # after all copies: a MemoryError leaves the batch as it was
         self.rows.append(row)
         self._set_lengths()
 
     def drop(self, rows: Sequence[BatchRow]) -> None:
-        """Drop rows; the last ones move to their rows of the cache."""
+        """Drop rows; the last rows take their places in the cache."""
         memory = self._memory
         for index in reversed(range(len(self.rows))):
             if self.rows[index] in rows:
@@ -196,7 +196,7 @@ class Batch:
     def _drop_ended(self) -> None:
         """Drop rows that have ended, and what the cache holds beyond the texts of the others."""
         self._set_lengths()
-        # At last, since a row that moves takes the cache of its new text.
+        # After the lengths are set, which `drop` copies.
         self.drop([row for row in self.rows if row.ended])
 
     def _search(
@@ -216,7 +216,7 @@ class Batch:
         return [] if search.beams else search.steps()
 
     def _copy_text(self, source: int, index: int, text: list[int]) -> None:
-        """Copy from a row of the cache to another what the text there does not have in common."""
+        """Let a row of the cache hold a text: copy from the row `source` what differs."""
         known = self.rows[index].window if index < len(self.rows) else []
         if self._memory:
             self._memory.copy_row(index, self._memory, source, len(text), agreed(known, text))
@@ -241,7 +241,7 @@ class Batch:
         return editor([row.edits for row in self.rows], self._model.ops)
 
     def _set_lengths(self) -> None:
-        """Drop the drafts, and what the cache holds of them and of other rows."""
+        """Drop the drafts: set the lengths of the cache to the tokens that the rows have."""
         if self._memory:
             if self.cache is None or len(self.cache.lengths) != len(self.rows):
                 self.cache = self._memory.view(len(self.rows))

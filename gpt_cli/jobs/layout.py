@@ -18,8 +18,8 @@ class InputRow:
     """One row of the input, parsed."""
 
     index: int  # among all rows, from 0
-    line: int  # the number of its line, or row, in its file, from 1
-    file: str | None  # None if there is only one
+    line: int | None  # the number of its line, or row, in its file, from 1; None: the whole file
+    file: str | None  # None if there is only one, and a row is not the whole file
     id: Any = None  # any JSON value
     fields: dict[str, Any] = field(default_factory=dict)  # the text and the options of the row
     error: InputError | None = None  # why it has no fields

@@ -41,13 +41,13 @@ class RowReader:
 
     def read(self, piece: Piece) -> list[InputRow]:
         """Return the rows of a piece; raise InputError if its file has changed."""
-        lines: Iterable[tuple[int, bytes | Record]]
+        lines: Iterable[tuple[int | None, bytes | Record]]
         if self.format == "parquet":
             columns = None if self.layout.all_columns else self.layout.columns
             table = parquet.read(piece.file, piece.group, piece.start, piece.end, columns)
             lines = enumerate(table, piece.line)
         elif self.format == "text":
-            lines = [(1, storage.read_bytes(piece.file))]
+            lines = [(None, storage.read_bytes(piece.file))]
         else:
             data = BytesIO(storage.read_range(piece.file, piece.start, piece.end))
             lines = self.numbered(data, piece.line)
@@ -67,7 +67,7 @@ class RowReader:
         ]
 
     def parse(
-        self, lines: Iterable[tuple[int, bytes | Record]], index: int, file: str | None
+        self, lines: Iterable[tuple[int | None, bytes | Record]], index: int, file: str | None
     ) -> list[InputRow]:
         """Return the rows of numbered lines or table rows, counted from `index`."""
         return [
@@ -162,7 +162,9 @@ class Source:
         self.reader = RowReader(format, layout, are_named)
         self.total: int | None = None  # until a stream has ended
         if self.streams:
-            self._available: Iterator[tuple[str, list[tuple[int, bytes]]]] = self._read_streams()
+            self._available: Iterator[tuple[str, Sequence[tuple[int | None, bytes]]]] = (
+                self._read_streams()
+            )
             return
         for file in self.files:
             if format == "parquet":
@@ -206,11 +208,11 @@ class Source:
             self._available = chain(first, self._available)
         return self.reader.format
 
-    def _read_streams(self) -> Iterator[tuple[str, list[tuple[int, bytes]]]]:
+    def _read_streams(self) -> Iterator[tuple[str, Sequence[tuple[int | None, bytes]]]]:
         """Yield files with numbered lines that are rows: those that are available at once."""
         for file in self.files:
             if self.reader.format == "text":
-                yield file, [(1, storage.read_bytes(file))]
+                yield file, [(None, storage.read_bytes(file))]
                 continue
             number = 1
             for available in storage.read_lines(file):
@@ -282,6 +284,6 @@ def pieces_together(pieces: Iterable[Piece], rows: int, start: int = 0) -> Itera
         yield list(group)
 
 
-def _without_mark(number: int, data: bytes) -> bytes:
+def _without_mark(number: int | None, data: bytes) -> bytes:
     """Return a line without the byte order mark of a file."""
     return data.removeprefix(_BYTE_ORDER_MARK) if number == 1 else data

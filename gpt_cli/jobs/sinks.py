@@ -152,6 +152,12 @@ class Manifest:
         if files != earlier_files:
             change = _changed_file(earlier_files, files)
             raise refusal(f"{self._output} was made from another input{change}")
+        for name in ("format", "bos_token", "edits"):  # absent if not set
+            if earlier.get(name) and name not in self._job:
+                was = _shown(earlier[name])
+                raise OptionError(
+                    name, f"of {self._output} was {was}, and is not set now: {ANOTHER}"
+                )
         for name, value in self._job.items():
             if name not in earlier:
                 raise refusal(f"{self._output} was made by a version without {name}")
@@ -181,7 +187,9 @@ class JSONLines(Sink):
         self._texts = texts  # the fields of a row's text
         self._side = path.with_name(f".{path.name}.job.json")
         files = list(map(_file_name, job.get("input") or []))
-        job = {name: value for name, value in job.items() if name not in ("input", "format")}
+        # The rows that are written tell lines from JSON Lines, but not from whole files.
+        dropped = ["input"] if job.get("format") == "text" else ["input", "format"]
+        job = {name: value for name, value in job.items() if name not in dropped}
         if len(files) > 1:  # a single file may have grown, or may now be a pipe
             job["input"] = files
         self._manifest = Manifest(str(path), str(self._side), job)
@@ -244,7 +252,8 @@ class JSONLines(Sink):
     def check(self, row: InputRow) -> None:
         written = self._rows[row.index]
         if written is not None and (row.error or written != self._hash(row.fields, row.id)):
-            difference = f"row {row.index} differs from line {row.line}; {ANOTHER}"
+            place = row.file if row.line is None else f"line {row.line}"
+            difference = f"row {row.index} differs from {place}; {ANOTHER}"
             raise InputError(f"{self._path} was made from another input: {difference}")
 
     def write(self, record: Record) -> None:

@@ -1,7 +1,7 @@
 """Attribution, patching and ablation: the parts of a model that make it predict an answer.
 
-All use one measure: the logit of the answer after the last token, minus that of a wrong answer if
-there is one. Edits of the model apply in all passes.
+All use one number, the answer logit: the logit of the answer after the last token, minus that of a
+wrong answer if there is one. Edits of the model apply in all passes.
 
 Sources: Elhage et al., "A Mathematical Framework for Transformer Circuits", 2021; Wang et al.,
 "Interpretability in the Wild", arXiv 2211.00593.
@@ -27,12 +27,12 @@ from gpt_cli.texts.text import Text
 
 What: TypeAlias = Literal["resid_pre", "attn_out", "mlp_out", "z"]
 Answers: TypeAlias = Sequence[int]  # the id of the answer, and of the wrong one if there is one
-_PRECISION = 1e-4  # of a measure
+_PRECISION = 1e-4  # of an answer logit
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """The terms that parts of a model add to the measure."""
+    """The terms that parts of a model add to the answer logit."""
 
     heads: NDArray[np.float64]  # (L, H)
     attention: NDArray[np.float64]  # (L,): the sum of the heads, and the bias of c_proj
@@ -40,7 +40,7 @@ class Attribution:
     embedding: float  # of the last token
     position: float  # of its position
     bias: float  # of the final layer norm
-    total: float  # the measure
+    total: float  # the answer logit
 
     @property
     def error(self) -> float:
@@ -54,7 +54,7 @@ class Attribution:
 
 @dataclass(frozen=True)
 class Patching:
-    """The measures of a clean and a corrupt text, and of the corrupt one with patches."""
+    """The answer logits of a clean and a corrupt text, and of the corrupt one with patches."""
 
     clean: float  # after the clean text
     corrupt: float  # after the corrupt one
@@ -68,7 +68,7 @@ class Patching:
 
 @dataclass(frozen=True)
 class Ablation:
-    """The measures of a text, by the whole model and without each part."""
+    """The answer logits of a text, by the whole model and without each part."""
 
     whole: float  # by the whole model
     heads: NDArray[np.float64]  # (L, H)
@@ -76,7 +76,7 @@ class Ablation:
 
 
 def attribute(model: GPT2, text: Text, answers: Answers) -> Attribution:
-    """Return what each part of a model adds to the measure of a text.
+    """Return what each part of a model adds to the answer logit of a text.
 
     The scale of the final layer norm is held, and each part is centred as the norm centres their
     sum. So a part adds its product with one vector.
@@ -118,10 +118,10 @@ def attribute(model: GPT2, text: Text, answers: Answers) -> Attribution:
 def patch(
     model: GPT2, clean: Text, corrupt: Text, answers: Answers, what: What = "resid_pre"
 ) -> Patching:
-    """Return the measure of a corrupt text in which activations of the clean one replace its own.
+    """Return the answer logit of a corrupt text, with activations of the clean one in its place.
 
     One activation is replaced at a time: of each layer and position, or with "z" of each head at
-    all positions. InputError if the texts have different numbers of tokens, or the same measure.
+    all positions. InputError if the texts differ in length, or have the same answer logit.
     """
     config = model.config
     T = len(clean.ids)
@@ -131,7 +131,7 @@ def patch(
         lengths = f"{counted(T, 'token')} and {len(corrupt.ids):,}"
         raise InputError(f"the texts have {lengths}: they must have equally many")
     names = select_hooks(config, ["*.attn.hook_z" if what == "z" else f"*.hook_{what}"])
-    of_clean, of_corrupt = _measures(model, [clean, corrupt], answers)
+    of_clean, of_corrupt = _answer_logits(model, [clean, corrupt], answers)
     if abs(of_clean - of_corrupt) < _PRECISION:
         raise InputError(f"both texts give {of_clean:.4f}: there is nothing to recover")
     (values,) = activations(model, [clean], names)
@@ -146,12 +146,12 @@ def patch(
         return (Bound(whole, position, position + 1) for position in range(T))
 
     patched = [_with_edit(corrupt, bound) for name in names for bound in patches(name)]
-    grid = np.array(_measures(model, patched, answers)).reshape(config.n_layer, -1)
+    grid = np.array(_answer_logits(model, patched, answers)).reshape(config.n_layer, -1)
     return Patching(of_clean, of_corrupt, grid)
 
 
 def ablate(model: GPT2, text: Text, answers: Answers) -> Ablation:
-    """Return the measure of a text without each head (its z is 0), and without each MLP."""
+    """Return the answer logit of a text without each head (its z is 0), and without each MLP."""
     config = model.config
     T = len(text.ids)
     parts = [f"attn.hook_z[{head}]" for head in range(config.n_head)]
@@ -161,8 +161,8 @@ def ablate(model: GPT2, text: Text, answers: Answers) -> Ablation:
         for part in parts:
             edit = Edit.parse(f"blocks.{layer}.{part}=0", config)
             ablated.append(_with_edit(text, Bound(edit, 0, T)))
-    whole, *measures = _measures(model, [text, *ablated], answers)
-    grid = np.array(measures).reshape(config.n_layer, len(parts))
+    whole, *logits = _answer_logits(model, [text, *ablated], answers)
+    grid = np.array(logits).reshape(config.n_layer, len(parts))
     return Ablation(whole, grid[:, :-1], grid[:, -1])
 
 
@@ -171,8 +171,8 @@ def _with_edit(text: Text, bound: Bound) -> Text:
     return replace(text, edits=[*text.edits, bound])
 
 
-def _measures(model: GPT2, texts: Sequence[Text], answers: Answers) -> list[float]:
-    """Return the measure of each text."""
+def _answer_logits(model: GPT2, texts: Sequence[Text], answers: Answers) -> list[float]:
+    """Return the answer logit of each text."""
     ops = model.ops
     measures = [0.0] * len(texts)
     for computed in states(model, texts):

@@ -1,7 +1,7 @@
 """Measures of logits: log-probabilities and ranks of tokens, and the likeliest tokens.
 
-A measure takes logits (n, V) and the ids of the tokens (n,) that follow. Its results do not depend
-on the other rows.
+A measure takes logits (n, V) and the ids of the tokens (n,) that follow. The result of a row
+depends on this row alone.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,24 +15,24 @@ from gpt_cli.texts.states import states
 from gpt_cli.texts.text import Text
 
 Measure: TypeAlias = Callable[[Ops, Array, Array], Array]  # logits (n, V), ids (n,) -> (n, ...)
-Columns: TypeAlias = dict[str, list[Any]]  # by measure, a value for each token
+Columns: TypeAlias = dict[str, list[Any]]  # name of a measure -> its value for each token
 TopLogprobs: TypeAlias = list[tuple[int, float]]  # ids with their log-probabilities
 
 
 def measure_states(
     model: GPT2,
-    states: Sequence[Array],
+    predicting: Sequence[Array],
     targets: Sequence[Sequence[int]],
     measures: Mapping[str, Measure],
     *,
     edited: bool = False,
 ) -> list[Columns]:
-    """Return the columns of rows: the targets (n,) of a row are predicted by its states (n, C).
+    """Return the columns of rows, whose states `predicting` (n, C) come before the targets (n,).
 
     `edited`: see `unembed`.
     """
     ops = model.ops
-    x = ops.xp.concatenate(states)  # (N, C): all rows
+    x = ops.xp.concatenate(predicting)  # (N, C): all rows
     ids = ops.xp.asarray(np.concatenate(targets))
     values: Columns = {name: [] for name in measures}  # of all rows
     for begin in range(0, len(x), ops.logits_rows):
@@ -50,12 +50,12 @@ def measure_states(
 
 
 def log_probabilities(ops: Ops, logits: Array, ids: Array) -> Array:
-    """Return the log-probability of one token per row: ids (B,) -> (B,) float64."""
+    """Return the log-probability of one token per row: ids (n,) -> (n,) float64."""
     return logits[ops.xp.arange(len(ids)), ids] - ops.log_normalizer(logits)
 
 
 def ranks(ops: Ops, logits: Array, ids: Array) -> Array:
-    """Return the rank of one token per row, 1 for the likeliest: ids (B,) -> (B,).
+    """Return the rank of one token per row, 1 for the likeliest: ids (n,) -> (n,).
 
     It is one more than the number of tokens with higher logits.
     """
@@ -64,12 +64,12 @@ def ranks(ops: Ops, logits: Array, ids: Array) -> Array:
 
 
 def gaps(ops: Ops, logits: Array, ids: Array) -> Array:
-    """Return how far the log-probability of one token per row is below the largest: (B,)."""
+    """Return how far the log-probability of one token per row is below the largest: (n,)."""
     return logits.max(axis=-1) - logits[ops.xp.arange(len(ids)), ids]
 
 
 def moments(ops: Ops, logits: Array, ids: Array) -> Array:
-    """Return mean and standard deviation of log p under p, in nats: (B, 2) float64.
+    """Return mean and standard deviation of log p under p, in nats: (n, 2) float64.
 
     The mean is the negative entropy.
     """
@@ -106,7 +106,7 @@ def next_tokens(model: GPT2, text: Text, count: int) -> list[tuple[int, float]]:
 
 
 def likeliest(ops: Ops, logits: Array, count: int) -> tuple[Array, Array]:
-    """Return the likeliest ids (B, count), best first, and log-probabilities (B, count) float64."""
+    """Return the likeliest ids (n, count), best first, and log-probabilities (n, count) float64."""
     xp = ops.xp
     count = min(count, logits.shape[-1])
     bound = xp.partition(logits, -count, axis=-1)[:, -count]

@@ -440,4 +440,4 @@ def test_in_the_format_text_each_file_is_a_row(tmp_path):
     assert errors[0] == "empty is empty: a text is needed"
     assert errors[1].startswith("latin is not UTF-8: byte 0")
     (alone,) = rows_of(source(files[0], form="text"))
-    assert alone == rows[0]
+    assert alone == rows[0] and alone.line is None

@@ -28,8 +28,10 @@ class Values(Declared):
         "none", "Keep all tokens, the last one, the mean of a text, or the mean of each word."
     )
     bos: bool = option(False, "Put the start token before texts; it is no part of a mean.")
-    lines: bool = option(False, "Read each line as a text, as --format lines does.")
-    out_dtype: Literal["float32", "float16"] = option("float32", "Of the values in OUT.")
+    lines: bool = option(
+        False, "Read each line as a text, as --format lines does.", excludes=("--format",)
+    )
+    out_dtype: Literal["float32", "float16"] = option("float32", "Type of the arrays in OUT.")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -50,8 +50,8 @@ class Choices(Declared):
 def rank(
     words: list[str] | None = flags.text_argument(
         "[PROMPT|IN]...",
-        "Rows, as for batch, if all arguments name files (or FOLDER/), or look so; else the text "
-        "before the choices",
+        "Rows, as for batch, if all arguments name files (or FOLDER/), or look like names; else "
+        "the text before the choices",
     ),
     *,
     from_files: Sequence[str] | None = flags.ROWS_FILES,

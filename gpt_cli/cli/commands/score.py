@@ -90,13 +90,19 @@ def _score_files(
         task = replace(task, whole_files=True)
         rows = replace(rows, format="text")
         sink = WholeTexts(form, files, errors)
-    if sink.readable:
-        run(task, sink.readable, rows, loading, where, sink)
-    else:
-        sink.finish(0)
-    failed = len(files) - len(sink.readable)
-    if failed:
-        raise RowsError(f"{failed:,} of {counted(len(files), 'file')} could not be scored")
+    unread = ""
+    if errors:
+        failed = len(files) - len(sink.readable)
+        unread = f"{failed:,} of {counted(len(files), 'file')} could not be scored"
+    try:
+        if sink.readable:
+            run(task, sink.readable, rows, loading, where, sink)
+        else:
+            sink.finish(0)
+    except RowsError as error:  # of lines
+        raise RowsError(f"{unread}, and {error}" if unread and not sink.unread else error) from None
+    if unread:
+        raise RowsError(unread)
 
 
 def _check_text(file: str) -> None:
@@ -181,7 +187,6 @@ class WholeTexts(Files):
         form = self._form
         record = {"index": self._written} | record
         record["index"] = self._written
-        record.pop("line", None)
         if len(self._files) == 1 and not form.total:
             del record["file"]
         self._failed += "error" in record

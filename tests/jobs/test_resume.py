@@ -1,0 +1,29 @@
+"""What an output cannot be resumed with."""
+
+import json
+
+import pytest
+
+from gpt_cli import jobs
+from gpt_cli.errors import InputError
+
+
+@pytest.mark.parametrize("formats", [("text", "auto"), ("auto", "text")])
+def test_an_output_of_whole_files_and_one_of_lines_are_not_mixed(tmp_path, formats):
+    file, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
+    file.write_text("Once upon a time\n", encoding="utf-8")
+    jobs.run(jobs.Scoring(), file, output, model="tiny", format=formats[0])
+    record = json.loads(output.read_text(encoding="utf-8"))
+    assert ("file" in record) == (formats[0] == "text")
+    assert "line" not in record
+    file.write_text("Once upon a time\nThere was\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"format of|without format"):
+        jobs.run(jobs.Scoring(), file, output, model="tiny", format=formats[1], resume=True)
+
+
+def test_a_job_with_edits_is_not_resumed_without(tmp_path):
+    file, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
+    file.write_text("Once upon a time\n", encoding="utf-8")
+    jobs.run(jobs.Scoring(), file, output, model="tiny", edits=["hook_embed*=0.5"])
+    with pytest.raises(InputError, match=r"edits of .* was .* and is not set now"):
+        jobs.run(jobs.Scoring(), file, output, model="tiny", resume=True)
