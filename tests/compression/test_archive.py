@@ -140,7 +140,7 @@ def test_lost_blocks_are_listed():
 
 @pytest.mark.parametrize(("data", "says"), [(b"", "empty"), (b"text", "not a compressed file")])
 def test_what_is_no_compressed_file_is_refused(data, says):
-    with pytest.raises(InputError, match=f"f is {says}: give one"):
+    with pytest.raises(InputError, match=f"f is {says}: give a file"):
         read(data)
     assert read(data, salvage=True)[0].dtype == "auto"
 
