@@ -181,6 +181,8 @@ def bind(edits: Sequence[Edit], length: int, most: int) -> list[Bound]:
     bound = []
     for edit in edits:
         start, stop = _range(edit.positions, length)
+        if 0 <= stop < start:
+            raise EditError(edit.text, f"@{edit.positions} ends before it begins")
         last = most if stop == _AFTER_ALL else stop
         if not 0 <= start <= last <= most:
             size = counted(length, "token") + f" and {most - length:,} new" * (most > length)
