@@ -86,7 +86,18 @@ def on_first_use(
 
 __getattr__, __dir__ = on_first_use(
     __name__,
-    *("errors", "options.request", "generation.row", "generation.generate", "scoring.rank"),
-    *("scoring.score", "texts.words", "scoring.trace", "scoring.tree", "engine", "loading"),
-    *("scoring.attribution", "scoring.vectors", "gpt2.weights"),
+    "errors",
+    "options.request",
+    "generation.row",
+    "generation.generate",
+    "scoring.rank",
+    "scoring.score",
+    "texts.words",
+    "scoring.trace",
+    "scoring.tree",
+    "engine",
+    "loading",
+    "scoring.attribution",
+    "scoring.vectors",
+    "gpt2.weights",
 )

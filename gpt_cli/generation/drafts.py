@@ -63,8 +63,10 @@ class DraftModel:
     def _in_one_call(self, rows: Sequence[BatchRow], count: int) -> list[list[int]] | None:
         """Draft by `Ops.draft`, or return None if that does not know the rows' options."""
         model = self._model
+        if model.ops.draft is None:
+            return None
         draws = self._chooser.draws(rows, count)
-        if model.ops.draft is None or draws is None:
+        if draws is None:
             return None
         last = np.array([row.ids[-1] for row in rows])
         drafts = model.ops.draft(model, self._cache, last, *draws)

@@ -28,7 +28,7 @@ _EXACT = 2**53  # floats represent every integer up to this one
 
 
 class Survey(NamedTuple):
-    """What is known of a table before its rows are read."""
+    """The facts about a table that are read before its rows."""
 
     group_sizes: list[int]  # the number of rows in each row group
     ignored: list[str]  # columns that are not read

@@ -155,7 +155,7 @@ class Source:
         self._rows_together = rows_together
         self._rows = 0  # in the pieces
         self.pieces: list[Piece] = []
-        self.contents: list[list[Any]] = []  # name, size and checksum of all files
+        self._contents: list[list[Any]] = []  # see `contents`; empty in the format "text"
         self.ignored: list[str] = []  # columns of tables that are not read
         self.whole_ids = format == "parquet"  # if all ids are integers
         are_named = len(self.files) > 1 or format == "text"
@@ -167,13 +167,11 @@ class Source:
             )
             return
         for file in self.files:
-            if format == "parquet":
-                checksum = self._cut_table(file)
-            elif format == "text":
-                checksum = self._add_file(file)
-            else:
-                checksum = self._cut_lines(file)
-            self.contents.append([Path(file).name, storage.size(file), checksum])
+            if format == "text":
+                self._add(file, 0, 0, storage.size(file), 1, 1)
+                continue
+            checksum = self._cut_table(file) if format == "parquet" else self._cut_lines(file)
+            self._contents.append([Path(file).name, storage.size(file), checksum])
         self.total = self._rows
 
     def _are_tables(self) -> bool:
@@ -185,6 +183,17 @@ class Source:
                 "format, for example FOLDER/*.parquet"
             )
         return bool(tables)
+
+    @property
+    def contents(self) -> list[list[Any]]:
+        """The name, size and checksum of each file, for a manifest."""
+        if self.reader.format != "text":
+            return self._contents
+        contents = []
+        for file in self.files:  # read only here: a job without a manifest reads a file once
+            data = storage.read_bytes(file)
+            contents.append([Path(file).name, len(data), zlib.crc32(data)])
+        return contents
 
     def rows(self, start: int = 0) -> Iterator[list[InputRow]]:
         """Yield the rows that are computed together; files may be read only from `start` on."""
@@ -241,12 +250,6 @@ class Source:
                 start = end
             line += size
         return survey.checksum
-
-    def _add_file(self, file: str) -> int:
-        """Append a file that is one row; return a checksum of its bytes."""
-        data = storage.read_bytes(file)
-        self._add(file, 0, 0, len(data), 1, 1)
-        return zlib.crc32(data)
 
     def _cut_lines(self, file: str) -> int:
         """Append the pieces of a file of lines; return a checksum of its bytes."""

@@ -32,7 +32,7 @@ _UNPOOLED_TOGETHER = 64  # a worker of Ray returns the values of all their token
 
 
 class Task(ABC):
-    """What is done with each row; a task is pickled to run on another machine."""
+    """The computation for each row; a task is pickled to run on another machine."""
 
     template: Template | None = None  # a text with fields of a row, instead of the row's text
     every_line: bool = False  # blank lines are rows, too, and records have the "data" of lines

@@ -1,4 +1,4 @@
-"""What the kernels in C and in CUDA have in common."""
+"""Constants and layouts that the kernels in C and in CUDA share."""
 
 from gpt_cli.folder import config
 from gpt_cli.ops.contract import Array

@@ -125,16 +125,21 @@ def continuation_logprobs(loaded: LoadedModel, prompts: Sequence[Text]) -> list[
     """
     model = loaded.model
     computed = states(model, prompts, prefixes=loaded.prefixes)
-    rows = (row for one in computed for row in one.rows if row.continuation is not None)
+    rows = (
+        (row, prompts[row.text].continuations[row.continuation])
+        for one in computed
+        for row in one.rows
+        if row.continuation is not None
+    )
     logprobs: dict[tuple[int, int | None], list[float]] = {}  # by prompt and continuation
     # The logits of many states at a time take less time.
     while part := list(islice(rows, model.ops.logits_rows)):
-        targets = [prompts[row.text].continuations[row.continuation or 0] for row in part]
-        predicting = [row.states for row in part]
-        edited = any(row.edited for row in part)
+        targets = [ids for _, ids in part]
+        predicting = [row.states for row, _ in part]
+        edited = any(row.edited for row, _ in part)
         measures = {"logprobs": log_probabilities}
         measured = measure_states(model, predicting, targets, measures, edited=edited)
-        for row, columns in zip(part, measured, strict=True):
+        for (row, _), columns in zip(part, measured, strict=True):
             logprobs[row.text, row.continuation] = columns["logprobs"]
     return [
         [logprobs[index, number] for number in range(len(prompt.continuations))]

@@ -258,7 +258,7 @@ def measure_windows(
             inner = {name: measures[name] for name in of_layers}
             of_texts = _layers(model, computed, group, inner)
             for row, layers in zip(computed.rows, of_texts, strict=True):
-                columns[row.text] |= _with_last(layers, columns[row.text])
+                columns[row.text].update(_with_last(layers, columns[row.text]))
         del computed, row  # the values of a pass take as much memory as the next one
     return columns
 

@@ -138,7 +138,7 @@ async def _received(headers: Headers, receive: Receive, most: int) -> Receive:
 
 @dataclass
 class _Sent:
-    """What a client was sent; `send` counts it."""
+    """The response that a client was sent so far; `send` counts it."""
 
     pass_on: Send
     status: int | None = None

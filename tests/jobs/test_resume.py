@@ -1,4 +1,4 @@
-"""What an output cannot be resumed with."""
+"""Jobs that must not resume an output."""
 
 import json
 

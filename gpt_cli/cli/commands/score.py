@@ -171,6 +171,7 @@ class WholeTexts(Files):
             raise InputError(record["error"]["message"])
         if "error" in record and not (self._form.as_json or self.quiet):
             note(f"gpt-cli: {record['error']['message']}")
+        record["index"] = self._written  # among all files
         self._write_file(record)
 
     def finish(self, rows: int) -> None:
@@ -181,12 +182,11 @@ class WholeTexts(Files):
         """Write the errors of files that cannot be read, up to a file that can."""
         while self._written < len(self._files) and self._files[self._written] != until:
             file = self._files[self._written]
-            self._write_file({"file": file} | records.of_error(self._errors[file]))
+            error = records.of_error(self._errors[file])
+            self._write_file({"index": self._written, "file": file} | error)
 
     def _write_file(self, record: Record) -> None:
         form = self._form
-        record = {"index": self._written} | record
-        record["index"] = self._written
         if len(self._files) == 1 and not form.total:
             del record["file"]
         self._failed += "error" in record

@@ -31,7 +31,7 @@ class Tokens:
 
 
 class DeviceOps(Protocol):
-    """What a pass needs of `CuPyOps`."""
+    """The part of `CuPyOps` that a pass needs."""
 
     launch: Launcher
     gpu: plans.Device
