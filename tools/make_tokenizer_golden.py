@@ -22,7 +22,15 @@ from typing import Any
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import sentencepiece
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
@@ -51,8 +59,22 @@ TEXTS = [
     "[CLS] <s> <|endoftext|> </s> <unk>, <pad><mask> are names",
     "▁ is a character, too; so is \ufffd.",
     "isn't it , he said .",
+    "I had COVID-19 in spring, not xCOVID-19y; ENDs have an END and the\u00a0END.",
+    "x <sep> y<sep>\n\nz <word> and<word>s <sep>2 \t<mask>\t<usr> <mask>",
+    "ACGTNACCGT ACGTTTAC",
+]
+# Runs of byte tokens, most of them not UTF-8.
+BYTES = [
+    b"\xe4h",
+    b"\xe4\xb8\xad",
+    b"\xf0\x9f\x98",
+    b"\xf0\x9f\x98\n",
+    b"\xc0\x80",
+    b" a\xff",
+    b"\xed\xa0\x80",
 ]
 END = "<|endoftext|>"
+ENDS = "(END) [END] (END) \nEND\nEND\nEND"
 
 
 def pieces(folder: Path, name: str, **options: Any) -> None:
@@ -339,11 +361,161 @@ def plain(folder: Path) -> dict[str, Any]:
     pieces(folder, "spiece.model", vocab_size=420, byte_fallback=True, normalization_rule_tsv=rules)
     processor = sentencepiece.SentencePieceProcessor(str(folder / "spiece.model"))
     ids = [processor.encode(text) for text in TEXTS]
-    return {"ids": ids, "texts": [processor.decode(row) for row in ids]}
+    letters = [[processor.piece_to_id(f"<0x{byte:02X}>") for byte in row] for row in BYTES]
+    rows = [[ids[1][0], *row, ids[1][0]] for row in letters] + letters
+    return {
+        "ids": ids,
+        "texts": [processor.decode(row) for row in ids],
+        "byte_ids": rows,
+        "byte_texts": [processor.decode(row) for row in rows],
+    }
+
+
+def fast(folder: Path, tokenizer: Tokenizer, **tokens: str) -> PreTrainedTokenizerFast:
+    """Return a tokenizer as the class that the course on training a model from scratch uses."""
+    write(folder, "config.json", {"model_type": "gpt2", "bos_token_id": 0, "eos_token_id": 0})
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **tokens)
+
+
+def from_scratch(vocab_size: int, *special: str, texts: list[str] = SENTENCES[:1]) -> Tokenizer:
+    """Return a byte-level BPE that was trained without all bytes as its alphabet."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=list(special), show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def no_alphabet(folder: Path) -> None:
+    """A tokenizer.json that lacks most bytes, as the course trains it."""
+    tokenizer = from_scratch(60, END)
+    fast(folder, tokenizer, bos_token=END, eos_token=END).save_pretrained(folder)
+
+
+def no_alphabet_files(folder: Path) -> None:
+    """The same as vocab.json and merges.txt."""
+    save_byte_level(folder, from_scratch(60, END))
+    write(folder, "config.json", {"model_type": "gpt2", "bos_token_id": 0, "eos_token_id": 0})
+
+
+def doubled(folder: Path) -> None:
+    """A special token that merges make, too, so that its id is not in their order."""
+    tokenizer = from_scratch(60, "END", texts=[*SENTENCES[:1], ENDS])
+    fast(folder, tokenizer, bos_token="END", eos_token="END").save_pretrained(folder)
+
+
+def doubled_files(folder: Path) -> None:
+    """The same with all bytes, as vocab.json and merges.txt."""
+    trainer = trainers.BpeTrainer(
+        vocab_size=290,
+        special_tokens=["END"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.train_from_iterator([ENDS, *SENTENCES[:1]], trainer)
+    save_byte_level(folder, tokenizer)
+    tokens = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "END")
+    write(folder, "special_tokens_map.json", tokens)
+    write(folder, "config.json", {"model_type": "gpt2", "bos_token_id": 0, "eos_token_id": 0})
+
+
+def dna(folder: Path) -> None:
+    """Letters of DNA: a vocabulary of six tokens, none of which most texts have."""
+    tokenizer = from_scratch(6, END, texts=["ACGTN"])
+    fast(folder, tokenizer, bos_token=END, eos_token=END).save_pretrained(folder)
+
+
+def words(folder: Path) -> None:
+    """Words added to GPT-2's own kind, in the layout of before 2023: added_tokens.json."""
+    german(folder)
+    size = len(json.loads((folder / "vocab.json").read_bytes()))
+    added = {"COVID-19": size, "<sep>": size + 1, "<usr>": size + 2}
+    write(folder, "added_tokens.json", added)
+    tokens = {"additional_special_tokens": ["<usr>"], "bos_token": END, "eos_token": END}
+    write(folder, "tokenizer_config.json", tokens)
+
+
+def words_decoder(folder: Path) -> None:
+    """The same in the layout since 2023; added_tokens.json, which repeats it, is gone."""
+    words(folder)
+    loaded = AutoTokenizer.from_pretrained(folder)
+    listed = {
+        id: {
+            "content": token.content,
+            "lstrip": token.lstrip,
+            "normalized": token.normalized,
+            "rstrip": token.rstrip,
+            "single_word": token.single_word,
+            "special": token.special,
+        }
+        for id, token in loaded.added_tokens_decoder.items()
+    }
+    (folder / "added_tokens.json").unlink()
+    (folder / "special_tokens_map.json").unlink()
+    config = {"added_tokens_decoder": listed, "tokenizer_class": "GPT2Tokenizer"}
+    tokens = {"bos_token": END, "eos_token": "<usr>", "additional_special_tokens": ["<usr>"]}
+    write(folder, "tokenizer_config.json", config | tokens)
+
+
+def words_json(folder: Path) -> None:
+    """Added words in a tokenizer.json; one is a part of another, and one is in the vocabulary."""
+    tokenizer = byte_level()
+    tokenizer.add_tokens(["COVID-19", "<sep>", "<sep>2", "he"])
+    tokenizer.add_special_tokens(["<usr>"])
+    fast(folder, tokenizer, bos_token=END, eos_token=END).save_pretrained(folder)
+
+
+def strips(folder: Path) -> None:
+    """Added tokens that take white space, stand for whole words or are normalized first."""
+    tokenizer = byte_level()
+    tokenizer.add_tokens(
+        [
+            AddedToken("<sep>", lstrip=True, rstrip=True),
+            AddedToken("<word>", single_word=True),
+            AddedToken("COVID-19", single_word=True, normalized=False),
+        ]
+    )
+    tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, special=True), "<usr>"])
+    fast(folder, tokenizer, bos_token=END, eos_token=END, mask_token="<mask>").save_pretrained(
+        folder
+    )
+
+
+def strips_decoder(folder: Path) -> None:
+    """The same in tokenizer_config.json alone."""
+    german(folder)
+    size = len(json.loads((folder / "vocab.json").read_bytes()))
+    flags = {"normalized": True, "special": False, "lstrip": False, "rstrip": False}
+    flags |= {"single_word": False}
+    both = {"content": "<sep>", "lstrip": True, "rstrip": True}
+    mask = {"content": "<mask>", "lstrip": True, "special": True, "normalized": False}
+    listed = {
+        "0": flags | {"content": END, "special": True},
+        size: flags | both,
+        size + 1: flags | {"content": "<word>", "single_word": True},
+        size + 2: flags | mask,
+    }
+    config = {"added_tokens_decoder": listed, "mask_token": "<mask>"}
+    write(folder, "tokenizer_config.json", config | {"tokenizer_class": "GPT2Tokenizer"})
+    (folder / "special_tokens_map.json").unlink()
+
+
+def prefixed_words(folder: Path) -> None:
+    """Added words where a space is put before every text."""
+    prefixed(folder)
+    size = len(json.loads((folder / "vocab.json").read_bytes()))
+    write(folder, "added_tokens.json", {"COVID-19": size, "<sep>": size + 1})
 
 
 FAMILIES: list[Callable[[Path], None]] = [
     goldfish, uer, rinna, kogpt2, german, prefixed, published, digits, fallback, gpt_sw3, xlm,
+    no_alphabet, no_alphabet_files, doubled, doubled_files, dna, words, words_decoder, words_json,
+    strips, strips_decoder, prefixed_words,
 ]  # fmt: skip
 
 
@@ -354,7 +526,7 @@ def facts(folder: Path) -> dict[str, Any]:
     plain = [tokenizer.encode(text, add_special_tokens=False) for text in TEXTS]
     begun = [tokenizer.encode(text) for text in TEXTS]
     framed = begun[1][: len(begun[1]) - len(plain[1])]  # goldfish, uer, rinna, xlm: not ours
-    begins = folder.name in ("prefixed", "fallback")
+    begins = folder.name in ("prefixed", "prefixed_words", "fallback")
     decode = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
     ordinary = [id for id in range(len(tokenizer)) if id not in tokenizer.all_special_ids]
     split = [

@@ -125,10 +125,10 @@ class Stream:
     The joined texts are what the ids add to the decoded prompt, which ends with a whole character.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()):
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), errors: str = "replace"):
         self._tokenizer = tokenizer
         self._before = prompt[-1] if prompt else None  # the last token
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors=errors)
 
     def push(self, id: int) -> str:
         """Add a token; return the text that it makes certain, or ""."""

@@ -6,17 +6,23 @@ folder, which can be stale and which other users can write.
 
 import re
 from codecs import charmap_build, charmap_encode
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import count
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from itertools import count, pairwise, product
 
 import tiktoken
 
 from gpt_cli.errors import CheckpointError
 from gpt_cli.folder.base_tokenizer import Tokenizer, unknown
+from gpt_cli.folder.special_tokens import AddedToken
 
 # GPT-2's split into words, in tiktoken's possessive form (r50k). The published form gives the same
 # tokens, but overflows the stack of the regex engine on a million spaces.
 PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+
+# Limits for added tokens: with more, tiktoken or a check of them would take seconds.
+_MOST_CHARACTERS = 1_000_000  # of all names
+_MOST_NAMES = 100  # if a space is put before each text
+_MOST_PAIRS = 20_000
 
 _SAME = "get the vocabulary and the merges of the same model"
 
@@ -39,56 +45,44 @@ class ByteBPE(Tokenizer):
 
     def __init__(
         self,
-        vocab: dict[str, int],  # tokens, in the files' printable alphabet, and their ids
-        merged: Sequence[str],  # the tokens that the merges produce, in order of priority
-        added: dict[str, int],  # tokens outside the BPE, such as `<|endoftext|>`
+        ranks: dict[bytes, int],  # the tokens of the BPE and their ids: see `byte_ranks`
+        added: Iterable[AddedToken],  # all other tokens, and perhaps some of these: see `can_match`
         source: str = "tokenizer",  # the files, as errors name them
         *,
         adds_space: bool = False,  # before a text that does not begin with one
     ):
-        """Raise CheckpointError if the parts do not match."""
-
-        def mismatch(problem: str, cure: str = _SAME) -> CheckpointError:
-            return CheckpointError(f"{source}: {problem}: {cure}")
-
-        bpe = [*byte_alphabet(), *merged]
-        table = charmap_build(byte_alphabet())
-        try:
-            ranks = {charmap_encode(token, "strict", table)[0]: vocab[token] for token in bpe}
-        except (KeyError, UnicodeEncodeError) as error:
-            problem = f"a token of the merges is not in the vocabulary ({error!r:.80})"
-            raise mismatch(problem) from None
-        # tiktoken uses one number as a token's id and its priority.
-        ids = list(ranks.values())
-        if len(ids) != len(bpe) or ids[256:] != sorted(ids[256:]):
-            raise mismatch("the ids are not in the order of the merges, or one repeats")
-        in_bpe = set(ids)
-        special = {token: id for token, id in vocab.items() if id not in in_bpe}
-        if lost := [name for name in special if name not in added and _is_merge(name, vocab)]:
-            raise mismatch(f"no merge makes the token {lost[0]!r:.40}")
-        # Transformers also lists added tokens that the BPE has; they need no entry.
-        special |= {token: id for token, id in added.items() if ranks.get(token.encode()) != id}
-        if "" in special:  # tiktoken would find it endlessly
-            raise mismatch("a token is empty", "get it again")
+        """Raise CheckpointError if two tokens have the same id."""
         self.source = source
-        self.special = special
         self._adds_space = adds_space
+        matched = {token.content: token for token in added}
+        self._in_every_text = {name for name, token in matched.items() if not token.special}
+        beside = [token for name, token in matched.items() if ranks.get(name.encode()) != token.id]
+        self.special = {token.content: token.id for token in beside if token.special}
+        ids = list(ranks.values())
         self.byte_ids = ids[:256]
-        self._set_ids(ids, special.values())
+        self._set_ids(ids, [token.id for token in beside])
         self._encoding = tiktoken.Encoding(
-            source, pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=special
+            source,
+            pat_str=PATTERN,
+            mergeable_ranks=ranks,
+            special_tokens={name: token.id for name, token in matched.items()},
         )
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
-        if self._adds_space:  # also after each special token
-            names = "|".join(map(re.escape, self.special if special else ())) or "(?!)"
+        if self._adds_space:  # also after each added token
+            names = "|".join(map(re.escape, self._names(special=special))) or "(?!)"
             text = re.sub(rf"(\A|{names})(?!\Z| |{names})", r"\1 ", text)
         return self._exact_ids(text, special=special)
 
     def _exact_ids(self, text: str, *, special: bool) -> list[int]:
-        if special:
-            return self._encoding.encode(text, allowed_special="all")
-        return self._encoding.encode_ordinary(text)
+        names = self._names(special=special)
+        if not names:
+            return self._encoding.encode_ordinary(text)
+        return self._encoding.encode(text, allowed_special=names, disallowed_special=())
+
+    def _names(self, *, special: bool) -> set[str]:
+        """Return the names of tokens that are searched for in a text."""
+        return self._encoding.special_tokens_set if special else self._in_every_text
 
     def decode(self, ids: Iterable[int]) -> str:
         return b"".join(map(self.token_bytes, ids)).decode(errors="replace")
@@ -110,11 +104,73 @@ class ByteBPE(Tokenizer):
         return ids[0] if len(ids) == 1 else None
 
 
-def _is_merge(token: str, vocab: dict[str, int]) -> bool:
-    """Return whether a token looks like a merge of two others, and not like a special token.
+def byte_ranks(
+    vocab: Mapping[str, int], merged: Sequence[str], source: str
+) -> dict[bytes, int] | None:
+    """Return the tokens of a BPE as bytes, with their ids; None if tiktoken cannot hold it.
 
-    Names in brackets are special: `<|endoftext|>`, `<pad>`, `[SEP]`.
+    tiktoken needs a token for each byte, and uses one number as a token's id and its priority.
+
+    Args:
+        vocab: tokens, in the files' printable alphabet, and their ids.
+        merged: the tokens that the merges produce, in order of priority.
+        source: the files, as errors name them.
+
+    Raise CheckpointError if a token of the merges is not in the vocabulary.
     """
-    if (token[:1], token[-1:]) in (("<", ">"), ("[", "]")):
+    missing = next((token for token in merged if token not in vocab), None)
+    if missing is not None:
+        problem = f"a token of the merges is not in the vocabulary ({missing!r:.40})"
+        raise CheckpointError(f"{source}: {problem}: {_SAME}")
+    alphabet = byte_alphabet()
+    if any(character not in vocab for character in alphabet):
+        return None
+    tokens = [*alphabet, *merged]
+    table = charmap_build(alphabet)
+    try:
+        ranks = {charmap_encode(token, "strict", table)[0]: vocab[token] for token in tokens}
+    except UnicodeEncodeError:  # a merge beyond the alphabet, which no text needs
+        return None
+    ids = list(ranks.values())
+    repeats = len(set(ids)) < len(tokens)
+    return None if repeats or ids[256:] != sorted(ids[256:]) else ranks
+
+
+def check_merges(vocab: Container[str], others: Iterable[str], source: str) -> None:
+    """Raise CheckpointError if a token looks like a merge of two others, and no merge makes it.
+
+    `others` are the tokens that no merge makes and that are not added ones. Names in brackets are
+    special: `<|endoftext|>`, `<pad>`, `[SEP]`.
+    """
+    for token in others:
+        if (token[:1], token[-1:]) in (("<", ">"), ("[", "]")):
+            continue
+        if any(token[:cut] in vocab and token[cut:] in vocab for cut in range(1, len(token))):
+            raise CheckpointError(f"{source}: no merge makes the token {token!r:.40}: {_SAME}")
+
+
+def can_match(added: Collection[AddedToken], *, adds_space: bool) -> bool:
+    """Return whether tiktoken finds added tokens where the library of transformers does.
+
+    tiktoken has none of their flags, and no rule for tokens that overlap.
+    """
+    if any(token.lstrip or token.rstrip or token.single_word for token in added):
         return False
-    return any(token[:cut] in vocab and token[cut:] in vocab for cut in range(1, len(token)))
+    names = sorted(token.content for token in added)
+    if sum(map(len, names)) > _MOST_CHARACTERS or (adds_space and len(names) > _MOST_NAMES):
+        return False
+    if any(longer.startswith(name) for name, longer in pairwise(names)):
+        return False
+    # The library first searches for those that are not normalized.
+    first = [token.content for token in added if not token.normalized]
+    second = [token.content for token in added if token.normalized]
+    if len(first) * len(second) > _MOST_PAIRS:
+        return False
+    pairs = [*product(first, second), *product(second, first)]
+    return not any(_may_begin_within(left, right) for left, right in pairs)
+
+
+def _may_begin_within(left: str, right: str) -> bool:
+    """Return whether a text may have the name `right` from within the name `left` on."""
+    rests = (left[cut:] for cut in range(1, len(left)))
+    return any(rest.startswith(right) or right.startswith(rest) for rest in rests)

@@ -1,5 +1,6 @@
 """Tokenizers of other kinds, with Hugging Face's tokenizers: the extra `tokenizers`."""
 
+import codecs
 import copy
 import os
 import re
@@ -23,6 +24,17 @@ _ALPHABET = byte_alphabet()
 _TABLE = charmap_build(_ALPHABET)
 
 
+def _replace_byte(error: UnicodeError) -> tuple[str, int]:
+    """Replace one undecodable byte, as SentencePiece does; Python may replace several as one."""
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    return "\ufffd", error.start + 1
+
+
+_EACH_BYTE = "gpt_cli.each_byte"
+codecs.register_error(_EACH_BYTE, _replace_byte)
+
+
 class Pipeline(Tokenizer):
     """A normalizer, a split, a model and a decoder of the library.
 
@@ -31,22 +43,26 @@ class Pipeline(Tokenizer):
     """
 
     def __init__(
-        self, build: Callable[[], tokenizers.Tokenizer], special: Iterable[str], source: str
+        self,
+        build: Callable[[], tokenizers.Tokenizer],
+        source: str,  # the files, as errors name them
+        *,
+        joins_bytes: bool = False,  # whether the text is that of all bytes, as in SentencePiece
     ):
-        """Raise CheckpointError if the library refuses what `build` makes from `source`."""
+        """Raise CheckpointError if the library refuses what `build` makes."""
         self.source = source
+        self._joins_bytes = joins_bytes
         with _silence(), self._checked():
             self._library = library = build()
             library.no_padding()
             library.no_truncation()
-            names = [name for name in sorted(special) if library.token_to_id(name) is not None]
-            library.add_special_tokens(names)
             library.encode_special_tokens = True  # their names are text
             library.decode(library.encode(_TRIAL, add_special_tokens=False).ids)
         self.kind = type(library.model).__name__
         decoder = b"" if library.decoder is None else library.decoder.__getstate__()
         self._is_byte_level = b'"ByteLevel"' in decoder
         self._falls_back = b'"ByteFallback"' in decoder
+        self._drops_space = b'"Strip"' in decoder  # at the start of a text
         self.has_bytes = self._is_byte_level or SPACE.encode() in decoder
         added = library.get_added_tokens_decoder()
         vocab = library.get_vocab(with_added_tokens=True)
@@ -106,6 +122,11 @@ class Pipeline(Tokenizer):
 
     def decode(self, ids: Iterable[int]) -> str:
         ids = list(ids)
+        if self._joins_bytes:
+            text = b"".join(self.token_bytes(id) or b"" for id in ids).decode(errors=_EACH_BYTE)
+            # The space of a piece, not that of a byte's token.
+            begins = self._drops_space and ids and self.name(ids[0]).startswith(SPACE)
+            return text[1:] if begins else text
         for id in ids:
             self.name(id)  # the library leaves out unknown ids
         with self._checked():
@@ -121,6 +142,8 @@ class Pipeline(Tokenizer):
         return text.encode() if data is None or "\ufffd" not in text else data
 
     def stream(self, prompt: Sequence[int] = ()) -> Stream:
+        if self._joins_bytes:
+            return Stream(self, prompt, _EACH_BYTE)
         return _RunStream(self, prompt) if self._falls_back else Stream(self, prompt)
 
     def token_bytes(self, id: int) -> bytes | None:

@@ -1,12 +1,15 @@
-"""Which tokens begin and end texts: what tokenizer_config.json and its neighbours say."""
+"""Special and added tokens, as tokenizer_config.json and its neighbours list them."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gpt_cli.errors import MALFORMED, CheckpointError
 from gpt_cli.system.files import read_json
 
+# Roles that are lists of names, the older one first.
+_LISTS = ("additional_special_tokens", "extra_special_tokens")
 # The start token of a class of tokenizers in transformers, where the files name none.
 _STARTS = {
     "GPT2Tokenizer": "<|endoftext|>",
@@ -30,6 +33,47 @@ class SpecialIds(NamedTuple):
         return [self.bos] if self.begins_texts and self.bos is not None else []
 
 
+class AddedToken(NamedTuple):
+    """A token that is searched for in a text before the rest is split, as transformers does it.
+
+    Attributes:
+        content: its name, which is its text.
+        id: its id.
+        special: whether the name is text unless special tokens are requested.
+        lstrip: whether it includes white space to the left.
+        rstrip: whether it includes white space to the right.
+        single_word: whether it is none within a word.
+        normalized: whether it is searched for in the normalized text, after those that are not.
+    """
+
+    content: str
+    id: int
+    special: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+    normalized: bool = True
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any], id: int) -> "AddedToken":
+        """Read one as the files write it; raise ValueError or TypeError if it is not valid."""
+        content = raw["content"]
+        if not isinstance(content, str) or not isinstance(id, int) or id < 0:
+            raise TypeError(f"an added token is not a name and an id: {content!r:.40}, {id!r:.20}")
+        if not content:
+            raise ValueError("an added token has no text")
+        special = bool(raw.get("special"))
+        return cls(
+            content,
+            id,
+            special=special,
+            lstrip=bool(raw.get("lstrip")),
+            rstrip=bool(raw.get("rstrip")),
+            single_word=bool(raw.get("single_word")),
+            normalized=bool(raw.get("normalized", not special)),
+        )
+
+
 @dataclass(frozen=True)
 class TokenizerSettings:
     """The files beside a vocabulary, parsed."""
@@ -37,7 +81,8 @@ class TokenizerSettings:
     raw: dict[str, Any]  # tokenizer_config.json
     kind: str  # the class of the tokenizer in transformers
     tokens: dict[str, str]  # by their roles, such as bos_token
-    added: dict[str, int]  # added_tokens.json: tokens beside the vocabulary, and their ids
+    special: frozenset[str]  # the names of all special tokens
+    added: tuple[AddedToken, ...]  # those that the files beside the vocabulary list
     declared_bos: Any  # bos_token_id of config.json, which may be wrong
 
     @classmethod
@@ -49,29 +94,63 @@ class TokenizerSettings:
             return read_json(path) if path.is_file() else {}
 
         raw = read("tokenizer_config.json")
-        tokens = read("special_tokens_map.json")
-        added = read("added_tokens.json")
         config = read("config.json")
         kind = raw.get("tokenizer_class") or config.get("tokenizer_class") or "GPT2Tokenizer"
-        values = raw if "added_tokens_decoder" in raw else raw | tokens  # as in transformers
+        kind = str(kind).removesuffix("Fast")
+        # As in transformers, which then ignores the other two files.
+        listed = raw.get("added_tokens_decoder")
+        roles = raw if listed is not None else raw | read("special_tokens_map.json")
         contents = {
-            role: value.get("content") if isinstance(value, dict) else value
-            for role, value in values.items()
+            role: _name(value)
+            for role, value in roles.items()
             if role.endswith("_token")  # add_bos_token is no text
         }
         named = {role: text for role, text in contents.items() if isinstance(text, str)}
+        names = {*named.values(), *_listed_names(roles), _STARTS.get(kind, "")}
+        special = frozenset(names - {""})
+        path = folder / ("added_tokens.json" if listed is None else "tokenizer_config.json")
+        try:
+            if listed is None:
+                added = [
+                    AddedToken.parse({"content": name, "special": name in special}, id)
+                    for name, id in read("added_tokens.json").items()
+                ]
+            else:
+                added = [AddedToken.parse(token, int(id)) for id, token in listed.items()]
+        except MALFORMED as error:
+            raise CheckpointError(f"{path}: damaged ({error!r:.120}): get it again") from None
         declared = config.get("bos_token_id", 50256)
-        return cls(raw, str(kind).removesuffix("Fast"), named, added, declared)
+        return cls(raw, kind, named, special, tuple(added), declared)
 
     @property
     def adds_space(self) -> bool:
         """Return whether GPT-2's own kind puts a space before every text."""
         return self.kind == "GPT2Tokenizer" and bool(self.raw.get("add_prefix_space"))
 
-    @property
-    def special(self) -> set[str]:
-        """Return the names of the special tokens."""
-        return {*self.tokens.values(), _STARTS.get(self.kind, "")} - {""}
+    def all_added(
+        self, description: Mapping[str, Any] | None, vocab: Mapping[str, int]
+    ) -> list[AddedToken]:
+        """Return all added tokens, in the order of their ids.
+
+        Args:
+            description: a parsed tokenizer.json, whose list counts less than that of
+                tokenizer_config.json, and more than added_tokens.json.
+            vocab: the vocabulary: a special token may be one of its tokens, without being listed.
+        """
+        listed = [] if description is None else description.get("added_tokens") or []
+        added = {token["id"]: AddedToken.parse(token, token["id"]) for token in listed}
+        beside = {token.id: token for token in self.added}
+        by_id = added | beside if "added_tokens_decoder" in self.raw else beside | added
+        names = {token.content for token in by_id.values()}
+        for name in self.special - names:
+            if name in vocab:
+                token = AddedToken(name, vocab[name], special=True, normalized=False)
+                by_id.setdefault(token.id, token)
+        tokens = [by_id[id] for id in sorted(by_id)]
+        return [
+            token._replace(special=True) if token.content in self.special else token
+            for token in tokens
+        ]
 
     def applied(self, description: dict[str, Any]) -> dict[str, Any]:
         """Return a tokenizer.json with `add_prefix_space` as in transformers, and no randomness."""
@@ -116,3 +195,18 @@ def _template(processor: Any) -> list[dict[str, Any]]:
         return [part for part in processor["single"] if isinstance(part, dict)]
     inner = processor.get("processors") or []
     return next(filter(None, map(_template, inner)), [])
+
+
+def _listed_names(roles: Mapping[str, Any]) -> set[str]:
+    """Return the names of special tokens without a role of their own."""
+    names: set[str] = set()
+    for role in _LISTS:
+        values = roles.get(role) or []
+        values = values.values() if isinstance(values, dict) else values
+        names.update(name for name in map(_name, values) if isinstance(name, str))
+    return names
+
+
+def _name(value: Any) -> Any:
+    """Return the name of a special token, which may be written with its flags."""
+    return value.get("content") if isinstance(value, dict) else value

@@ -10,10 +10,10 @@ from typing import Any
 
 from gpt_cli.errors import MALFORMED, CheckpointError, import_extra
 from gpt_cli.folder.base_tokenizer import Tokenizer, check_bytes
-from gpt_cli.folder.byte_bpe import ByteBPE
+from gpt_cli.folder.byte_bpe import ByteBPE, byte_ranks, can_match, check_merges
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.folder.contents import BYTE_BPE, VOCABULARIES, vocabulary
-from gpt_cli.folder.special_tokens import TokenizerSettings
+from gpt_cli.folder.special_tokens import AddedToken, TokenizerSettings
 from gpt_cli.options.declare import OptionError
 from gpt_cli.system.files import read_json, read_small
 
@@ -39,10 +39,12 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     source = " and ".join([str(folder / files[0]), *files[1:]])
     try:
         description = _description(folder, settings, present) if files == VOCABULARIES[0] else None
-        tokenizer: Tokenizer
+        tokenizer: Tokenizer | None = None
         if files == BYTE_BPE or (description and _is_gpt2s(description)):
             tokenizer = _byte_bpe(folder, settings, description, source)
-        else:
+        if tokenizer is None:
+            if description is not None:
+                description = settings.applied(read_json(folder / files[0]))
             tokenizer = _pipeline(folder / files[0], settings, description, source)
         special = tokenizer.special.values()
         tokenizer.special_ids = settings.special_ids(tokenizer.token_id, special, description)
@@ -89,26 +91,41 @@ def _is_gpt2s(description: dict[str, Any]) -> bool:
 
 def _byte_bpe(
     folder: Path, settings: TokenizerSettings, description: dict[str, Any] | None, source: str
-) -> ByteBPE:
-    """Return a tokenizer of GPT-2's own kind, which the parts of a description may define."""
-    added = settings.added
+) -> ByteBPE | None:
+    """Return a tokenizer of GPT-2's own kind; None if tiktoken cannot hold it.
+
+    A description without a vocabulary has that of the other files.
+    """
     adds_space = settings.adds_space
     if description:
-        added = {token["content"]: token["id"] for token in description.get("added_tokens") or []}
         adds_space = bool(description["pre_tokenizer"].get("add_prefix_space"))
+    if description and "vocab" in description["model"]:
         model = description["model"]
-        if "vocab" in model:
-            merged = [  # as "left right" or ["left", "right"]
-                merge.replace(" ", "") if isinstance(merge, str) else "".join(merge)
-                for merge in model["merges"]
-            ]
-            return ByteBPE(model["vocab"], merged, added, source, adds_space=adds_space)
-    # A line is `left right`, and the files' alphabet has no white space.
-    merged = read_small(folder / "merges.txt").decode().replace(" ", "").split()
-    if merged and merged[0].startswith("#version"):
-        del merged[0]
-    vocab = read_json(folder / "vocab.json")
-    return ByteBPE(vocab, merged, added, source, adds_space=adds_space)
+        vocab = model["vocab"]
+        merged = [  # as "left right" or ["left", "right"]
+            merge.replace(" ", "") if isinstance(merge, str) else "".join(merge)
+            for merge in model["merges"]
+        ]
+    else:
+        # A line is `left right`, and the files' alphabet has no white space.
+        merged = read_small(folder / "merges.txt").decode().replace(" ", "").split()
+        if merged and merged[0].startswith("#version"):
+            del merged[0]
+        vocab = read_json(folder / "vocab.json")
+    ranks = byte_ranks(vocab, merged, source)
+    if ranks is None:
+        return None
+    added = settings.all_added(description, vocab)
+    in_bpe = set(ranks.values())
+    listed = {token.content for token in added}
+    others = [name for name, id in vocab.items() if id not in in_bpe and name not in listed]
+    check_merges(vocab, others, source)
+    added += [AddedToken(name, vocab[name], special=True, normalized=False) for name in others]
+    if any(not token.content for token in added):
+        raise CheckpointError(f"{source}: a token is empty: get it again")
+    if not can_match(added, adds_space=adds_space):
+        return None
+    return ByteBPE(ranks, added, source, adds_space=adds_space)
 
 
 def _pipeline(
@@ -118,7 +135,8 @@ def _pipeline(
     from gpt_cli.folder import pipeline, vocabularies  # the library takes 25 ms
 
     build = partial(vocabularies.build, path, settings, description)
-    return pipeline.Pipeline(build, settings.special, source)
+    joins_bytes = path.suffix == ".model" and settings.kind not in vocabularies.UNIGRAMS
+    return pipeline.Pipeline(build, source, joins_bytes=joins_bytes)
 
 
 def with_special_tokens(

@@ -13,6 +13,8 @@ from gpt_cli.folder.pipeline import SPACE
 from gpt_cli.folder.special_tokens import TokenizerSettings
 from gpt_cli.system.files import read_small
 
+# Classes with a Unigram that transformers builds by other rules than those of its file.
+UNIGRAMS = ("T5Tokenizer", "XLMRobertaTokenizer")
 # Types of pieces.
 _NORMAL = 1
 _UNKNOWN = 2
@@ -29,12 +31,36 @@ _BLANK = r"[\x{2002}\x{2003}\x{2005}\x{2008}-\x{200a}\x{202f}\x{3000}\x{fffc}]"
 def build(path: Path, settings: TokenizerSettings, description: dict[str, Any] | None) -> Tokenizer:
     """Return the tokenizer of a parsed tokenizer.json, or of a vocabulary in another file."""
     if description is not None:
-        return Tokenizer.from_str(json.dumps(description))
-    make = _wordpiece if path.name == "vocab.txt" else _sentencepiece
-    tokenizer = make(read_small(path), settings)
-    for text in sorted(settings.added, key=settings.added.__getitem__):
-        special = text in settings.special
-        tokenizer.add_tokens([AddedToken(text, special=special, normalized=not special)])
+        tokenizer = Tokenizer.from_str(json.dumps(description))
+    elif path.name == "vocab.json":
+        tokenizer = _byte_level(path, settings)
+    elif path.name == "vocab.txt":
+        tokenizer = _wordpiece(read_small(path), settings)
+    else:
+        tokenizer = _sentencepiece(read_small(path), settings)
+    vocab = tokenizer.get_vocab()
+    tokenizer.add_tokens(
+        [
+            AddedToken(
+                token.content,
+                special=token.special,
+                lstrip=token.lstrip,
+                rstrip=token.rstrip,
+                single_word=token.single_word,
+                normalized=token.normalized,
+            )
+            for token in settings.all_added(description, vocab)
+        ]
+    )
+    return tokenizer
+
+
+def _byte_level(path: Path, settings: TokenizerSettings) -> Tokenizer:
+    """Return GPT-2's own kind of tokenizer, from vocab.json and merges.txt."""
+    model = models.BPE.from_file(str(path), str(path.with_name("merges.txt")))
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=settings.adds_space)
+    tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 

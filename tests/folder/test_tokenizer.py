@@ -206,28 +206,48 @@ def test_merges_may_be_written_in_other_ways(folder, tokenizer, golden, change):
         assert other.encode(text) == tokenizer.encode(text)
 
 
-def test_added_tokens_are_special(folder):
+def test_added_tokens_are_found_in_every_text_and_special_ones_on_request(folder):
     (folder / "added_tokens.json").write_text('{"<pad>": 300, "<sep>": 301}')
+    (folder / "special_tokens_map.json").write_text('{"pad_token": "<pad>"}')
     extended = read_tokenizer(folder)
-    assert extended.special == {END: END_ID, "<pad>": 300, "<sep>": 301}
+    assert extended.special == {END: END_ID, "<pad>": 300}
     assert extended.encode("<pad>a<sep>", special=True) == [300, VOCAB["a"], 301]
+    assert extended.encode("<pad>a<sep>")[-2:] == [VOCAB["a"], 301]
     assert 300 not in extended.encode("<pad>")
     assert extended.decode([301, 300]) == "<sep><pad>"
     assert extended.missing_ids(303) == [*range(len(VOCAB), 300), 302]
 
 
-def test_an_added_token_that_the_vocabulary_has_stays_what_it_is(folder):
+def test_an_added_token_may_be_one_of_the_vocabulary(folder):
     plain = read_tokenizer(folder)
     (folder / "added_tokens.json").write_text(json.dumps({"!": VOCAB["!"], "he": VOCAB["he"]}))
+    (folder / "special_tokens_map.json").write_text('{"pad_token": "!"}')
     repeated = read_tokenizer(folder)
     assert repeated.special == plain.special
-    assert repeated.encode("he! he", special=True) == plain.encode("he! he")
+    assert repeated.encode("the!") == [VOCAB["t"], VOCAB["he"], VOCAB["!"]]
+    assert repeated.decode(repeated.encode("the!", special=True)) == "the!"
 
 
-def test_added_tokens_of_tokenizer_json_are_special(tmp_path):
-    added = [{"id": END_ID, "content": END}, {"id": 300, "content": "<pad>"}]
-    extended = read_tokenizer(write_single(tmp_path, added_tokens=added))
+def test_added_tokens_of_tokenizer_json_count_more_than_those_of_added_tokens_json(tmp_path):
+    special = {"special": True}
+    added = [{"id": END_ID, "content": END, **special}, {"id": 300, "content": "<pad>", **special}]
+    folder = write_single(tmp_path, added_tokens=added)
+    (folder / "added_tokens.json").write_text('{"<pad>": 300, "<sep>": 301}')
+    extended = read_tokenizer(folder)
     assert extended.special == {END: END_ID, "<pad>": 300}
+    assert extended.encode("<sep>") == [301]
+
+
+def test_added_tokens_of_tokenizer_config_json_count_most(folder):
+    listed = {"300": {"content": "<x>", "special": True}, "301": {"content": "<y>"}}
+    config = {"added_tokens_decoder": listed, "eos_token": "<x>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "added_tokens.json").write_text('{"<old>": 302}')
+    extended = read_tokenizer(folder)
+    assert extended.special == {END: END_ID, "<x>": 300}
+    assert extended.special_ids.eos == 300
+    assert extended.encode("<x><y>", special=True) == [300, 301]
+    assert 302 not in extended.encode("<old>", special=True)
 
 
 def test_what_a_tokenizer_json_leaves_out_has_its_usual_value(folder, tokenizer):
@@ -241,12 +261,12 @@ def test_what_a_tokenizer_json_leaves_out_has_its_usual_value(folder, tokenizer)
 
 
 # A special token is added, has brackets, or is not two tokens in a row.
-@pytest.mark.parametrize("name", ["<>", "[]", "<a>", "qqq"])
+@pytest.mark.parametrize("name", ["<>", "[]", "<b>", "qqq"])
 def test_a_token_that_no_merge_makes_is_special_in_brackets_or_without_parts(folder, name):
-    vocab = VOCAB | {"a>": 300, name: 301}
+    vocab = VOCAB | {"a>": 300, name: 301}  # which is not a merge of < and b>
     (folder / "vocab.json").write_text(json.dumps(vocab))
     (folder / "added_tokens.json").write_text('{"a>": 300}')
-    assert read_tokenizer(folder).special == {END: END_ID, "a>": 300, name: 301}
+    assert read_tokenizer(folder).special == {END: END_ID, name: 301}
 
 
 def changed_vocab(**changes):
@@ -260,7 +280,7 @@ NOT_OBJECTS = [b'{"a": 1', b"", b"\xff\xfe{}", b"[" * 200_000, b"[1, 2]", b"7", 
 DAMAGES = {
     **{f"vocab.json is {content[:9]}": {"vocab.json": content} for content in NOT_OBJECTS},
     "no tokens": {"vocab.json": b"{}"},
-    "a byte missing": {"vocab.json": changed_vocab(a=None)},
+    "a byte of the merges missing": {"vocab.json": changed_vocab(h=None)},
     "a merged token missing": {"vocab.json": changed_vocab(he=None)},
     "two tokens of one id": {"vocab.json": changed_vocab(a=1, b=1)},
     **{f"an id {id}": {"vocab.json": changed_vocab(a=id)} for id in ("0", 1.5, [], -1, 2**40)},
@@ -273,11 +293,15 @@ DAMAGES = {
     "merges of no UTF-8": {"merges.txt": b"\xff\xff"},
     "merges of unknown tokens": {"merges.txt": b"q x\n"},
     "merges beyond the alphabet": {"merges.txt": "q 中\n".encode()},
-    "merges in another order": {"merges.txt": b"\n".join(LINES.split(b"\n")[::-1])},
-    "a merge that is there twice": {"merges.txt": LINES + b"\nh e\n"},
     "added tokens that are a list": {"added_tokens.json": b"[1]"},
     "an added token with a used id": {"added_tokens.json": b'{"<pad>": 3}'},
     "an added token with a negative id": {"added_tokens.json": b'{"<pad>": -3}'},
+    "an added token with no id": {"added_tokens.json": b'{"<pad>": "3"}'},
+    "a list of added tokens": {"tokenizer_config.json": b'{"added_tokens_decoder": [1]}'},
+    "an added token of no name": {"tokenizer_config.json": b'{"added_tokens_decoder": {"1": {}}}'},
+    "an added token of no number": {
+        "tokenizer_config.json": b'{"added_tokens_decoder": {"x": {"content": "x"}}}'
+    },
 }
 
 
@@ -302,7 +326,6 @@ BPE = {"type": "BPE", "vocab": VOCAB, "merges": MERGES}
         {"model": BPE | {"merges": None}},
         {"model": BPE | {"merges": [1]}},
         {"model": BPE | {"vocab": []}},
-        {"model": BPE | {"merges": MERGES[::-1]}},
         {"pre_tokenizer": "ByteLevel"},
         {"added_tokens": [{"content": "<pad>"}]},
         {"added_tokens": 5},
