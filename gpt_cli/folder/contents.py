@@ -8,12 +8,16 @@ from gpt_cli.errors import MALFORMED, CheckpointError, ModelNotFoundError
 from gpt_cli.system.files import read_json
 
 CONFIG = "config.json"
+HPARAMS = "hparams.json"  # OpenAI's own
+NANOGPT = "ckpt.pt"  # a checkpoint with its settings
 ADAPTER_CONFIG = "adapter_config.json"
 # The files of a tokenizer's vocabulary. If a folder has several of these, the first counts.
 BYTE_BPE = ("vocab.json", "merges.txt")
+OPENAI_BPE = ("encoder.json", "vocab.bpe")  # the same, by the names that OpenAI gave them
 VOCABULARIES = (
     ("tokenizer.json",),
     BYTE_BPE,
+    OPENAI_BPE,
     ("vocab.txt",),
     ("spiece.model",),
     ("sentencepiece.bpe.model",),
@@ -22,6 +26,7 @@ TOKENIZER = (
     "tokenizer.json",
     "vocab.json",
     "merges.txt",
+    *OPENAI_BPE,
     "vocab.txt",
     "spiece.model",
     "sentencepiece.bpe.model",
@@ -30,10 +35,11 @@ TOKENIZER = (
     "special_tokens_map.json",
 )
 # Files of weights, the preferred ones first; an index names the files of a model in shards.
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin", NANOGPT)
 _ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _INDEX = ".index.json"  # after the name of the file that is in shards
 _SHARD = r"\w[\w.-]*"  # a plain name, never a path
+_TENSORFLOW = "model.ckpt"
 _OTHERS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
 
 
@@ -54,10 +60,16 @@ def select_weights(
         shard = re.compile(r"-\d+-of-\d+\.".join(map(re.escape, name.split("."))))
         if any(map(shard.fullmatch, names)):
             raise CheckpointError(f"{folder} has shards without their index: add {name}{_INDEX}")
+    if any(name.startswith(_TENSORFLOW) for name in names):
+        raise CheckpointError(
+            f"{folder} has its weights only in a TensorFlow checkpoint, which is not supported: "
+            "load OpenAI's from the Hub (gpt2, gpt2-medium, gpt2-large, gpt2-xl), or convert yours "
+            "with transformers 4 (transformers-cli convert --model_type gpt2)"
+        )
     if others := [name for name in names if name.endswith(_OTHERS)]:
         raise CheckpointError(
             f"{folder} has its weights only in {min(others)}, which is not supported: use a model "
-            f"that has {' or '.join(_WEIGHTS)}"
+            f"that has {' or '.join(_WEIGHTS[:2])}"
         )
     return [_WEIGHTS[0]]  # which is missing
 

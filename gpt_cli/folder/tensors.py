@@ -8,7 +8,7 @@ byte), and NumPy has no bfloat16.
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,15 @@ _CACHE_LINE = 64  # bytes
 _STORED = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I8": "i1", "F64": "<f8", "I64": "<i8"}
 
 # The files of a model or an adapter; other files in its folder may change at any time.
-_FILES = ("*.safetensors", "*_model*.bin", "*.index.json", "*config.json", *TOKENIZER)
+_FILES = (
+    "*.safetensors",
+    "*_model*.bin",
+    "*.pt",
+    "hparams.json",
+    "*.index.json",
+    "*config.json",
+    *TOKENIZER,
+)
 
 
 class NotWeightsError(ValueError):
@@ -55,7 +63,7 @@ class Tensor:
     strides: tuple[int, ...] | None = None  # in elements, as PyTorch stores views; None: no gaps
 
     def __getitem__(self, rows: slice, /) -> NDArray[Any]:
-        """Read rows (or elements of a vector) into a new array; halves are read as float32."""
+        """Read rows (or elements of a vector) into a new array; all floats become float32."""
         start, stop, _ = rows.indices(self.shape[0])
         shape = (stop - start, *self.shape[1:])
         if self.strides is None:
@@ -65,14 +73,20 @@ class Tensor:
             part = self._read(start * self.strides[0], sum(steps) + 1 if all(shape) else 0)
             strides = [step * part.itemsize for step in self.strides]
             stored = np.ascontiguousarray(as_strided(part, shape, strides, writeable=False))
-        if self.dtype not in ("F16", "BF16"):
+        if self.dtype not in ("F16", "BF16", "F64"):
             return stored
         array = aligned_empty(stored.shape, np.dtype("<f4"))
-        if self.dtype == "F16":
-            array[...] = stored
+        if self.dtype != "BF16":
+            with np.errstate(over="ignore"):  # an infinity is detected in the results
+                array[...] = stored
         else:  # bfloat16 is the upper half of a float32
             np.left_shift(stored, 16, out=array.view("<u4"), dtype="<u4")
         return array
+
+    def transposed(self) -> "Tensor":
+        """Return the matrix with its axes swapped."""
+        steps = self.strides or (self.shape[1], 1)
+        return replace(self, shape=self.shape[::-1], strides=steps[::-1])
 
     def _read(self, first: int, count: int) -> NDArray[Any]:
         """Read elements as they are stored, from the first on: (count,)."""

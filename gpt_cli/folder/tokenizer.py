@@ -1,7 +1,9 @@
 """Which tokenizer a model's folder describes, and its special tokens."""
 
 import json
+import logging
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -12,16 +14,19 @@ from gpt_cli.errors import MALFORMED, CheckpointError, import_extra
 from gpt_cli.folder.base_tokenizer import Tokenizer, check_bytes
 from gpt_cli.folder.byte_bpe import ByteBPE, byte_ranks, can_match, check_merges
 from gpt_cli.folder.config import GPT2Config
-from gpt_cli.folder.contents import BYTE_BPE, VOCABULARIES, vocabulary
+from gpt_cli.folder.contents import BYTE_BPE, OPENAI_BPE, VOCABULARIES, vocabulary
 from gpt_cli.folder.special_tokens import AddedToken, TokenizerSettings
 from gpt_cli.options.declare import OptionError
 from gpt_cli.system.files import read_json, read_small
 
 __all__ = ["Tokenizer", "check_bytes", "read_tokenizer", "with_special_tokens"]
 
+_log = logging.getLogger(__name__)
+
 # Options of a BPE that GPT-2's does not have.
 _UNUSUAL = ("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
 _PUNCTUATION = re.compile(rb'[\s"\[\],{}\\]+')  # of JSON, between the merges of a list
+_MOST_MISSING = 0.01  # of a vocabulary: the share of the tokens that the model may not have
 _TAIL = 500  # bytes of tokenizer.json that have its last merge
 
 
@@ -40,8 +45,9 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     try:
         description = _description(folder, settings, present) if files == VOCABULARIES[0] else None
         tokenizer: Tokenizer | None = None
-        if files == BYTE_BPE or (description and _is_gpt2s(description)):
-            tokenizer = _byte_bpe(folder, settings, description, source)
+        if files in (BYTE_BPE, OPENAI_BPE) or (description and _is_gpt2s(description)):
+            parts = [folder / name for name in (files if len(files) == 2 else BYTE_BPE)]
+            tokenizer = _byte_bpe(parts, settings, description, source)
         if tokenizer is None:
             if description is not None:
                 description = settings.applied(read_json(folder / files[0]))
@@ -90,11 +96,14 @@ def _is_gpt2s(description: dict[str, Any]) -> bool:
 
 
 def _byte_bpe(
-    folder: Path, settings: TokenizerSettings, description: dict[str, Any] | None, source: str
+    files: Sequence[Path],
+    settings: TokenizerSettings,
+    description: dict[str, Any] | None,
+    source: str,
 ) -> ByteBPE | None:
     """Return a tokenizer of GPT-2's own kind; None if tiktoken cannot hold it.
 
-    A description without a vocabulary has that of the other files.
+    `files` are the vocabulary and the merges, if a description does not have them.
     """
     adds_space = settings.adds_space
     if description:
@@ -108,10 +117,10 @@ def _byte_bpe(
         ]
     else:
         # A line is `left right`, and the files' alphabet has no white space.
-        merged = read_small(folder / "merges.txt").decode().replace(" ", "").split()
+        merged = read_small(files[1]).decode().replace(" ", "").split()
         if merged and merged[0].startswith("#version"):
             del merged[0]
-        vocab = read_json(folder / "vocab.json")
+        vocab = read_json(files[0])
     ranks = byte_ranks(vocab, merged, source)
     if ranks is None:
         return None
@@ -147,14 +156,17 @@ def with_special_tokens(
     The start token is `bos_token`, a name or an id; by default the tokenizer's, or config.json's.
 
     Raise OptionError if `bos_token` is not a token of the model; CheckpointError if the tokenizer
-    has more tokens than the model, special ones apart, or generation_config.json is not valid.
+    has many more tokens than the model, added ones apart, or generation_config.json is not valid.
     """
     size = config.vocab_size
     if tokenizer.size > size:
-        raise CheckpointError(
-            f"{tokenizer.source}: the vocabulary has {tokenizer.size:,} tokens, and the model has "
-            f"{size:,} (vocab_size): get the tokenizer and the weights of the same model"
-        )
+        sizes = f"the vocabulary has {tokenizer.size:,} tokens, and the model has {size:,}"
+        if tokenizer.size - size > _MOST_MISSING * tokenizer.size:
+            raise CheckpointError(
+                f"{tokenizer.source}: {sizes} (vocab_size): get the tokenizer and the weights of "
+                "the same model"
+            )
+        _log.warning("%s: %s: texts that need the others are errors", tokenizer.source, sizes)
     if bos_token is not None:
         start: int | None = _id_of(str(bos_token), tokenizer, size)
     else:

@@ -1,5 +1,7 @@
 """PyTorch's files of weights (`pytorch_model.bin`), read as data: nothing in them is ever called.
 
+A file may also be the checkpoint of a training, with the state dict as one of its entries.
+
 `torch.save` writes a pickle that describes tensors, and their numbers as they are in memory, the
 storages. The pickle's opcodes are interpreted over plain values. Only the names that a state dict
 needs are known; another name or opcode is an error. So a tensor is a dtype, a shape and an offset,
@@ -25,6 +27,8 @@ _MOST_OPCODES = 100_000  # of a file, in less than half a second; gpt2-xl has 20
 _MOST_AXES = 8
 _MOST_ELEMENTS = 2**40
 _CURE = "save `model.state_dict()` alone, or get the model as safetensors"
+# The entry of the state dict in a training's checkpoint, such as nanoGPT's or Lightning's.
+_STATE_DICTS = ("model", "state_dict", "model_state_dict")
 _MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of the older form (before 1.6)
 _PROTOCOL = 1001  # the second one
 
@@ -127,8 +131,10 @@ def _result(opcode: str, argument: Any, operands: list[Any]) -> Any:
             return target
         case ["SETITEMS", dict() as target, items] | ["SETITEM", dict() as target, *items]:
             for name, value in zip(items[::2], items[1::2], strict=True):
-                if _of_type(name, str) in target:
-                    raise ValueError(f"it has {name:.80} twice")
+                if type(name) is not int:  # the number of an optimizer's parameter
+                    _of_type(name, str)
+                if name in target:
+                    raise ValueError(f"it has {name!s:.80} twice")
                 target[name] = value
             return target
         case ["BUILD", dict() as target, dict()]:  # the versions of a state dict's modules
@@ -172,10 +178,13 @@ def _view(storage: _TorchStorage, offset: Any, shape: Any, strides: Any) -> _Vie
     return _View(storage, offset, shape, strides)
 
 
-def _parts(state: Any) -> tuple[dict[str, _View], dict[str, _TorchStorage]]:
+def _parts(saved: Any) -> tuple[dict[str, _View], dict[str, _TorchStorage]]:
     """Return the tensors of a state dict by their names, and their storages by their keys."""
+    entries = (_of_type(saved, dict).get(name) for name in _STATE_DICTS)
+    state = next((entry for entry in entries if isinstance(entry, dict)), saved)
     storages: dict[str, _TorchStorage] = {}
-    for name, value in _of_type(state, dict).items():
+    for name, value in state.items():
+        _of_type(name, str)
         if not isinstance(value, _View):
             kind = f"{name:.80} is a {type(value).__name__}, not a tensor"
             raise NotWeightsError(f"{kind}, as in a checkpoint of a training; {_CURE}")
@@ -216,6 +225,17 @@ def read_torch(path: Path) -> Iterator[tuple[str, Tensor]]:
         yield name, Tensor(path, read, offset, storage.dtype, view.shape, strides)
 
 
+def read_model_args(path: Path) -> dict[str, Any]:
+    """Return the settings in nanoGPT's checkpoint, or {}; raise ValueError if it is damaged."""
+    with _File(path) as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                saved = _unpickled(archive)
+        except zipfile.BadZipFile as error:
+            raise ValueError(error) from None
+    return _of_type(_of_type(saved, dict).get("model_args", {}), dict)
+
+
 def _has_gaps(view: _View) -> bool:
     """Return whether the elements of a tensor are not one after the other, row by row."""
     apart = 1  # elements from one to the next along an axis
@@ -237,12 +257,11 @@ def _read_zip(file: _File) -> tuple[dict[str, _View], dict[str, int]]:
         ordered.append((archive.start_dir, 0))
         if any(end > start for (_, end), (start, _) in pairwise(ordered)):
             raise ValueError("its entries overlap")
-        (pickle,) = (name for name in entries if name.endswith("/data.pkl"))
-        folder = pickle.removesuffix("data.pkl")
+        folder = _folder(archive)
         order = entries.get(f"{folder}byteorder")
         if order and archive.read(order) != b"little":
             raise ValueError("its numbers are big-endian")
-        views, storages = _parts(next(_values(BytesIO(archive.read(pickle)))))
+        views, storages = _parts(_unpickled(archive))
     offsets = {}
     for key, storage in storages.items():
         size = entries[f"{folder}data/{key}"].file_size
@@ -250,6 +269,17 @@ def _read_zip(file: _File) -> tuple[dict[str, _View], dict[str, int]]:
             raise ValueError(f"its storage {key:.40} has {size} bytes")
         offsets[key] = spans[f"{folder}data/{key}"][1] - size
     return views, offsets
+
+
+def _folder(archive: zipfile.ZipFile) -> str:
+    """Return the folder in a zip file that has all of its entries."""
+    (pickle,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+    return pickle.removesuffix("data.pkl")
+
+
+def _unpickled(archive: zipfile.ZipFile) -> Any:
+    """Return what was saved in a zip file, with views in place of tensors."""
+    return next(_values(BytesIO(archive.read(f"{_folder(archive)}data.pkl"))))
 
 
 def _span(file: _File, entry: zipfile.ZipInfo) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from gpt_cli.folder.contents import BYTE_BPE, OPENAI_BPE
 from gpt_cli.folder.pipeline import SPACE
 from gpt_cli.folder.special_tokens import TokenizerSettings
 from gpt_cli.system.files import read_small
@@ -32,8 +33,9 @@ def build(path: Path, settings: TokenizerSettings, description: dict[str, Any] |
     """Return the tokenizer of a parsed tokenizer.json, or of a vocabulary in another file."""
     if description is not None:
         tokenizer = Tokenizer.from_str(json.dumps(description))
-    elif path.name == "vocab.json":
-        tokenizer = _byte_level(path, settings)
+    elif path.name in (BYTE_BPE[0], OPENAI_BPE[0]):
+        merges = BYTE_BPE[1] if path.name == BYTE_BPE[0] else OPENAI_BPE[1]
+        tokenizer = _byte_level(path, path.with_name(merges), settings)
     elif path.name == "vocab.txt":
         tokenizer = _wordpiece(read_small(path), settings)
     else:
@@ -55,10 +57,9 @@ def build(path: Path, settings: TokenizerSettings, description: dict[str, Any] |
     return tokenizer
 
 
-def _byte_level(path: Path, settings: TokenizerSettings) -> Tokenizer:
-    """Return GPT-2's own kind of tokenizer, from vocab.json and merges.txt."""
-    model = models.BPE.from_file(str(path), str(path.with_name("merges.txt")))
-    tokenizer = Tokenizer(model)
+def _byte_level(vocab: Path, merges: Path, settings: TokenizerSettings) -> Tokenizer:
+    """Return GPT-2's own kind of tokenizer, from a vocabulary and its merges."""
+    tokenizer = Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=settings.adds_space)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
@@ -14,8 +15,11 @@ from gpt_cli.folder.contents import select_weights
 from gpt_cli.folder.tensors import NotWeightsError, Tensor
 from gpt_cli.system.files import IMPOSTORS, version
 
+T = TypeVar("T")
+
 _TORCH = "a file of PyTorch; name it pytorch_model.bin"
-_OF_TORCH = {b"\x80": _TORCH, b"PK": _TORCH}
+_NO_SAFETENSORS = IMPOSTORS | {b"\x80": _TORCH, b"PK": _TORCH}
+_PYTORCH = "a file of PyTorch's weights"
 _LARGEST_HEADER = 10_000_000  # bytes; gpt2-xl has 60,000, and they take 20 times that in memory
 # Of the library, and of parsing a damaged file.
 _DAMAGED = (SafetensorError, struct.error, RuntimeError, EOFError, OSError, *MALFORMED)
@@ -39,22 +43,24 @@ def weight_files(folder: Path) -> list[Path]:
 
 def read_tensors(path: Path) -> list[tuple[str, Tensor]]:
     """Return the names and tensors of a complete, valid file of weights, without their data."""
-    if path.suffix == ".bin":
+    if path.suffix in (".bin", ".pt"):
         from gpt_cli.folder.torch_file import read_torch  # few models need its imports
 
-        return _read(path, read_torch, "a file of PyTorch's weights", IMPOSTORS)
-    return _read(path, _read_safetensors, "safetensors", IMPOSTORS | _OF_TORCH)
+        return _read(path, lambda path: list(read_torch(path)), _PYTORCH, IMPOSTORS)
+    return _read(path, lambda path: list(_read_safetensors(path)), "safetensors", _NO_SAFETENSORS)
 
 
-def _read(
-    path: Path,
-    read: Callable[[Path], Iterator[tuple[str, Tensor]]],
-    kind: str,
-    impostors: Mapping[bytes, str],
-) -> list[tuple[str, Tensor]]:
-    """Read the tensors of a file of a kind; CheckpointError if it is damaged or an impostor."""
+def read_model_args(path: Path) -> dict[str, Any]:
+    """Return the settings that nanoGPT's checkpoint has beside its weights, or {}."""
+    from gpt_cli.folder import torch_file
+
+    return _read(path, torch_file.read_model_args, _PYTORCH, IMPOSTORS)
+
+
+def _read(path: Path, read: Callable[[Path], T], kind: str, impostors: Mapping[bytes, str]) -> T:
+    """Read a file of a kind; CheckpointError if it is damaged or an impostor."""
     try:
-        return list(read(path))
+        return read(path)
     except _DAMAGED as error:
         problem = _impostor(path, impostors) or _reason(error)
         raise CheckpointError(f"{path} is not {kind}: {problem}") from None

@@ -52,7 +52,7 @@ class _Merged:
             return self.matrix[rows] + self.scale * self.ops.linear(self.left[rows], self.right)
 
 
-def merge(tensors: Mapping[str, Tensor | Int8Rows], source: Path, folder: Path) -> dict[str, Rows]:
+def merge(tensors: Mapping[str, Rows], source: Path, folder: Path) -> dict[str, Rows]:
     """Return the tensors of the checkpoint in `source`, changed by the adapter in `folder`.
 
     CheckpointError if a file of the adapter is missing, damaged or not for this model; OptionError

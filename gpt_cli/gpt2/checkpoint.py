@@ -8,18 +8,20 @@ wte and lm_head.
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpt_cli.errors import CheckpointError, InputError, did_you_mean
 from gpt_cli.folder.config import SCALE, GPT2Config, expected_shapes, is_matrix, is_transposed
 from gpt_cli.folder.dtypes import NAMES_OF_CODES, SHORT
+from gpt_cli.folder.settings import read_config
 from gpt_cli.folder.tensors import Tensor
 from gpt_cli.folder.tokenizer import Tokenizer, read_tokenizer, with_special_tokens
 from gpt_cli.folder.weight_files import read_tensors, weight_files
@@ -33,14 +35,19 @@ from gpt_cli.system.machine import cores
 
 # Causal masks, which old versions of transformers stored with the weights.
 _MASK_BUFFER = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
-_LAYER = re.compile(r"h\.\d+\.mlp\.c_proj\.bias")  # one of each layer
+_LAYER = re.compile(r"h\.\d+\.mlp\.c_proj\.weight")  # one of each layer
+_LINEAR = re.compile(r"h\.\d+\.(attn|mlp)\.c_\w+\.weight")
 _PREFIX = "transformer."  # of the names in files written by save_pretrained
+_FIRST = "wte.weight"  # which every GPT-2 has, whatever comes before its name
 _TRANSFORMER = ("wte.", "wpe.", "h.", "ln_f.", "lm_head.")
 _READERS = 4  # threads at most: copying from the page cache takes most of the time
 _COMPARED = 1024  # rows at a time
 _MATCHING = "get the weights and the config.json of the same GPT-2"
 
 _log = logging.getLogger(__name__)
+
+# A tensor of a checkpoint: in a file, in int8 with its scales, or zeros in place of a missing bias.
+Stored: TypeAlias = Tensor | Int8Rows | NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +69,7 @@ class Checkpoint:
     adapter: Path | None
     bos_token: str | int | None
     config_json: GPT2Config
-    stored_tensors: Mapping[str, Tensor | Int8Rows]
+    stored_tensors: Mapping[str, Stored]
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -87,11 +94,11 @@ class Checkpoint:
     def stored_dtype(self) -> str:
         """Return the type in which the files hold all matrices; float32 if they differ."""
         stored = {
-            "I8" if isinstance(tensor, Int8Rows) else tensor.dtype
+            tensor.dtype if isinstance(tensor, Tensor) else "I8"
             for name, tensor in self.stored_tensors.items()
             if is_matrix(name, tensor.shape)
         }
-        return NAMES_OF_CODES[stored.pop()] if len(stored) == 1 else "float32"
+        return NAMES_OF_CODES.get(stored.pop(), "float32") if len(stored) == 1 else "float32"
 
 
 def load(folder: Path, ops: Ops) -> GPT2:
@@ -108,13 +115,22 @@ def open_checkpoint(
     Tensors beside the transformer, such as the heads of classifiers, are left out, with a note.
     CheckpointError if a file, a tensor or a field is missing, damaged or not GPT-2's.
     """
-    config = GPT2Config.from_folder(folder)
-    tensors = find_tensors(folder)
+    config = read_config(folder)
+    tensors: dict[str, Stored] = {**find_tensors(folder)}
     others = sorted(name for name in tensors if not name.startswith((_PREFIX, *_TRANSFORMER)))
     for name in others:
         del tensors[name]
-    for problem in _problems(tensors, config):
+    if not any(name.endswith(".bias") for name in tensors):  # as nanoGPT with bias=False
+        _log.warning("%s: the weights have no biases, so all are 0", folder)
+        tensors |= {
+            name: np.zeros(shape, np.float32)
+            for name, shape in expected_shapes(config)
+            if name.endswith(".bias")
+        }
+    for problem in _problems(tensors, others, config):
         raise CheckpointError(f"{folder}: {problem}")
+    if any(isinstance(tensor, Tensor) and tensor.dtype == "F64" for tensor in tensors.values()):
+        _log.warning("%s: the weights are in float64, and are rounded to float32", folder)
     if others:
         names = ", ".join(f"{name!r:.80}" for name in others[:3])
         _log.warning("%s: ignoring tensors beside the transformer, such as %s", folder, names)
@@ -123,19 +139,42 @@ def open_checkpoint(
 
 def find_tensors(folder: Path) -> dict[str, Tensor | Int8Rows]:
     """Return the tensors of a folder by the names in GPT-2, without reading their data."""
+    stored = [
+        (path, name, tensor) for path in weight_files(folder) for name, tensor in read_tensors(path)
+    ]
+    prefix = _shared_prefix([name for _, name, _ in stored])
+    if prefix:
+        _log.warning("%s: the names of the weights are read without %r", folder, prefix)
     tensors: dict[str, Tensor] = {}
-    for path in weight_files(folder):
-        for name, tensor in read_tensors(path):
-            short = name.removeprefix(_PREFIX)
-            if _MASK_BUFFER.fullmatch(short):
-                continue
-            name = short if short.startswith(_TRANSFORMER) else name
-            if name in tensors:
-                raise CheckpointError(
-                    f"{path}: duplicate tensor {name}: get a file that was written correctly"
-                )
-            tensors[name] = tensor
-    return _with_scales(tensors, folder)
+    for path, stored_name, tensor in stored:
+        name = stored_name.removeprefix(prefix)
+        short = name.removeprefix(_PREFIX)
+        if _MASK_BUFFER.fullmatch(short):
+            continue
+        name = short if short.startswith(_TRANSFORMER) else name
+        if name in tensors:
+            raise CheckpointError(
+                f"{path}: duplicate tensor {name}: get a file that was written correctly"
+            )
+        tensors[name] = tensor
+    return _with_scales(_turned(tensors), folder)
+
+
+def _shared_prefix(names: Iterable[str]) -> str:
+    """Return what comes before GPT-2's names, such as "_orig_mod." or "module."; "" for nothing."""
+    firsts = [name for name in names if f".{name}".endswith(f".{_FIRST}")]
+    return firsts[0].removesuffix(_FIRST).removesuffix(_PREFIX) if len(firsts) == 1 else ""
+
+
+def _turned(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return matrices as (n_in, n_out), if they are stored as those of PyTorch's Linear."""
+    shape = tensors["h.0.attn.c_attn.weight"].shape if "h.0.attn.c_attn.weight" in tensors else ()
+    if len(shape) != 2 or shape[0] != 3 * shape[1]:
+        return tensors
+    return {
+        name: tensor.transposed() if _LINEAR.fullmatch(name) else tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def rounded(tensors: Mapping[str, Rows], dtype: str, name: str) -> dict[str, Rows]:
@@ -178,13 +217,22 @@ def _with_scales(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tenso
     return joined
 
 
-def _problems(tensors: Mapping[str, Tensor | Int8Rows], config: GPT2Config) -> Iterator[str]:
-    """Yield the differences from the tensors that the configuration requires."""
+def _problems(
+    tensors: Mapping[str, Stored], others: Sequence[str], config: GPT2Config
+) -> Iterator[str]:
+    """Yield the differences from the tensors that the configuration requires.
+
+    `others` are the names of tensors beside the transformer.
+    """
     known = set()
     for name, required in expected_shapes(config, head="lm_head.weight" in tensors):
         known.add(name)
         if name not in tensors:
-            yield f"the tensor {name} is missing: {_MATCHING}"
+            from difflib import get_close_matches  # most models need none
+
+            near = ", ".join(get_close_matches(name, [*tensors, *others], 3))
+            hint = f" (the nearest names in the file: {near:.200})" if near else ""
+            yield f"the tensor {name} is missing{hint}: {_MATCHING}"
             continue
         shape = tensors[name].shape
         if shape != required:
@@ -199,7 +247,7 @@ def _problems(tensors: Mapping[str, Tensor | Int8Rows], config: GPT2Config) -> I
         names = ", ".join(unknown[:3])
         yield f"tensors that GPT-2 does not have, such as {names}: {_MATCHING}"
     for name, tensor in tensors.items():
-        if isinstance(tensor, Tensor) and tensor.dtype not in ("F32", "F16", "BF16"):
+        if isinstance(tensor, Tensor) and tensor.dtype not in ("F32", "F16", "BF16", "F64"):
             cure = "save the model in F32, F16 or BF16"
             yield f"the tensor {name} is {tensor.dtype}, which is not supported: {cure}"
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from gpt_cli.errors import GPTCLIError, InputError, ModelNotFoundError, ResourceError, import_extra
 from gpt_cli.folder import contents
 from gpt_cli.folder.config import GPT2Config
+from gpt_cli.folder.settings import read_config
 from gpt_cli.hub import client, local, messages
 from gpt_cli.hub.connection import problem as problem
 from gpt_cli.hub.connection import switched_off as switched_off
@@ -78,7 +79,7 @@ def _describe_folder(name: str, folder: Path) -> Description:
     files = {path.name for path in folder.iterdir()}
     vocabulary = contents.vocabulary(files) or ()
     weights = contents.select_weights(files, str(folder), folder.joinpath)[0]
-    config = GPT2Config.from_folder(folder)
+    config = read_config(folder)
     if weights not in files:
         absent = f"{name} has no weights: add its model.safetensors or pytorch_model.bin"
         return Description(config, folder, None, vocabulary, None, absent)

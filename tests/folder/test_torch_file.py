@@ -255,8 +255,8 @@ HOSTILE = {
     "many axes": (pickled({"x": View(WHOLE, 0, (1,) * 99, (1,) * 99)}), "99 axes"),
     "axes without strides": (pickled({"x": View(WHOLE, 0, (3, 4), (1,))}), ""),
     "a checkpoint of a training": (
-        pickled({"state_dict": {"x": View(WHOLE, 0, (1,), (1,))}}),
-        "state_dict is a dict, not a tensor, as in a checkpoint of a training; save",
+        pickled({"weights": {"x": View(WHOLE, 0, (1,), (1,))}}),
+        "weights is a dict, not a tensor, as in a checkpoint of a training; save",
     ),
     "a list": (pickled([1]), "a list in place of a dict"),
     "one storage of two types": (

@@ -240,7 +240,6 @@ WRONG_TENSORS = {
     "other rank": (with_tensor("ln_f.bias", (32, 1)), "ln_f.bias has the shape [32, 1]"),
     "empty": (with_tensor("ln_f.bias", (0,)), "ln_f.bias has the shape [0]"),
     "integers": (with_tensor("ln_f.bias", (32,), "I64", 8), "ln_f.bias is I64"),
-    "doubles": (with_tensor("ln_f.bias", (32,), "F64", 8), "ln_f.bias is F64"),
     "eight bits": (with_tensor("ln_f.bias", (32,), "F8_E4M3", 1), "ln_f.bias is F8_E4M3"),
     "both names": (with_tensor("transformer.ln_f.bias", (32,)), "duplicate tensor ln_f.bias"),
     "a head of another size": (with_tensor("lm_head.weight", (7, 32)), "lm_head.weight has the"),
