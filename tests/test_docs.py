@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt_cli.options.request import Options, SamplingParams
+from gpt_cli.options.request import Options
 from gpt_cli.system.machine import native_library
 from support.processes import COMMAND, on_terminal, path_with_command
 

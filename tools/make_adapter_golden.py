@@ -32,8 +32,12 @@ def merged_logits(case: str, folder: Path) -> np.ndarray:
     model = GPT2LMHeadModel.from_pretrained(
         CASES[adapter.base].write(folder / "base"), dtype=torch.float32
     )
+    if adapter.new_tokens:
+        model.resize_token_embeddings(model.config.vocab_size + adapter.new_tokens)
     adapted = PeftModel.from_pretrained(model, str(adapter.write(folder))).eval()
-    read, stored = get_peft_model_state_dict(adapted), load_file(folder / ADAPTER_WEIGHTS)
+    resized = adapter.new_tokens > 0
+    read = get_peft_model_state_dict(adapted, save_embedding_layers=resized)
+    stored = load_file(folder / ADAPTER_WEIGHTS)
     if read.keys() != stored.keys() or not all(
         torch.equal(read[name].float(), stored[name].float()) for name in stored
     ):

@@ -47,7 +47,7 @@ _ALLOWED: dict[str, Collection[object]] = {
     "bias": (None, "none"),
     "init_lora_weights": (None, True, False, "gaussian", "orthogonal", "eva"),
 }
-_MERGE = "merge it into its model with PEFT (merge_and_unload), and load that"
+MERGE = "merge it into its model with PEFT (merge_and_unload), and load that"
 
 _RANKS = between(1, 2**20)
 _ALPHAS = between(-(2**20), 2**20)
@@ -97,7 +97,7 @@ class LoraConfig(Declared):
         refused += [name for name, value in raw.items() if value and name not in known]
         if refused:
             shown = f"{refused[0]:.40} is {raw.get(refused[0])!r:.40}"
-            raise CheckpointError(f"{path}: {shown}, which is not supported: {_MERGE}")
+            raise CheckpointError(f"{path}: {shown}, which is not supported: {MERGE}")
         try:
             return cls(**{name: raw[name] for name in names if raw.get(name) is not None})
         except OptionError as error:

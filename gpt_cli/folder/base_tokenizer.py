@@ -114,6 +114,11 @@ class Tokenizer(ABC):
         missing = set(self.missing_ids(vocab_size))
         return [b"" if id in missing else self.token_bytes(id) or b"" for id in range(vocab_size)]
 
+    @property
+    def last_id(self) -> int:
+        """Return the largest id of a token; -1 if there is none."""
+        return max(self._ids, default=-1)
+
     def missing_ids(self, vocab_size: int) -> list[int]:
         """Return the ids below `vocab_size` that have no token, such as padding rows of wte."""
         return sorted(set(range(vocab_size)).difference(self._ids))

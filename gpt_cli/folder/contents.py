@@ -8,6 +8,7 @@ from gpt_cli.errors import MALFORMED, CheckpointError, ModelNotFoundError
 from gpt_cli.system.files import read_json
 
 CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
 HPARAMS = "hparams.json"  # OpenAI's own
 NANOGPT = "ckpt.pt"  # a checkpoint with its settings
 ADAPTER_CONFIG = "adapter_config.json"
@@ -101,7 +102,7 @@ def adapter_files(names: Collection[str], repo: str, *_: object) -> list[str]:
 
 def other_files(names: Collection[str]) -> list[str]:
     """Select the files other than the weights and config.json from `names`."""
-    return tokenizer_files(names) + [name for name in names if name == "generation_config.json"]
+    return tokenizer_files(names) + [name for name in names if name == GENERATION_CONFIG]
 
 
 def tokenizer_files(names: Collection[str]) -> list[str]:

@@ -13,13 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli.errors import CheckpointError, InputError, did_you_mean
 from gpt_cli.folder.config import SCALE, GPT2Config, expected_shapes, is_matrix, is_transposed
+from gpt_cli.folder.contents import vocabulary
 from gpt_cli.folder.dtypes import NAMES_OF_CODES, SHORT
 from gpt_cli.folder.settings import read_config
 from gpt_cli.folder.tensors import Tensor
@@ -32,6 +33,9 @@ from gpt_cli.ops.int8 import Int8Rows, scales_shape
 from gpt_cli.ops.short import RoundedRows
 from gpt_cli.options.declare import OptionError
 from gpt_cli.system.machine import cores
+
+if TYPE_CHECKING:
+    from gpt_cli.gpt2.adapter import Adapter
 
 # Causal masks, which old versions of transformers stored with the weights.
 _MASK_BUFFER = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
@@ -58,15 +62,16 @@ class Checkpoint:
 
     Attributes:
         folder: the model's.
-        adapter: the folder of a LoRA adapter, or None.
+        adapter: a LoRA adapter, or None.
         bos_token: the start token, a name or an id, if it replaces the model's.
-        config_json: the configuration in config.json. `config` also has the special tokens.
+        config_json: the configuration in config.json, with the vocabulary of the adapter. `config`
+            also has the special tokens.
         stored_tensors: the tensors in the files, by the names in GPT-2. An adapter changes some of
             them: see `tensors`.
     """
 
     folder: Path
-    adapter: Path | None
+    adapter: "Adapter | None"
     bos_token: str | int | None
     config_json: GPT2Config
     stored_tensors: Mapping[str, Stored]
@@ -74,7 +79,17 @@ class Checkpoint:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """Read the tokenizer; see `read_tokenizer` for errors."""
-        return read_tokenizer(self.folder)
+        tokenizer = read_tokenizer(self.tokenizer_folder)
+        if self.adapter and self.tokenizer_folder != self.folder:
+            _log.warning("the tokenizer is the one beside the adapter: %s", self.tokenizer_folder)
+            self.adapter.check_size(tokenizer.last_id + 1, "its tokenizer")
+        return tokenizer
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """Return the folder with the tokenizer: that of the adapter, if it has one."""
+        beside = self.adapter.path.parent if self.adapter else self.folder
+        return beside if vocabulary({path.name for path in beside.iterdir()}) else self.folder
 
     @cached_property
     def config(self) -> GPT2Config:
@@ -83,12 +98,17 @@ class Checkpoint:
 
     @cached_property
     def tensors(self) -> Mapping[str, Rows]:
-        """Merge the adapter into the tensors; see `adapter.merge` for errors."""
+        """Merge the adapter into the tensors; see `Adapter.merge` for errors.
+
+        OptionError if the weights are in int8.
+        """
         if self.adapter is None:
             return self.stored_tensors
-        from gpt_cli.gpt2.adapter import merge  # most models need none
-
-        return merge(self.stored_tensors, self.folder, self.adapter)
+        if any(isinstance(tensor, Int8Rows) for tensor in self.stored_tensors.values()):
+            cure = "quantize the model with the adapter instead (gpt-cli quantize --adapter)"
+            folder = self.adapter.path.parent
+            raise OptionError("adapter", f"{folder} cannot change int8 weights: {cure}")
+        return self.adapter.merge(self.stored_tensors)
 
     @property
     def stored_dtype(self) -> str:
@@ -134,7 +154,14 @@ def open_checkpoint(
     if others:
         names = ", ".join(f"{name!r:.80}" for name in others[:3])
         _log.warning("%s: ignoring tensors beside the transformer, such as %s", folder, names)
-    return Checkpoint(folder, adapter, bos_token, config, tensors)
+    opened = None
+    if adapter is not None:
+        from gpt_cli.gpt2.adapter import open_adapter  # most models need none
+
+        opened = open_adapter(adapter, folder)
+        opened.check_size(config.vocab_size, "the model")
+        config = replace(config, vocab_size=opened.vocab_size or config.vocab_size)
+    return Checkpoint(folder, opened, bos_token, config, tensors)
 
 
 def find_tensors(folder: Path) -> dict[str, Tensor | Int8Rows]:

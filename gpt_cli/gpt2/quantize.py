@@ -5,15 +5,17 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from gpt_cli.errors import CheckpointError, InputError, ResourceError
-from gpt_cli.folder.config import INT8, SCALE, is_matrix, is_transposed
-from gpt_cli.folder.contents import other_files
+from gpt_cli.folder.config import INT8, SCALE, GPT2Config, is_matrix, is_transposed
+from gpt_cli.folder.contents import CONFIG, GENERATION_CONFIG, tokenizer_files
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.ops import Array, Rows
 from gpt_cli.ops.int8 import quantize
@@ -31,15 +33,19 @@ def write(source: Path, to: Path, adapter: Path | None = None) -> None:
     if config.dtype == "int8":
         raise InputError(f"{source} is in int8 already: use it as it is")
     tensors = opened.tensors
-    names = {file.name for file in source.iterdir() if file.is_file()}
-    if missing := [name for name in other_files(names) if name not in names]:
+    present = {file.name for file in opened.tokenizer_folder.iterdir() if file.is_file()}
+    names = tokenizer_files(present)
+    if missing := [name for name in names if name not in present]:
         raise CheckpointError(f"{source} has no {' and no '.join(missing)}: get the whole model")
+    copied = [opened.tokenizer_folder / name for name in names]
+    if (source / GENERATION_CONFIG).is_file():
+        copied.append(source / GENERATION_CONFIG)
     try:
         with new_folder(to) as folder:
-            described = read_json(source / "config.json") | {"quantization_config": INT8}
+            described = _described(source, config)
             (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n")
-            for name in other_files(names):
-                shutil.copyfile(source / name, folder / name)
+            for path in copied:
+                shutil.copyfile(path, folder / path.name)
             rounded = dict(_rounded(checkpoint.without_tied_head(tensors, config), source))
             save_file(rounded, folder / "model.safetensors", {"format": "pt"})
             (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
@@ -49,6 +55,15 @@ def write(source: Path, to: Path, adapter: Path | None = None) -> None:
         words = os.strerror(int(number[1])) if number else error
         reason = getattr(error, "strerror", None) or words
         raise ResourceError(f"cannot write {to}: {reason}; give another folder") from error
+
+
+def _described(source: Path, config: GPT2Config) -> dict[str, Any]:
+    """Return the content of a config.json for the int8 weights of a checkpoint."""
+    path = source / CONFIG
+    fields = asdict(config)
+    described = read_json(path) if path.is_file() else fields
+    del fields["dtype"]
+    return described | {"vocab_size": config.vocab_size, "quantization_config": INT8}
 
 
 def _rounded(tensors: Mapping[str, Rows], source: Path) -> Iterator[tuple[str, Array]]:

@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from gpt_cli.gpt2.digests import weights_digest
 from gpt_cli.gpt2.model import forward
 from gpt_cli.options.declare import OptionError
 from support.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTERS, C_ATTN, FIELDS, PREFIX
-from support.checkpoints import Stored, safetensors_bytes
+from support.checkpoints import Stored, safetensors_bytes, write_tokenizer
 from support.torch_files import pickled, torch_bytes, views_of, zip_bytes
 
 A, B = (f"{PREFIX}{C_ATTN.format(1)}.lora_{letter}.weight" for letter in "AB")
@@ -71,8 +72,53 @@ def test_the_reference_results_differ(golden):
     results = {case: golden("adapters.npz")[case] for case in ADAPTERS}
     results |= {base: golden("models.npz")[f"{base}/logits"][:, -1] for base in ("saved", "untied")}
     assert np.array_equal(results.pop("not_transposed"), results["plain"])
+    resized = [results.pop(name) for name in ("resized_wte", "resized_head")]
+    for result in resized:  # the same arrays, but for the new tokens
+        np.testing.assert_allclose(result[:, :290], results["saved_both"], rtol=0, atol=1e-5)
     for one, other in combinations(results.values(), 2):
-        assert np.abs(one - other).max() > 0.01
+        assert np.abs(one[:, :290] - other[:, :290]).max() > 0.01
+
+
+def test_a_vocabulary_that_grew_is_the_models(model, tmp_path, caplog):
+    folder = ADAPTERS["resized"].write(tmp_path / "adapter")
+    assert "lm_head.weight" in checkpoint.open_checkpoint(model, folder).tensors
+    engine = gpt_cli.load(model, adapter=str(folder))
+    assert "lm_head.weight" not in engine.weights  # it is tied, as before
+    assert engine.model.config.vocab_size == 293
+    int8 = tmp_path / "int8"
+    quantize.write(model, int8, folder)
+    assert gpt_cli.load(int8).model.config.vocab_size == 293
+    assert not any("tokenizer" in message for message in caplog.messages)
+
+
+def test_the_tokenizer_beside_an_adapter_is_used(model, tmp_path, caplog):
+    folder = ADAPTERS["resized"].write(tmp_path / "adapter")
+    write_tokenizer(folder)
+    added = {"<new>": 290, "<sep>": 291, "<end>": 292}
+    (folder / "added_tokens.json").write_text(json.dumps(added))
+    engine = gpt_cli.load(model, adapter=str(folder))
+    assert f"the tokenizer is the one beside the adapter: {folder}" in caplog.messages
+    assert engine.encode("<sep>") == [291]
+    quantize.write(model, tmp_path / "int8", folder)
+    assert gpt_cli.load(tmp_path / "int8").encode("<end><new>") == [292, 290]
+    (folder / "added_tokens.json").write_text(json.dumps(added | {"<more>": 293}))
+    with pytest.raises(CheckpointError, match="its wte has 293 rows, and its tokenizer 294 tokens"):
+        gpt_cli.load(model, adapter=str(folder))
+
+
+def test_an_embedding_smaller_than_the_models_is_refused(model, tmp_path):
+    folder = replace(ADAPTERS["resized"], new_tokens=-2).write(tmp_path / "adapter")
+    message = refusal(model, folder)
+    assert "its wte has 288 rows, and the model 290 tokens: merge it into its model" in message
+
+
+def test_the_head_of_a_classifier_is_ignored_with_a_note(model, folder, caplog):
+    expected = merge(model, folder)[1]
+    head = {f"{PREFIX}score.weight": zeros(2, 32)}
+    write_tensors(folder, ADAPTERS["plain"].tensors() | head)
+    configure(folder, modules_to_save=["classifier", "score"], task_type="SEQ_CLS")
+    assert merge(model, folder)[1].keys() == expected.keys()
+    assert "ignoring the adapter's tensor beside the transformer: 'score.weight'" in caplog.text
 
 
 def test_files_of_pytorch_and_names_of_the_bare_model_give_the_same(model, folder):
@@ -302,7 +348,7 @@ WRONG = {
         changed(A.replace("A.weight", "magnitude_vector"), zeros(96)),
         "magnitude_vector",
     ),
-    "another class": (changed(f"{PREFIX}score.weight", zeros(2, 32)), "score.weight is neither"),
+    "another head": (changed(f"{PREFIX}qa.weight", zeros(2, 32)), "qa.weight is neither"),
     "twice": (changed(A.replace("transformer.", ""), zeros(4, 32)), f"duplicate tensor {NAMED}"),
     "none": (dict.clear, "it has no tensors"),
 }
@@ -318,7 +364,9 @@ def test_a_tensor_that_does_not_fit_is_named(fault, model, folder):
     message = refusal(model, folder)
     assert message.startswith(f"{folder / ADAPTER_WEIGHTS}: ")
     assert complaint in message
-    assert message.endswith(f": get it again, or use {model.name}")
+    again = f": get it again, or use {model.name}"
+    assert message.endswith((again, "(merge_and_unload), and load that", ": get it again"))
+    assert ("get it again" in message) != ("is neither" in message or "not supported" in message)
 
 
 def test_a_change_that_overflows_is_found_in_the_results(model, folder):

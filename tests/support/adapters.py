@@ -1,6 +1,7 @@
 """Small LoRA adapters, as PEFT saves them, for the checkpoints of `support.checkpoints`."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,8 @@ from support.checkpoints import CONFIG, Stored, make_weights, noise, safetensors
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
+WTE = "transformer.wte.weight"
+_COPY = re.compile(r"\.(original_module|modules_to_save)\.")
 C_ATTN = "transformer.h.{}.attn.c_attn"
 ALL = (
     C_ATTN,
@@ -42,6 +45,8 @@ class Adapter:
     saved: tuple[str, ...] = ()  # tensors that are saved whole
     dtype: str = "F32"
     base: str = "saved"  # the case of `checkpoints.CASES`
+    same: Mapping[str, str] = field(default_factory=dict)  # those with the numbers of others
+    new_tokens: int = 0  # of a vocabulary that was resized: then `saved` are embeddings
 
     def tensors(self) -> dict[str, Stored]:
         """Return the tensors by their names in the file."""
@@ -53,8 +58,9 @@ class Adapter:
             arrays[f"{module}.lora_A.weight"] = noise(f"{module} A", rank, n_in) / 5
             arrays[f"{module}.lora_B.weight"] = noise(f"{module} B", n_out, rank) / 20
         for name in self.saved:
-            shape = model[name.removeprefix("transformer.")].shape
-            arrays[name] = noise(f"saved {name}", *shape) / 10
+            shape = model[_COPY.sub(".", name).removeprefix("transformer.")].shape
+            shape = (shape[0] + self.new_tokens, *shape[1:])
+            arrays[name] = noise(f"saved {self.same.get(name, name)}", *shape) / 10
         return {f"{PREFIX}{name}": store(array, self.dtype) for name, array in arrays.items()}
 
     def write(self, folder: Path) -> Path:
@@ -102,6 +108,36 @@ ADAPTERS = {
         {"modules_to_save": ["lm_head", "wte"]},
         saved=("lm_head.weight", "transformer.wte.weight"),
         base="untied",
+    ),
+    # After resize_token_embeddings, PEFT stores both embeddings, and modules to save thrice.
+    "resized": Adapter(saved=(WTE, "lm_head.weight"), same={"lm_head.weight": WTE}, new_tokens=3),
+    "resized_wte": Adapter(
+        {"modules_to_save": ["wte"]},
+        saved=(
+            WTE,
+            "transformer.wte.modules_to_save.weight",
+            "transformer.wte.original_module.weight",
+            "lm_head.weight",
+        ),
+        same={
+            "transformer.wte.modules_to_save.weight": WTE,
+            "transformer.wte.original_module.weight": "lm_head.weight",
+        },
+        new_tokens=3,
+    ),
+    "resized_head": Adapter(
+        {"modules_to_save": ["lm_head"]},
+        saved=(
+            WTE,
+            "lm_head.modules_to_save.weight",
+            "lm_head.original_module.weight",
+            "lm_head.weight",
+        ),
+        same={
+            "lm_head.modules_to_save.weight": "lm_head.weight",
+            "lm_head.original_module.weight": WTE,
+        },
+        new_tokens=3,
     ),
     "saved_mlp": Adapter(
         {"modules_to_save": ["mlp"]},
