@@ -7,7 +7,6 @@ import pickle
 import re
 import signal
 import socket
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,6 +30,7 @@ from gpt_cli.loading import load
 from gpt_cli.options.declare import OptionError
 from gpt_cli.records import Record
 from gpt_cli.system.machine import cores
+from gpt_cli.system.terminal import silent_stderr
 
 if TYPE_CHECKING:
     import pyarrow
@@ -253,7 +253,7 @@ def _connected(cluster: Cluster) -> Iterator[bool]:
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised, too
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     try:
-        with _silent():
+        with silent_stderr():
             _join(address, options)
         signal.signal(signal.SIGTERM, terminate)  # Ray has installed a handler
         yield alone
@@ -299,23 +299,6 @@ def _summary(error: Exception) -> str:
     lines = re.sub(r"\x1b\[\d*m", "", str(error)).splitlines()
     lines = [line.strip() for line in lines if line.strip()]
     return ": ".join(dict.fromkeys([*lines[:1], *lines[-1:]])) or repr(error)
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Hide the output of Ray's libraries to standard error while they start."""
-    if sys.stderr is None:
-        yield
-        return
-    sys.stderr.flush()
-    stderr = os.dup(2)
-    with Path(os.devnull).open("wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
 
 
 def library() -> ModuleType:
