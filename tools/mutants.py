@@ -53,7 +53,8 @@ TESTS = {
         for name in ("pipeline", "special_tokens", "tokenizer", "vocabularies")
     },
     "hub/client": ["hub/test_client.py", "faults/test_faults_hub.py"],
-    "serve/answer": ["serve/test_answer.py", "serve/test_app.py"],
+    "serve/choice": ["serve/test_responses.py", "serve/test_app.py"],
+    "serve/responses": ["serve/test_responses.py", "serve/test_app.py"],
     "generation/generate": ["test_engine.py", "generation/test_generate.py"],
     "generation/row": [
         "test_engine.py",

@@ -25,11 +25,12 @@ from starlette.types import ASGIApp
 from gpt_cli.engine import Engine
 from gpt_cli.errors import MALFORMED, GPTCLIError
 from gpt_cli.hub import is_folder
-from gpt_cli.serve.answer import CompletionAnswer, EmbeddingAnswer, Service, token_name
+from gpt_cli.serve.choice import token_name
 from gpt_cli.serve.guard import guarded
 from gpt_cli.serve.metrics import Metrics
 from gpt_cli.serve.protocol import Json, check_model, detokenize, read, read_embeddings, tokenize
 from gpt_cli.serve.refusals import RequestError, StoppedError
+from gpt_cli.serve.responses import CompletionResponse, EmbeddingResponse, Service
 from gpt_cli.serve.scheduler import Scheduler
 from gpt_cli.serve.settings import Settings
 from gpt_cli.serve.structured import FIELDS
@@ -171,14 +172,14 @@ class _Handlers:
         has_constraint = any(body.get(name) is not None for name in FIELDS)
         async with self._compiling if has_constraint else nullcontext():
             parsed = await self._in_thread(parse, body)
-        return CompletionAnswer(self._service, parsed)
+        return CompletionResponse(self._service, parsed)
 
     async def embeddings(self, request: Request) -> Response:
         """Return vectors of the texts of a request."""
         body = await _json(request)
         parse = partial(read_embeddings, names=self._service.names)
         parsed = await self._in_thread(parse, body)
-        return EmbeddingAnswer(self._service, parsed)
+        return EmbeddingResponse(self._service, parsed)
 
     async def refuse(self, request: Request, error: Exception) -> Response:
         refusal = RequestError.of(error)

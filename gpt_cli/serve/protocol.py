@@ -30,7 +30,7 @@ _MOST_STOPS = 64  # every text is searched for all
 _MOST_STOP_CHARACTERS = 4096
 _MOST_EDITS = 256
 _MOST_EDIT_CHARACTERS = 32_768
-MOST_ENTRIES = 500_000  # of an answer; an entry takes up to 200 bytes
+MOST_ENTRIES = 500_000  # of a response; an entry takes up to 200 bytes
 _ENTRY_NUMBERS = 4  # numbers of a vector that take as much memory as an entry
 _CANDIDATES = between(1, 128)
 
@@ -108,7 +108,7 @@ class Completions:
     fields: Fields
     options: Options
     include_usage: bool
-    entries: int  # the most tokens and log-probabilities that the answer may have
+    entries: int  # the most tokens and log-probabilities that the response may have
 
     @property
     def texts(self) -> list[Text]:
@@ -127,7 +127,7 @@ class Embeddings:
 
     texts: Sequence[Text]
     fields: EmbeddingFields
-    entries: int  # the size of the answer, as that of completions
+    entries: int  # the size of the response, as that of completions
 
 
 def read(
@@ -377,7 +377,7 @@ def _about(field: str, label: str | None = None) -> Iterator[None]:
 
 
 def _entries(prompts: Sequence[Prompt], fields: Fields, n_positions: int) -> int:
-    """Return the most tokens and log-probabilities of an answer; refuse too many."""
+    """Return the most tokens and log-probabilities of a response; refuse too many."""
     echoed = sum(len(prompt.text.ids) for prompt in prompts) if fields.echo else 0
     new = len(prompts) * min(fields.max_tokens, n_positions)
     tokens = fields.candidates * (echoed + new)

@@ -5,10 +5,10 @@ import pytest
 
 pytest.importorskip("uvicorn")
 from gpt_cli.gpt2.edits import Edit
-from gpt_cli.serve.answer import Service
 from gpt_cli.serve.metrics import Metrics
 from gpt_cli.serve.protocol import read
 from gpt_cli.serve.refusals import RequestError
+from gpt_cli.serve.responses import Service
 from gpt_cli.serve.scheduler import Scheduler
 from support.in_process import refusal
 from support.scores import same
@@ -53,10 +53,11 @@ def answers_of(service, bodies):
     import asyncio
     import json
 
-    from gpt_cli.serve.answer import CompletionAnswer
+    from gpt_cli.serve.responses import CompletionResponse
 
     async def ask(body):
-        whole = CompletionAnswer(service, read(service.engine, body, service.names, service.folder))
+        request = read(service.engine, body, service.names, service.folder)
+        whole = CompletionResponse(service, request)
         sent = []
 
         async def send(message):

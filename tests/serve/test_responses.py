@@ -6,11 +6,11 @@ import json
 import pytest
 
 pytest.importorskip("uvicorn")
-from gpt_cli.serve import answer
-from gpt_cli.serve.answer import CompletionAnswer, Service
+from gpt_cli.serve import responses
 from gpt_cli.serve.metrics import Metrics
 from gpt_cli.serve.protocol import read
 from gpt_cli.serve.refusals import QueueFullError, RequestError, StoppedError
+from gpt_cli.serve.responses import CompletionResponse, Service
 from gpt_cli.serve.scheduler import Scheduler
 from support.answers import REASONS, computed, texts_of, told
 
@@ -31,7 +31,7 @@ class Client:
     def __init__(self, service, **fields):
         body = {"prompt": "Once", "seed": 1, "max_tokens": 5} | fields
         self.request = read(service.engine, body, service.names)
-        self.response = CompletionAnswer(service, self.request)
+        self.response = CompletionResponse(service, self.request)
         self.reads, self.leaves, self.sent = asyncio.Event(), asyncio.Event(), []
         self.has_begun = asyncio.Event()
 
@@ -94,7 +94,7 @@ def test_the_answer_of_a_client_that_leaves_counts_no_more(stream, service):
 
 
 def test_an_answer_beyond_the_bound_is_not_computed(service, monkeypatch):
-    monkeypatch.setattr(answer, "_MOST_UNREAD", 9)
+    monkeypatch.setattr(responses, "_MOST_UNREAD", 9)
 
     async def run():
         client = Client(service, n=2)
