@@ -59,6 +59,7 @@ COVERED = {
     "hub/test_client.py": ["hub/connection", "hub/local", "hub/messages", "hub/target"],
     "jobs/test_outputs.py": ["jobs/jsonl"],
     "jobs/test_runner.py": ["jobs/sinks"],
+    "jobs/test_tasks.py": ["jobs/task"],
     "ops/test_gpu.py": ["ops/select", "system/gpu"],
     "ops/test_launches.py": ["ops/cuda/launcher"],
     "ops/test_many_rows.py": ["ops/cuda/decoding", "ops/cuda/layers"],

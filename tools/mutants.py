@@ -72,6 +72,7 @@ TESTS = {
     "jobs/storage": ["jobs/test_storage.py", "jobs/test_rows.py"],
     "jobs/sinks": ["jobs/test_runner.py"],
     "jobs/layout": ["jobs/test_layout.py", "jobs/test_tasks.py", "cli/test_rank.py"],
+    "jobs/task": ["jobs/test_tasks.py", "jobs/test_runner.py"],
     "jobs/tasks": ["jobs/test_tasks.py", "jobs/test_runner.py"],
     "jobs/runner": ["jobs/test_runner.py"],
 }

@@ -25,7 +25,7 @@ from gpt_cli.jobs import parquet
 from gpt_cli.jobs.layout import InputRow
 from gpt_cli.jobs.rows import Piece, RowReader, Source, pieces_together
 from gpt_cli.jobs.storage import is_address
-from gpt_cli.jobs.tasks import Task
+from gpt_cli.jobs.task import Task
 from gpt_cli.loading import load
 from gpt_cli.options.declare import OptionError
 from gpt_cli.records import Record

@@ -18,7 +18,7 @@ from gpt_cli.jobs.sinks import (
     existing,
     refusal,
 )
-from gpt_cli.jobs.tasks import Task
+from gpt_cli.jobs.task import Task
 from gpt_cli.options.declare import OptionError
 
 # Endings of files in which nobody expects JSON Lines.

@@ -13,7 +13,7 @@ from gpt_cli.jobs.outputs import open_sink
 from gpt_cli.jobs.rows import Source
 from gpt_cli.jobs.sinks import Observer, Resumed, Sink
 from gpt_cli.jobs.storage import Format
-from gpt_cli.jobs.tasks import Task
+from gpt_cli.jobs.task import Task
 from gpt_cli.loading import load
 from gpt_cli.options.arguments import checks_arguments
 from gpt_cli.options.declare import OptionError
