@@ -23,7 +23,7 @@ from gpt_cli.errors import GPTCLIError, ResourceError, import_extra
 from gpt_cli.gpt2.edits import with_absolute_path
 from gpt_cli.jobs import parquet
 from gpt_cli.jobs.layout import InputRow
-from gpt_cli.jobs.rows import Piece, RowReader, Source, pieces_together
+from gpt_cli.jobs.rows import FileRange, RowReader, Source, ranges_together
 from gpt_cli.jobs.storage import is_address
 from gpt_cli.jobs.task import Task
 from gpt_cli.loading import load
@@ -58,7 +58,7 @@ class Cluster:
 
 
 class _BundleActor(ABC):
-    """Turns bundles of pieces or rows into bundles of rows or records; a bundle may be an error."""
+    """Turns bundles of ranges or rows into bundles of rows or records; a bundle may be an error."""
 
     def __call__(self, table: "pyarrow.Table") -> "pyarrow.Table":
         """Return the bundle that replaces those of a table."""
@@ -73,19 +73,23 @@ class _BundleActor(ABC):
 
 
 @dataclass(frozen=True)
-class _PieceReader(_BundleActor):
-    """Read the rows of pieces, from the index `start` on."""
+class _RangeReader(_BundleActor):
+    """Read the rows of ranges, from the index `start` on."""
 
     reader: RowReader
     start: int
     folder: Path  # the driver's, for relative paths
 
-    def content(self, bundle: list[Piece]) -> Iterator[InputRow]:
-        """Yield the rows of pieces; raise InputError if a file cannot be read."""
-        for piece in bundle:
-            path = piece.file if is_address(piece.file) else str(self.folder / piece.file)
-            name = piece.file if self.reader.many else None
-            for row in self.reader.read(replace(piece, file=path)):
+    def content(self, bundle: list[FileRange]) -> Iterator[InputRow]:
+        """Yield the rows of ranges; raise InputError if a file cannot be read."""
+        for file_range in bundle:
+            path = (
+                file_range.file
+                if is_address(file_range.file)
+                else str(self.folder / file_range.file)
+            )
+            name = file_range.file if self.reader.many else None
+            for row in self.reader.read(replace(file_range, file=path)):
                 if row.index >= self.start:
                     yield replace(row, file=name)
 
@@ -119,10 +123,10 @@ class _Model:
 
 @dataclass
 class _Worker(_BundleActor):
-    """Compute the records of rows, or of the rows of pieces."""
+    """Compute the records of rows, or of the rows of ranges."""
 
     task: Task
-    reader: _PieceReader
+    reader: _RangeReader
     model: _Model
     first: int = 0  # the index of the first row without a record
 
@@ -133,7 +137,7 @@ class _Worker(_BundleActor):
 
     def content(self, bundle: list[Any]) -> Iterator[Record]:
         """Yield the records of the rows of a bundle."""
-        rows = self.reader.content(bundle) if isinstance(bundle[0], Piece) else bundle
+        rows = self.reader.content(bundle) if isinstance(bundle[0], FileRange) else bundle
         for _, group in groupby(rows, lambda row: row.index // self.task.rows_together):
             yield from self.task.records(self._engine, list(group), self.first)
 
@@ -150,10 +154,10 @@ def compute(
     ray = library()
     groups = ((source.total or 0) - start) / task.rows_together
     size = task.rows_together * max(1, math.ceil(groups / _MOST_BUNDLES))
-    bundles = [_packed(pieces) for pieces in pieces_together(source.pieces, size, start)]
+    bundles = [_packed(ranges) for ranges in ranges_together(source.ranges, size, start)]
     if not bundles:
         return
-    reader = _PieceReader(source.reader, start, Path.cwd())
+    reader = _RangeReader(source.reader, start, Path.cwd())
     with _connected(cluster) as alone:
         workers, threads = _room(cluster)
         one = {"batch_size": 1, "batch_format": "pyarrow"}  # with GPUs, Ray requires a number
@@ -162,7 +166,7 @@ def compute(
         if not (alone or all(map(is_address, source.files))):
             readers = math.ceil(workers / _WORKERS_PER_READER)
             data = data.map_batches(  # tasks would be new processes on a node without CPUs
-                _PieceReader,
+                _RangeReader,
                 fn_constructor_kwargs=vars(reader),
                 num_cpus=0,  # else a reader would wait forever once the workers have all CPUs
                 resources={f"node:{ray.util.get_node_ip_address()}": 0.001},  # of 1: this machine

@@ -95,7 +95,7 @@ def whole(value: Any) -> Any:
     return int(value) if value.is_integer() and abs(value) <= _EXACT else value
 
 
-# A group can only be read as a whole, and has several pieces.
+# A row group can only be read as a whole, and several ranges are in it.
 @lru_cache(maxsize=1)
 def _group(file: str, group: int, fields: tuple[str, ...] | None) -> "pyarrow.Table":
     pyarrow = library()
