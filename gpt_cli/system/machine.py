@@ -1,6 +1,5 @@
 """Memory, threads and the compiled library of this machine."""
 
-import itertools
 import os
 import sys
 import threading
@@ -21,6 +20,11 @@ MOST_THREADS = 256  # of the compiled library
 
 _CGROUP = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
+# The limit and the use of a group's memory, in cgroup v2 and v1.
+_MEMORY_FILES = (
+    ("memory.max", "memory.current"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
 _STATUS = Path("/proc/self/status")
 
 _starting = threading.Lock()  # of threads: the size of their stacks is global
@@ -57,8 +61,9 @@ def free_memory() -> int | None:
     It is the minimum of Linux's available memory and of what the limits of the control groups (the
     container) and of the process (`ulimit -v`) leave.
     """
-    available = _numbers(Path("/proc/meminfo")).get("MemAvailable:")
-    known = [size for size in (*_group_memory(), available, addresses()) if size is not None]
+    sizes = [_numbers(Path("/proc/meminfo")).get("MemAvailable:"), addresses()]
+    sizes += _group_memory()
+    known = [size for size in sizes if size is not None]
     return max(0, min(known)) if known else None
 
 
@@ -92,8 +97,9 @@ def addresses() -> int | None:
     most = resource.getrlimit(resource.RLIMIT_AS)[0]
     if most == resource.RLIM_INFINITY:
         return None
-    pages, *_ = _integers(Path("/proc/self/statm")) or [0]  # 0: unknown
-    return most - pages * os.sysconf("SC_PAGE_SIZE")
+    pages = _integers(Path("/proc/self/statm"))  # of all memory first; [] if unknown
+    used = pages[0] * os.sysconf("SC_PAGE_SIZE") if pages else 0
+    return most - used
 
 
 def peak_memory() -> int | None:
@@ -131,14 +137,19 @@ def blas_threads() -> int:
 
 def _first_number(*variables: str) -> int | None:
     """Return the value of the first environment variable that is a number above 0."""
-    values = [os.environ.get(name, "") for name in variables]
-    return next((int(value) for value in values if value.isdecimal() and int(value)), None)
+    for name in variables:
+        value = os.environ.get(name, "")
+        if value.isdecimal() and int(value):
+            return int(value)
+    return None
 
 
 def native_library() -> Path | None:
     """Return the file of the compiled library, or None if the installation has none."""
-    libraries = (path for path in _NATIVE.glob("libkernels.*") if path.suffix in (".so", ".dylib"))
-    return next(libraries, None)
+    for path in _NATIVE.glob("libkernels.*"):
+        if path.suffix in (".so", ".dylib"):
+            return path
+    return None
 
 
 def native_computes() -> bool:
@@ -162,18 +173,20 @@ def _affinity() -> int:
 
 def _group_memory() -> Iterator[int]:
     """Yield the bytes that the control groups with a limit may still allocate."""
-    files = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
-    for group, names in itertools.product(_groups(), files):
-        most, used = (_integers(group / name) for name in names)
-        if most and used:
-            # Cached pages of files count as used, but can be reclaimed.
-            stat = _numbers(group / "memory.stat")
-            yield most[0] - used[0] + stat.get("inactive_file", 0) + stat.get("active_file", 0)
+    for group in _groups():
+        for limit, usage in _MEMORY_FILES:
+            most = _integers(group / limit)
+            used = _integers(group / usage)
+            if most and used:
+                # Cached pages of files count as used, but can be reclaimed.
+                stat = _numbers(group / "memory.stat")
+                yield most[0] - used[0] + stat.get("inactive_file", 0) + stat.get("active_file", 0)
 
 
 def _groups() -> Iterator[Path]:
     """Yield the folders of the process's control groups and of their parents."""
-    yield from (_CGROUP, _CGROUP / "memory")
+    yield _CGROUP
+    yield _CGROUP / "memory"
     for line in _text(_OWN_GROUPS).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers in ("", "memory"):
