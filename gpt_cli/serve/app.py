@@ -28,12 +28,19 @@ from gpt_cli.hub import is_folder
 from gpt_cli.serve.choice import token_name
 from gpt_cli.serve.guard import guarded
 from gpt_cli.serve.metrics import Metrics
-from gpt_cli.serve.protocol import Json, check_model, detokenize, read, read_embeddings, tokenize
+from gpt_cli.serve.protocol import (
+    Json,
+    check_model,
+    detokenize,
+    read_completions,
+    read_embeddings,
+    tokenize,
+)
 from gpt_cli.serve.refusals import RequestError, StoppedError
 from gpt_cli.serve.responses import CompletionResponse, EmbeddingResponse, Service
 from gpt_cli.serve.scheduler import Scheduler
 from gpt_cli.serve.settings import Settings
-from gpt_cli.serve.structured import FIELDS
+from gpt_cli.serve.structured import CONSTRAINT_FIELDS
 
 Parsed = TypeVar("Parsed")
 
@@ -168,8 +175,8 @@ class _Handlers:
     async def completions(self, request: Request) -> Response:
         """Continue or score the prompts of a request."""
         body = await _json(request)
-        parse = partial(read, names=self._service.names, folder=self._service.folder)
-        has_constraint = any(body.get(name) is not None for name in FIELDS)
+        parse = partial(read_completions, names=self._service.names, folder=self._service.folder)
+        has_constraint = any(body.get(name) is not None for name in CONSTRAINT_FIELDS)
         async with self._compiling if has_constraint else nullcontext():
             parsed = await self._in_thread(parse, body)
         return CompletionResponse(self._service, parsed)
