@@ -61,9 +61,8 @@ def free_memory() -> int | None:
     It is the minimum of Linux's available memory and of what the limits of the control groups (the
     container) and of the process (`ulimit -v`) leave.
     """
-    sizes = [_numbers(Path("/proc/meminfo")).get("MemAvailable:"), addresses()]
-    sizes += _group_memory()
-    known = [size for size in sizes if size is not None]
+    available = _numbers(Path("/proc/meminfo")).get("MemAvailable:")
+    known = [size for size in (*_group_memory(), available, addresses()) if size is not None]
     return max(0, min(known)) if known else None
 
 
@@ -137,19 +136,14 @@ def blas_threads() -> int:
 
 def _first_number(*variables: str) -> int | None:
     """Return the value of the first environment variable that is a number above 0."""
-    for name in variables:
-        value = os.environ.get(name, "")
-        if value.isdecimal() and int(value):
-            return int(value)
-    return None
+    values = [os.environ.get(name, "") for name in variables]
+    return next((int(value) for value in values if value.isdecimal() and int(value)), None)
 
 
 def native_library() -> Path | None:
     """Return the file of the compiled library, or None if the installation has none."""
-    for path in _NATIVE.glob("libkernels.*"):
-        if path.suffix in (".so", ".dylib"):
-            return path
-    return None
+    libraries = (path for path in _NATIVE.glob("libkernels.*") if path.suffix in (".so", ".dylib"))
+    return next(libraries, None)
 
 
 def native_computes() -> bool:
@@ -185,8 +179,7 @@ def _group_memory() -> Iterator[int]:
 
 def _groups() -> Iterator[Path]:
     """Yield the folders of the process's control groups and of their parents."""
-    yield _CGROUP
-    yield _CGROUP / "memory"
+    yield from (_CGROUP, _CGROUP / "memory")
     for line in _text(_OWN_GROUPS).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers in ("", "memory"):

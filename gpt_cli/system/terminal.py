@@ -45,13 +45,12 @@ def silent_stderr() -> Iterator[None]:
 
     Nothing happens if it is closed: another file may then have its descriptor.
     """
-    if sys.stderr is None:
-        yield
-        return
-    try:
-        sys.stderr.flush()
-        stderr = os.dup(2)
-    except (OSError, ValueError):
+    stderr = None
+    if sys.stderr is not None:
+        with suppress(OSError, ValueError):
+            sys.stderr.flush()
+            stderr = os.dup(2)
+    if stderr is None:
         yield
         return
     try:
