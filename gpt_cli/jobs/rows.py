@@ -141,9 +141,9 @@ class Source:
     """The input of a job.
 
     The names are those of files, folders, patterns with `*`, or addresses of these; "-" is standard
-    input. The format "auto" is "parquet" if the names of the files end so. Otherwise it is "jsonl"
-    if the first row begins with a brace, and else "lines". In the format "text", each file is one
-    row. A range holds only rows that are computed together.
+    input. The format "auto" is "parquet" if the names of the files end with .parquet. Otherwise it
+    is "jsonl" if the first row begins with a brace, and else "lines". In the format "text", each
+    file is one row. A range holds only rows that are computed together.
     """
 
     def __init__(self, names: Sequence[str], format: Format, layout: Layout, rows_together: int):

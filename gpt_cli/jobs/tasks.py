@@ -57,7 +57,7 @@ class Generation(Task):
 
     @property
     def settings(self) -> dict[str, Any]:
-        template = self.template and asdict(self.template)
+        template = asdict(self.template) if self.template else None
         return asdict(self.options) | {"logprobs": self.logprobs, "template": template}
 
     def with_seed(self, seed: int | None) -> "Generation":
@@ -71,7 +71,7 @@ class Generation(Task):
         names = self.fields[1:] if self.template else row.fields.keys() - {"prompt"}
         options = {name: value for name, value in row.fields.items() if name in names}
         choices = options.get("choices")
-        if all(options.get(name) is None for name in CONSTRAINTS):
+        if all(options.get(name) is None for name in CONSTRAINTS):  # then the default applies
             choices = self.options.choices or None
         if choices is not None and isinstance(prompt, str):
             options["choices"] = list(spaced(prompt, choices))
@@ -206,7 +206,7 @@ class Activations(_OfTexts):
     @property
     def settings(self) -> dict[str, Any]:
         settings = super().settings
-        return {"hook": settings.pop("hooks")} | settings
+        return {"hook": settings.pop("hooks")} | settings  # "hook" is its name in manifests
 
     def results(self, engine: "Engine", rows: Rows) -> "Iterator[TextActivations | InputError]":
         return engine.activation_rows(self.texts(rows), self.hooks, self.pool, bos=self.bos)

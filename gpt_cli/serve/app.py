@@ -99,6 +99,7 @@ def _name_of(engine: Engine) -> str:
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
+    """Return the error of a path or a method without a route."""
     assert isinstance(error, HTTPException)  # noqa: S101 (narrows the type)
     path = request.url.path
     headers = error.headers or {}
@@ -130,6 +131,7 @@ def _page() -> Response:
 
 
 def _special_tokens(engine: Engine) -> Json:
+    """Return the special tokens and the context length, as lm-evaluation-harness reads them."""
     config = engine.model.config
     tokenizer = engine.tokenizer
     start = config.bos_token_id
@@ -209,6 +211,7 @@ def _fault(error: Exception) -> str:
 
 
 async def _json(request: Request) -> Json:
+    """Return the JSON object that is the body of a request; raise RequestError if it is none."""
     try:
         body = json.loads(await request.body())
     except MALFORMED as error:

@@ -276,7 +276,7 @@ def test_tables_are_joined_in_order(pa):
     for stream, rows in zip(streams, [[{"index": 0}], [], [{"index": 1}]], strict=True):
         parquet.Parquet().write(rows, IDENTITY, stream)
     target = BytesIO()
-    parquet.Parquet().join(lambda: streams, IDENTITY, target)
+    parquet.Parquet().join(lambda: streams, IDENTITY, target, b"")
     assert read_table(target).to_pylist() == [{"index": 0, "id": None}, {"index": 1, "id": None}]
 
 
