@@ -29,7 +29,8 @@ from gpt_cli.errors import InputError
 from gpt_cli.jobs import tasks
 from gpt_cli.jobs.layout import InputRow
 from gpt_cli.jobs.parquet import table_of, whole
-from gpt_cli.jobs.tasks import Generation, OutDtype, Ranking, Scoring, Task
+from gpt_cli.jobs.task import Task
+from gpt_cli.jobs.tasks import Generation, OutDtype, Ranking, Scoring
 from gpt_cli.loading import load
 from gpt_cli.options.arguments import check_type
 from gpt_cli.options.declare import OptionError

@@ -53,7 +53,8 @@ TESTS = {
         for name in ("pipeline", "special_tokens", "tokenizer", "vocabularies")
     },
     "hub/client": ["hub/test_client.py", "faults/test_faults_hub.py"],
-    "serve/answer": ["serve/test_answer.py", "serve/test_app.py"],
+    "serve/choice": ["serve/test_responses.py", "serve/test_app.py"],
+    "serve/responses": ["serve/test_responses.py", "serve/test_app.py"],
     "generation/generate": ["test_engine.py", "generation/test_generate.py"],
     "generation/row": [
         "test_engine.py",
@@ -71,6 +72,7 @@ TESTS = {
     "jobs/storage": ["jobs/test_storage.py", "jobs/test_rows.py"],
     "jobs/sinks": ["jobs/test_runner.py"],
     "jobs/layout": ["jobs/test_layout.py", "jobs/test_tasks.py", "cli/test_rank.py"],
+    "jobs/task": ["jobs/test_tasks.py", "jobs/test_runner.py"],
     "jobs/tasks": ["jobs/test_tasks.py", "jobs/test_runner.py"],
     "jobs/runner": ["jobs/test_runner.py"],
 }

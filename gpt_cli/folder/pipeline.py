@@ -2,13 +2,11 @@
 
 import codecs
 import copy
-import os
 import re
 from codecs import charmap_build, charmap_encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from pathlib import Path
 
 import tokenizers
 from tokenizers import normalizers
@@ -16,6 +14,7 @@ from tokenizers import normalizers
 from gpt_cli.errors import CheckpointError, GPTCLIError
 from gpt_cli.folder.base_tokenizer import Stream, Tokenizer, unknown
 from gpt_cli.folder.byte_bpe import byte_alphabet
+from gpt_cli.system.terminal import silent_stderr
 
 SPACE = "\u2581"  # as SentencePiece writes a space
 _TRIAL = "A text, 1 \u00e9\u4e2d\U0001f600\n"
@@ -52,7 +51,7 @@ class Pipeline(Tokenizer):
         """Raise CheckpointError if the library refuses what `build` makes."""
         self.source = source
         self._joins_bytes = joins_bytes
-        with _silence(), self._checked():
+        with silent_stderr(), self._checked():  # Rust would write about a panic
             self._library = library = build()
             library.no_padding()
             library.no_truncation()
@@ -192,20 +191,3 @@ class _RunStream(Stream):
             return run.decode()
         except UnicodeDecodeError:
             return "\ufffd" * len(run)
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Keep what Rust writes about a panic from standard error, where one line will say it."""
-    try:
-        kept = os.dup(2)
-    except OSError:  # it is closed
-        yield
-        return
-    try:
-        with Path(os.devnull).open("wb") as null:
-            os.dup2(null.fileno(), 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)

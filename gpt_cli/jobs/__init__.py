@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from gpt_cli.jobs.layout import InputRow, Template
     from gpt_cli.jobs.runner import Summary, run
     from gpt_cli.jobs.sinks import Observer, Resumed, Sink
-    from gpt_cli.jobs.tasks import Activations, Generation, Ranking, Scoring, Task, spaced
+    from gpt_cli.jobs.task import Task
+    from gpt_cli.jobs.tasks import Activations, Generation, Ranking, Scoring, spaced
 
 __all__ = [
     "Activations",
@@ -32,4 +33,6 @@ __all__ = [
     "run",
     "spaced",
 ]
-__getattr__, __dir__ = on_first_use(__name__, "layout", "sinks", "tasks", "runner", "cluster")
+__getattr__, __dir__ = on_first_use(
+    __name__, "layout", "sinks", "task", "tasks", "runner", "cluster"
+)

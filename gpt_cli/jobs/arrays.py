@@ -23,7 +23,7 @@ from gpt_cli.records import Record, Schema
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 
 _DTYPES = {"int64": "I64", "float32": "F32", "float16": "F16"}
-_MOST_ERRORS = 1000  # in one file; those who read safetensors limit the metadata
+_MOST_ERRORS = 1000  # in one file; readers of safetensors limit the size of metadata
 
 
 class _ArrayFormat(RecordFormat):
@@ -67,9 +67,7 @@ class _ArrayFormat(RecordFormat):
         metadata = self.metadata(stream)
         return metadata["rows"], metadata["failed"]
 
-    def join(
-        self, streams: Streams, schema: Schema, target: BinaryIO, manifest: bytes = b""
-    ) -> None:
+    def join(self, streams: Streams, schema: Schema, target: BinaryIO, manifest: bytes) -> None:
         """Write one file of several, which must fit the memory, with a manifest."""
         parts = [self.metadata(stream) for stream in streams()]
         errors = list(chain.from_iterable(part["errors"] for part in parts))
@@ -82,6 +80,7 @@ class _ArrayFormat(RecordFormat):
         self.save(_concatenated([self.arrays(stream) for stream in streams()]), metadata, target)
 
     def manifest(self, stream: BinaryIO) -> bytes | None:
+        """Return the manifest in the metadata of a file; None if there is none."""
         metadata = self.metadata(stream)
         return json.dumps(metadata["job"]).encode() if "job" in metadata else None
 
@@ -133,7 +132,7 @@ class Npz(_ArrayFormat):
     """Files of `numpy.savez`; the array "metadata" is one text, JSON."""
 
     def save(self, arrays: Arrays, metadata: Mapping[str, Any], stream: BinaryIO) -> None:
-        """Write a file, as `numpy.savez`, which cannot write an array "file"."""
+        """Write a file as `numpy.savez` does, which does not accept an array named "file"."""
         with ZipFile(stream, "w") as target:
             for name, value in ({"metadata": json.dumps(metadata)} | arrays).items():
                 with target.open(f"{name}.npy", "w", force_zip64=True) as member:

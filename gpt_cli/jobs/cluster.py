@@ -7,9 +7,7 @@ import pickle
 import re
 import signal
 import socket
-import sys
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,13 +22,14 @@ from gpt_cli.errors import GPTCLIError, ResourceError, import_extra
 from gpt_cli.gpt2.edits import with_absolute_path
 from gpt_cli.jobs import parquet
 from gpt_cli.jobs.layout import InputRow
-from gpt_cli.jobs.rows import Piece, RowReader, Source, pieces_together
+from gpt_cli.jobs.rows import FileRange, RowReader, Source, ranges_together
 from gpt_cli.jobs.storage import is_address
-from gpt_cli.jobs.tasks import Task
+from gpt_cli.jobs.task import Task
 from gpt_cli.loading import load
 from gpt_cli.options.declare import OptionError
 from gpt_cli.records import Record
 from gpt_cli.system.machine import cores
+from gpt_cli.system.terminal import silent_stderr
 
 if TYPE_CHECKING:
     import pyarrow
@@ -57,35 +56,35 @@ class Cluster:
     threads: int | None = None  # and CPUs, of a worker; None: up to 4
 
 
-class _BundleActor(ABC):
-    """Turns bundles of pieces or rows into bundles of rows or records; a bundle may be an error."""
+class _BundleActor:
+    """An actor of Ray that turns bundles of ranges or rows into bundles of rows or records."""
+
+    def __init__(self, transform: Callable[[list[Any]], Iterable[Any]]):
+        self._transform = transform
 
     def __call__(self, table: "pyarrow.Table") -> "pyarrow.Table":
-        """Return the bundle that replaces those of a table."""
+        """Return the bundle that replaces those of a table; it may be an error."""
         try:
-            return _packed(list(self.content(_unpacked(table))))
+            return _packed(list(self._transform(_unpacked(table))))
         except GPTCLIError as error:
             return _packed(error)
 
-    @abstractmethod
-    def content(self, bundle: list[Any]) -> Iterable[Any]:
-        """Return what replaces the content of a bundle."""
-
 
 @dataclass(frozen=True)
-class _PieceReader(_BundleActor):
-    """Read the rows of pieces, from the index `start` on."""
+class _RangeReader:
+    """Reads the rows of ranges, from the index `start` on."""
 
     reader: RowReader
     start: int
     folder: Path  # the driver's, for relative paths
 
-    def content(self, bundle: list[Piece]) -> Iterator[InputRow]:
-        """Yield the rows of pieces; raise InputError if a file cannot be read."""
-        for piece in bundle:
-            path = piece.file if is_address(piece.file) else str(self.folder / piece.file)
-            name = piece.file if self.reader.many else None
-            for row in self.reader.read(replace(piece, file=path)):
+    def rows(self, ranges: Iterable[FileRange]) -> Iterator[InputRow]:
+        """Yield the rows of ranges; raise InputError if a file cannot be read."""
+        for file_range in ranges:
+            file = file_range.file
+            path = file if is_address(file) else str(self.folder / file)
+            name = file if self.reader.many else None
+            for row in self.reader.read(replace(file_range, file=path)):
                 if row.index >= self.start:
                     yield replace(row, file=name)
 
@@ -103,8 +102,9 @@ class _Model:
     def of(cls, name: str, loading: Mapping[str, Any], cluster: Cluster) -> "_Model":
         """Return a model by its name and keywords of `load`, which may have relative paths."""
         adapter = loading.get("adapter")
-        edits = [with_absolute_path(edit) for edit in loading.get("edits", ())]
-        options = {**loading, "adapter": adapter and _absolute(adapter), "edits": edits}
+        options = dict(loading)
+        options["adapter"] = _absolute(adapter) if adapter else adapter
+        options["edits"] = [with_absolute_path(edit) for edit in loading.get("edits", ())]
         if options.get("device", "auto") == "auto" and not cluster.gpus_per_worker:
             options["device"] = "cpu"  # Ray has assigned no GPU
         return cls(name, adapter, _absolute(name), options)
@@ -118,24 +118,23 @@ class _Model:
 
 
 @dataclass
-class _Worker(_BundleActor):
-    """Compute the records of rows, or of the rows of pieces."""
+class _Worker:
+    """Computes the records of rows, or of the rows of ranges."""
 
     task: Task
-    reader: _PieceReader
+    reader: _RangeReader
     model: _Model
-    first: int = 0  # the index of the first row without a record
 
     @cached_property
     def _engine(self) -> Engine:
         """The model, loaded for the first bundle: Ray would return only the text of an error."""
         return self.model.load()
 
-    def content(self, bundle: list[Any]) -> Iterator[Record]:
+    def records(self, bundle: list[Any]) -> Iterator[Record]:
         """Yield the records of the rows of a bundle."""
-        rows = self.reader.content(bundle) if isinstance(bundle[0], Piece) else bundle
+        rows = self.reader.rows(bundle) if isinstance(bundle[0], FileRange) else bundle
         for _, group in groupby(rows, lambda row: row.index // self.task.rows_together):
-            yield from self.task.records(self._engine, list(group), self.first)
+            yield from self.task.records(self._engine, list(group))
 
 
 def compute(
@@ -150,32 +149,34 @@ def compute(
     ray = library()
     groups = ((source.total or 0) - start) / task.rows_together
     size = task.rows_together * max(1, math.ceil(groups / _MOST_BUNDLES))
-    bundles = [_packed(pieces) for pieces in pieces_together(source.pieces, size, start)]
+    bundles = [_packed(ranges) for ranges in ranges_together(source.ranges, size, start)]
     if not bundles:
         return
-    reader = _PieceReader(source.reader, start, Path.cwd())
+    reader = _RangeReader(source.reader, start, Path.cwd())
     with _connected(cluster) as alone:
         workers, threads = _room(cluster)
-        one = {"batch_size": 1, "batch_format": "pyarrow"}  # with GPUs, Ray requires a number
+        # A bundle at a time; with GPUs, Ray requires a number.
+        batches = {"batch_size": 1, "batch_format": "pyarrow"}
         actors = ray.data.ActorPoolStrategy
         data = ray.data.from_arrow(bundles)
         if not (alone or all(map(is_address, source.files))):
             readers = math.ceil(workers / _WORKERS_PER_READER)
             data = data.map_batches(  # tasks would be new processes on a node without CPUs
-                _PieceReader,
-                fn_constructor_kwargs=vars(reader),
+                _BundleActor,
+                fn_constructor_args=(reader.rows,),
                 num_cpus=0,  # else a reader would wait forever once the workers have all CPUs
                 resources={f"node:{ray.util.get_node_ip_address()}": 0.001},  # of 1: this machine
                 compute=actors(size=min(len(bundles), readers)),
-                **one,
+                **batches,
             )
+        worker = _Worker(task, reader, _Model.of(model, loading, cluster))
         data = data.map_batches(
-            _Worker,
-            fn_constructor_args=(task, reader, _Model.of(model, loading, cluster), start),
+            _BundleActor,
+            fn_constructor_args=(worker.records,),
             num_cpus=threads,
             num_gpus=cluster.gpus_per_worker or None,
             compute=actors(size=min(workers, len(bundles))),
-            **one,
+            **batches,
         )
         # With prefetching, a bundle would wait for the next one, which may take an hour.
         for table in data.iter_batches(prefetch_batches=0, batch_size=None, batch_format="pyarrow"):
@@ -214,8 +215,10 @@ def _room(cluster: Cluster) -> tuple[int, int]:
     threads = cluster.threads or max(1, min(most, _THREADS))
     room = 0
     for node in nodes:
-        by_cpus = int(node.get("CPU", 0)) // threads
-        room += min(by_cpus, _fitting(int(node.get("GPU", 0)), gpus)) if gpus else by_cpus
+        workers = int(node.get("CPU", 0)) // threads
+        if gpus:
+            workers = min(workers, _fitting(int(node.get("GPU", 0)), gpus))
+        room += workers
     worker = f"threads {threads}" + (f" and gpus_per_worker {gpus:g}" if gpus else "")
     if not room:
         raise ResourceError(
@@ -253,7 +256,7 @@ def _connected(cluster: Cluster) -> Iterator[bool]:
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised, too
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     try:
-        with _silent():
+        with silent_stderr():
             _join(address, options)
         signal.signal(signal.SIGTERM, terminate)  # Ray has installed a handler
         yield alone
@@ -279,6 +282,7 @@ def _check_address(address: str) -> None:
 
 
 def _join(address: str, options: dict[str, Any]) -> None:
+    """Connect to Ray at an address; raise ResourceError if that fails."""
     ray = library()
     try:
         ray.init(address, **options)
@@ -298,27 +302,11 @@ def _summary(error: Exception) -> str:
     """Return the first line of an error and the last, its cause, without colours."""
     lines = re.sub(r"\x1b\[\d*m", "", str(error)).splitlines()
     lines = [line.strip() for line in lines if line.strip()]
-    return ": ".join(dict.fromkeys([*lines[:1], *lines[-1:]])) or repr(error)
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Hide the output of Ray's libraries to standard error while they start."""
-    if sys.stderr is None:
-        yield
-        return
-    sys.stderr.flush()
-    stderr = os.dup(2)
-    with Path(os.devnull).open("wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
+    if not lines:
+        return repr(error)
+    return lines[0] if lines[0] == lines[-1] else f"{lines[0]}: {lines[-1]}"
 
 
 def library() -> ModuleType:
     """Return Ray; raise ResourceError if it is not installed."""
-    modules = ("ray", "ray.data", "ray.exceptions")
-    return import_extra("a cluster needs Ray", "'ray[data]'", *modules)
+    return import_extra("a cluster needs Ray", "'ray[data]'", "ray", "ray.data", "ray.exceptions")

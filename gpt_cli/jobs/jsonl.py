@@ -12,7 +12,7 @@ Streams: TypeAlias = Callable[[], Iterable[BinaryIO]]  # opens parts, one after 
 
 
 class RecordFormat(ABC):
-    """A format of files of records. A file can be joined from several, and hold a manifest."""
+    """A format of files of records. Several files can be joined, with a manifest, to one."""
 
     has_manifest = True  # in a joined file
 
@@ -25,9 +25,7 @@ class RecordFormat(ABC):
         """Return the number of records in a file, and the number of errors among them."""
 
     @abstractmethod
-    def join(
-        self, streams: Streams, schema: Schema, target: BinaryIO, manifest: bytes = b""
-    ) -> None:
+    def join(self, streams: Streams, schema: Schema, target: BinaryIO, manifest: bytes) -> None:
         """Write one file of several, with a manifest."""
 
     @abstractmethod
@@ -49,9 +47,7 @@ class Lines(RecordFormat):
         failures = ["error" in json.loads(line.decode(errors="surrogateescape")) for line in stream]
         return len(failures), sum(failures)
 
-    def join(
-        self, streams: Streams, schema: Schema, target: BinaryIO, manifest: bytes = b""
-    ) -> None:
+    def join(self, streams: Streams, schema: Schema, target: BinaryIO, manifest: bytes) -> None:
         """Write one file of several, without the manifest."""
         for stream in streams():
             shutil.copyfileobj(stream, target)

@@ -18,7 +18,7 @@ from gpt_cli.jobs.sinks import (
     existing,
     refusal,
 )
-from gpt_cli.jobs.tasks import Task
+from gpt_cli.jobs.task import Task
 from gpt_cli.options.declare import OptionError
 
 # Endings of files in which nobody expects JSON Lines.
@@ -36,8 +36,9 @@ def open_sink(
     """
     output, ending = _split(name, source, task.endings)
     _check_folder_of(output)
+    example = f"{output}/part-0{ending}" if ending else name
     for input in source.names:
-        _check_apart(input, f"{output}/part-0{ending}" if ending else name)
+        _check_apart(input, example)
     in_lines = ".jsonl" in task.endings and not name.endswith(".parquet")
     if in_lines and not (ending or storage.is_address(name)):
         _check_file(Path(name), source, resume=resume)
@@ -77,7 +78,7 @@ def _split(name: str, source: Source, endings: Sequence[str]) -> tuple[str, str]
         raise OptionError("output", "is empty: name a file")
     output = name
     ending = ""
-    lines = ".jsonl" in endings
+    has_lines = ".jsonl" in endings
     suffix = PurePosixPath(name).suffix
     folder, slash, base = name.rpartition("/")
     if "*" in base:
@@ -86,9 +87,9 @@ def _split(name: str, source: Source, endings: Sequence[str]) -> tuple[str, str]
             folders = " or ".join(f"FOLDER/*{ending}" for ending in endings)
             raise _unsuitable(name, f"name a folder as {folders}")
         output = folder + slash or "."
-    elif name.endswith("/") or storage.is_folder(name) or not (lines or suffix):
-        ending = ".parquet" if lines and source.reader.format == "parquet" else endings[0]
-    elif not lines and suffix not in endings:
+    elif name.endswith("/") or storage.is_folder(name) or not (has_lines or suffix):
+        ending = ".parquet" if has_lines and source.reader.format == "parquet" else endings[0]
+    elif not has_lines and suffix not in endings:
         files = " or ".join(endings)
         cure = f"name a FOLDER/ or a file that ends with {files}"
         if suffix == ".parquet":
@@ -103,6 +104,7 @@ def _split(name: str, source: Source, endings: Sequence[str]) -> tuple[str, str]
 
 
 def _unsuitable(name: str | Path, complaint: str) -> OptionError:
+    """Return the error of a name that an output cannot have."""
     return OptionError("output", f"{name}: {complaint}")
 
 
@@ -133,7 +135,7 @@ def _check_apart(input: str, output: str) -> None:
 
 
 def _normalized(name: str) -> str:
-    """Return the one spelling of a name."""
+    """Return a name without `..`, and without a slash at its end; a path becomes absolute."""
     if storage.is_address(name):
         return name.rstrip("/")
     return Path(os.path.abspath(name)).as_posix()  # noqa: PTH100 (Path keeps ..)

@@ -95,7 +95,7 @@ def whole(value: Any) -> Any:
     return int(value) if value.is_integer() and abs(value) <= _EXACT else value
 
 
-# A group can only be read as a whole, and has several pieces.
+# A row group can only be read as a whole, and several ranges are in it.
 @lru_cache(maxsize=1)
 def _group(file: str, group: int, fields: tuple[str, ...] | None) -> "pyarrow.Table":
     pyarrow = library()
@@ -125,9 +125,7 @@ class Parquet(RecordFormat):
         table = library().parquet.read_table(stream, columns=["index", "error"])
         return len(table["index"].unique()), len(table) - table["error"].null_count
 
-    def join(
-        self, streams: Streams, schema: Schema, target: BinaryIO, manifest: bytes = b""
-    ) -> None:
+    def join(self, streams: Streams, schema: Schema, target: BinaryIO, manifest: bytes) -> None:
         """Write one table of several, with a manifest in its metadata.
 
         A table may lack columns in which it would have only nulls.
@@ -200,6 +198,7 @@ def _items(arrays: "Sequence[NDArray[Any] | None]") -> "pyarrow.Array":
 
 
 def _scalars(records: Sequence[Record], schema: Schema) -> "pyarrow.Table":
+    """Return a table of the fields of records that are in the schema."""
     pyarrow = library()
     rows = [{name: record[name] for name in schema if name in record} for record in records]
     # An id may be any JSON value; the number of a line is in the column of a template's {line}.
@@ -218,10 +217,11 @@ def _scalars(records: Sequence[Record], schema: Schema) -> "pyarrow.Table":
 
 def arrow_schema(schema: Schema) -> "pyarrow.Schema":
     """Return the schema of pyarrow for one of `gpt_cli.records`."""
-    return library().schema(list(_type(schema)))
+    return library().schema(list(_type(schema)))  # the fields of a struct
 
 
 def _type(kind: Any) -> "pyarrow.DataType":
+    """Return the type of pyarrow for a name, a list, an array of one size, or a struct."""
     if isinstance(kind, str):
         return library().type_for_alias(kind)
     if isinstance(kind, list):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeAlias, get_args
 
 from gpt_cli.errors import InputError
 from gpt_cli.jobs import parquet, storage
@@ -17,9 +17,11 @@ from gpt_cli.records import Record
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
+NumberedLine: TypeAlias = tuple[int | None, bytes]  # the number is None for a whole file
+
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FileRange:
     """A range of a file, which can be read alone, on any machine."""
 
     file: str
@@ -39,35 +41,37 @@ class RowReader:
     layout: Layout
     many: bool = False  # whether there are several files; their rows have their names
 
-    def read(self, piece: Piece) -> list[InputRow]:
-        """Return the rows of a piece; raise InputError if its file has changed."""
-        lines: Iterable[tuple[int | None, bytes | Record]]
+    def read(self, file_range: FileRange) -> list[InputRow]:
+        """Return the rows of a range; raise InputError if its file has changed."""
+        file = file_range.file
+        start, end = file_range.start, file_range.end
+        lines: Iterable[NumberedLine | tuple[int, Record]]
         if self.format == "parquet":
             columns = None if self.layout.all_columns else self.layout.columns
-            table = parquet.read(piece.file, piece.group, piece.start, piece.end, columns)
-            lines = enumerate(table, piece.line)
+            table = parquet.read(file, file_range.group, start, end, columns)
+            lines = enumerate(table, file_range.line)
         elif self.format == "text":
-            lines = [(None, storage.read_bytes(piece.file))]
+            lines = [(None, storage.read_bytes(file))]
         else:
-            data = BytesIO(storage.read_range(piece.file, piece.start, piece.end))
-            lines = self.numbered(data, piece.line)
-        rows = self.parse(lines, piece.index, piece.file if self.many else None)
-        if len(rows) != piece.rows:
-            raise InputError(f"{piece.file} changed while it was read: run the command again")
+            data = BytesIO(storage.read_range(file, start, end))
+            lines = self.numbered(data, file_range.line)
+        rows = self.parse(lines, file_range.index, file if self.many else None)
+        if len(rows) != file_range.rows:
+            raise InputError(f"{file} changed while it was read: run the command again")
         return rows
 
     def is_row(self, number: int, line: bytes) -> bool:
         """Return whether a line is a row; by default blank lines are skipped."""
         return self.layout.every_line or bool(_without_mark(number, line).strip())
 
-    def numbered(self, lines: Iterable[bytes], first: int) -> list[tuple[int, bytes]]:
+    def numbered(self, lines: Iterable[bytes], first: int) -> list[NumberedLine]:
         """Return the lines that are rows with their numbers, counted from `first`."""
         return [
             (number, line) for number, line in enumerate(lines, first) if self.is_row(number, line)
         ]
 
     def parse(
-        self, lines: Iterable[tuple[int | None, bytes | Record]], index: int, file: str | None
+        self, lines: Iterable[NumberedLine | tuple[int, Record]], index: int, file: str | None
     ) -> list[InputRow]:
         """Return the rows of numbered lines or table rows, counted from `index`."""
         return [
@@ -137,9 +141,9 @@ class Source:
     """The input of a job.
 
     The names are those of files, folders, patterns with `*`, or addresses of these; "-" is standard
-    input. The format "auto" is "parquet" if the names of the files end so. Otherwise it is "jsonl"
-    if the first row begins with a brace, and else "lines". In the format "text", each file is one
-    row. A piece holds only rows that are computed together.
+    input. The format "auto" is "parquet" if the names of the files end with .parquet. Otherwise it
+    is "jsonl" if the first row begins with a brace, and else "lines". In the format "text", each
+    file is one row. A range holds only rows that are computed together.
     """
 
     def __init__(self, names: Sequence[str], format: Format, layout: Layout, rows_together: int):
@@ -149,12 +153,12 @@ class Source:
         self.files = [file for name in names for file in storage.find(name)]
         if format == "auto" and self._are_tables():
             format = "parquet"
-        self.streams = any(map(storage.is_stream, names))  # read once, without pieces
+        self.streams = any(map(storage.is_stream, names))  # read once, without ranges
         if self.streams and format == "parquet":
             raise InputError("Parquet cannot be read from a pipe: name a file")
         self._rows_together = rows_together
-        self._rows = 0  # in the pieces
-        self.pieces: list[Piece] = []
+        self._rows = 0  # in the ranges
+        self.ranges: list[FileRange] = []
         self._contents: list[list[Any]] = []  # see `contents`; empty in the format "text"
         self.ignored: list[str] = []  # columns of tables that are not read
         self.whole_ids = format == "parquet"  # if all ids are integers
@@ -162,13 +166,11 @@ class Source:
         self.reader = RowReader(format, layout, are_named)
         self.total: int | None = None  # until a stream has ended
         if self.streams:
-            self._available: Iterator[tuple[str, Sequence[tuple[int | None, bytes]]]] = (
-                self._read_streams()
-            )
+            self._available = self._read_streams()
             return
         for file in self.files:
             if format == "text":
-                self._add(file, 0, 0, storage.size(file), 1, 1)
+                self._add(file, 0, storage.size(file), line=1, rows=1)
                 continue
             checksum = self._cut_table(file) if format == "parquet" else self._cut_lines(file)
             self._contents.append([Path(file).name, storage.size(file), checksum])
@@ -198,8 +200,8 @@ class Source:
     def rows(self, start: int = 0) -> Iterator[list[InputRow]]:
         """Yield the rows that are computed together; files may be read only from `start` on."""
         if not self.streams:
-            for pieces in pieces_together(self.pieces, self._rows_together, start):
-                yield list(chain.from_iterable(map(self.reader.read, pieces)))
+            for ranges in ranges_together(self.ranges, self._rows_together, start):
+                yield list(chain.from_iterable(map(self.reader.read, ranges)))
             return
         index = 0
         for file, lines in self._available:
@@ -217,8 +219,8 @@ class Source:
             self._available = chain(first, self._available)
         return self.reader.format
 
-    def _read_streams(self) -> Iterator[tuple[str, Sequence[tuple[int | None, bytes]]]]:
-        """Yield files with numbered lines that are rows: those that are available at once."""
+    def _read_streams(self) -> Iterator[tuple[str, Sequence[NumberedLine]]]:
+        """Yield a file, and those of its lines that are rows and are available at once."""
         for file in self.files:
             if self.reader.format == "text":
                 yield file, [(None, storage.read_bytes(file))]
@@ -228,36 +230,38 @@ class Source:
                 rows = self.reader.numbered(available, number)
                 number += len(available)
                 if rows:
-                    first_number, first = rows[0]
-                    self._guess_format(first_number, first)
+                    self._guess_format(*rows[0])
                     yield file, rows
 
-    def _add(self, file: str, group: int, start: int, end: int, line: int, rows: int) -> None:
-        self.pieces.append(Piece(file, group, start, end, self._rows, line, rows))
+    def _add(
+        self, file: str, start: int, end: int, *, line: int, rows: int, group: int = 0
+    ) -> None:
+        """Append a range."""
+        self.ranges.append(FileRange(file, group, start, end, self._rows, line, rows))
         self._rows += rows
 
     def _cut_table(self, file: str) -> int:
-        """Append the pieces of a table; return a checksum of its metadata."""
+        """Append the ranges of a table; return a checksum of its metadata."""
         survey = parquet.survey(file, self.reader.layout)
         self.ignored += [name for name in survey.ignored if name not in self.ignored]
-        self.whole_ids &= survey.whole_ids
+        self.whole_ids = self.whole_ids and survey.whole_ids
         line = 1
         for group, size in enumerate(survey.group_sizes):
             start = 0
             while start < size:
                 end = min(start + self._rows_together - self._rows % self._rows_together, size)
-                self._add(file, group, start, end, line + start, end - start)
+                self._add(file, start, end, line=line + start, rows=end - start, group=group)
                 start = end
             line += size
         return survey.checksum
 
     def _cut_lines(self, file: str) -> int:
-        """Append the pieces of a file of lines; return a checksum of its bytes."""
+        """Append the ranges of a file of lines; return a checksum of its bytes."""
         checksum = 0
-        start = 0  # of the next piece, in bytes
+        start = 0  # of the next range, in bytes
         end = 0
-        line = 1  # the first of the piece
-        rows = 0  # in the piece
+        line = 1  # the first of the range
+        rows = 0  # in the range
         for number, data in enumerate(chain.from_iterable(storage.read_lines(file)), 1):
             checksum = zlib.crc32(data, checksum)
             end += len(data)
@@ -265,25 +269,27 @@ class Source:
                 rows += 1
                 self._guess_format(number, data)
             if rows and (self._rows + rows) % self._rows_together == 0:
-                self._add(file, 0, start, end, line, rows)
+                self._add(file, start, end, line=line, rows=rows)
                 start = end
                 line = number + 1
                 rows = 0
         if rows:
-            self._add(file, 0, start, end, line, rows)
+            self._add(file, start, end, line=line, rows=rows)
         return checksum
 
-    def _guess_format(self, number: int, first: bytes) -> None:
+    def _guess_format(self, number: int | None, first: bytes) -> None:
         """Decide the format "auto" by the first row."""
         if self.reader.format == "auto":
             is_object = _without_mark(number, first).lstrip().startswith(b"{")
             self.reader = replace(self.reader, format="jsonl" if is_object else "lines")
 
 
-def pieces_together(pieces: Iterable[Piece], rows: int, start: int = 0) -> Iterator[list[Piece]]:
-    """Yield lists of the pieces that have `rows` rows; leave out pieces before the row `start`."""
-    rest = (piece for piece in pieces if piece.index + piece.rows > start)
-    for _, group in groupby(rest, lambda piece: piece.index // rows):
+def ranges_together(
+    ranges: Iterable[FileRange], rows: int, start: int = 0
+) -> Iterator[list[FileRange]]:
+    """Yield lists of the ranges that have `rows` rows; leave out ranges before the row `start`."""
+    rest = (file_range for file_range in ranges if file_range.index + file_range.rows > start)
+    for _, group in groupby(rest, lambda file_range: file_range.index // rows):
         yield list(group)
 
 

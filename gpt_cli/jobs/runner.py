@@ -13,7 +13,7 @@ from gpt_cli.jobs.outputs import open_sink
 from gpt_cli.jobs.rows import Source
 from gpt_cli.jobs.sinks import Observer, Resumed, Sink
 from gpt_cli.jobs.storage import Format
-from gpt_cli.jobs.tasks import Task
+from gpt_cli.jobs.task import Task
 from gpt_cli.loading import load
 from gpt_cli.options.arguments import checks_arguments
 from gpt_cli.options.declare import OptionError
@@ -97,6 +97,8 @@ def _open_source(
 
 @dataclass
 class _Job:
+    """A task, its input, and where it is computed."""
+
     task: Task
     source: Source
     model: str
@@ -136,12 +138,13 @@ class _Job:
             failed = resumed.failed
             self.observer.start(self.source.total, resumed.rows, failed)
             self.task = self.task.with_seed(resumed.seed)
-            # Why rows failed, None for rows that did not; up to two.
+            # The messages of errors, and None if a row did not fail: at most two of these.
             reasons: set[str | None] = {None} if resumed.rows else set()
             for record in records(sink, resumed.rows):
                 sink.write(record)
                 is_error = "error" in record
-                failed += is_error
+                if is_error:
+                    failed += 1
                 if len(reasons) < 2:
                     reasons.add(record["error"]["message"] if is_error else None)
                 self.observer.advance(0 if is_error else self.task.tokens(record), is_error)
@@ -165,15 +168,15 @@ class _Job:
     def _records(self, engine: Engine, sink: Sink, done: int) -> Iterator[Record]:
         """Yield the records of the rows from index `done` on; the sink checks the rows before."""
         compared = done if sink.compares else 0
-        read = {*self.task.layout.columns}
+        known = set(self.task.layout.columns)
         for rows in self.source.rows(done - compared):
             for row in rows:
                 if row.index < compared:
                     sink.check(row)
             if self.task.template and not self.task.all_columns:
                 names = dict.fromkeys(name for row in rows for name in row.fields)
-                self._note_ignored([name for name in names if name not in read])
-                read.update(names)
+                self._note_ignored([name for name in names if name not in known])
+                known.update(names)
             yield from self.task.records(engine, rows, done)
 
     def _note_ignored(self, names: list[str]) -> None:

@@ -81,6 +81,7 @@ class Sink(ABC):
 
 
 def _shown(value: Any) -> str:
+    """Return the value of an option as messages show it."""
     return "not set" if value is None else f"{json.dumps(value):.200}"
 
 
@@ -93,8 +94,10 @@ def _changed_file(earlier: Any, files: Any) -> str:
     for name, file in zip(now, files, strict=True):
         if file not in earlier:
             return f", {name} {'has changed' if name in before else 'is new'}"
-    missing = [name for name in before if name not in now]
-    return f", {missing[0]} is missing" if missing else ", its files have another order"
+    for name in before:
+        if name not in now:
+            return f", {name} is missing"
+    return ", its files have another order"
 
 
 def _file_name(file: Any) -> Any:
@@ -128,7 +131,7 @@ class Manifest:
 
     @property
     def seed(self) -> int | None:
-        """Return the seed of the job; None if it draws nothing."""
+        """The seed of the job; None if it draws nothing."""
         return self._job.get("seed")
 
     def exists(self) -> bool:
@@ -148,7 +151,8 @@ class Manifest:
             raise refusal(f"{self._file} is not a manifest") from None
         if "seed" in self._job and self._job["seed"] is None:
             self._job["seed"] = earlier.get("seed")
-        files, earlier_files = self._job.get("input"), earlier.get("input")
+        files = self._job.get("input")
+        earlier_files = earlier.get("input")
         if files != earlier_files:
             change = _changed_file(earlier_files, files)
             raise refusal(f"{self._output} was made from another input{change}")
@@ -193,7 +197,7 @@ class JSONLines(Sink):
         if len(files) > 1:  # a single file may have grown, or may now be a pipe
             job["input"] = files
         self._manifest = Manifest(str(path), str(self._side), job)
-        self._rows: list[int | None] = []  # hashes of the rows that were written; None if failed
+        self._hashes: list[int | None] = []  # of the rows that were written; None if failed
 
     def __enter__(self) -> Self:
         self._new = not self._path.exists()
@@ -219,19 +223,19 @@ class JSONLines(Sink):
         if has_manifest:
             self._manifest.compare()
         end = self._read()
-        if self._rows and not has_manifest:
+        if self._hashes and not has_manifest:
             raise refusal(f"{self._path} cannot be resumed without its manifest {self._side.name}")
         if not has_manifest:
             with storage.writing(str(self._side), ANOTHER):
                 self._side.write_bytes(self._manifest.begin())
         self._file.seek(end)
-        return Resumed(len(self._rows), self._rows.count(None), self._manifest.seed)
+        return Resumed(len(self._hashes), self._hashes.count(None), self._manifest.seed)
 
     def _read(self) -> int:
         """Read the records; return the number of their bytes, without a torn record."""
         end = 0
         for data in chain.from_iterable(storage.read_lines(str(self._path))):
-            beginning = f'{{"index": {len(self._rows)}, '.encode()
+            beginning = f'{{"index": {len(self._hashes)}, '.encode()
             if not data.endswith(b"\n") and data.startswith(beginning[: len(data)]):
                 break  # the run was killed while it wrote this
             try:
@@ -239,18 +243,20 @@ class JSONLines(Sink):
                     raise ValueError
                 record = json.loads(data.decode(errors="surrogateescape"))
                 failed = "error" in record
-                self._rows.append(None if failed else self._hash(record, record.get("id")))
+                self._hashes.append(None if failed else self._hash(record, record.get("id")))
             except MALFORMED:
-                line = f"{self._path}, line {len(self._rows) + 1}"
+                line = f"{self._path}, line {len(self._hashes) + 1}"
                 raise refusal(f"{line}, is not a record of this command") from None
             end += len(data)
         return end
 
     def _hash(self, fields: Mapping[str, Any], id: Any) -> int:
-        return hash(json.dumps([id, *(fields[name] for name in self._texts)]))
+        """Return a hash of the id and the texts of a row or a record."""
+        texts = [fields[name] for name in self._texts]
+        return hash(json.dumps([id, texts]))
 
     def check(self, row: InputRow) -> None:
-        written = self._rows[row.index]
+        written = self._hashes[row.index]
         if written is not None and (row.error or written != self._hash(row.fields, row.id)):
             place = row.file if row.line is None else f"line {row.line}"
             difference = f"row {row.index} differs from {place}; {ANOTHER}"
@@ -263,8 +269,8 @@ class JSONLines(Sink):
             self._file.flush()
 
     def finish(self, rows: int) -> None:
-        if rows < len(self._rows):
-            size = f"at least {counted(len(self._rows), 'row')}, not {rows:,}"
+        if rows < len(self._hashes):
+            size = f"at least {counted(len(self._hashes), 'row')}, not {rows:,}"
             raise refusal(f"{self._path} was made from another input, of {size}")
 
 

@@ -53,7 +53,7 @@ def filesystem(name: str) -> "tuple[AbstractFileSystem, str]":
 
 
 class _LocalFiles:
-    """The files of this machine, by the methods of a file system of fsspec, without importing it.
+    """The files of this machine, with the methods of a file system of fsspec, without its import.
 
     Names that cannot be accessed do not exist.
     """
@@ -77,7 +77,7 @@ class _LocalFiles:
 
 
 def _files(name: str) -> "tuple[AbstractFileSystem | _LocalFiles, str]":
-    """Return the files among which a name is, and its path among them."""
+    """Return the file system of a name, and the path within it; a local one needs no fsspec."""
     return filesystem(name) if is_address(name) else (_LocalFiles(), name)
 
 
@@ -197,6 +197,7 @@ def new_file(name: str) -> Iterator[Callable[[bytes], object]]:
 
 
 def _check_new(name: str) -> None:
+    """Raise InputError if a name exists."""
     if exists(name):
         raise InputError(f"{name} exists: name another output")
 

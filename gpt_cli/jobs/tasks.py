@@ -1,15 +1,14 @@
-"""Tasks: the results and the records of rows."""
+"""The tasks: to continue, score or rank the texts of rows, or to compute their activations."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, is_dataclass, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from gpt_cli import records
-from gpt_cli.errors import InputError, checked, compute_valid
+from gpt_cli.errors import InputError
 from gpt_cli.jobs import storage
-from gpt_cli.jobs.layout import InputRow, Layout, Template
+from gpt_cli.jobs.layout import InputRow, Template
+from gpt_cli.jobs.task import Rows, Task
 from gpt_cli.options.arguments import check_type
 from gpt_cli.options.declare import OptionError
 from gpt_cli.options.request import CONSTRAINTS, Options
@@ -24,128 +23,9 @@ if TYPE_CHECKING:
     from gpt_cli.scoring.rank import Choice, RankBy
     from gpt_cli.scoring.score import Score, ScoreOptions
 
-Rows: TypeAlias = Sequence[InputRow]
 OutDtype: TypeAlias = Literal["float32", "float16"]
 
-_ROWS_TOGETHER = 256
 _UNPOOLED_TOGETHER = 64  # a worker of Ray returns the values of all their tokens at once
-
-
-class Task(ABC):
-    """The computation for each row; a task is pickled to run on another machine."""
-
-    template: Template | None = None  # a text with fields of a row, instead of the row's text
-    every_line: bool = False  # blank lines are rows, too, and records have the "data" of lines
-    all_columns: bool = False  # records have "columns", the other fields of their rows, and lines
-
-    @property
-    def endings(self) -> tuple[str, ...]:
-        """The endings of outputs; a part in a folder has the first, or .parquet beside .jsonl."""
-        return ".jsonl", ".parquet"
-
-    @property
-    @abstractmethod
-    def fields(self) -> tuple[str, ...]:
-        """The fields of a row that are read, besides its id. The first is its text."""
-
-    @property
-    @abstractmethod
-    def schema(self) -> Schema:
-        """The fields of a result."""
-
-    @cached_property
-    def layout(self) -> Layout:
-        """The fields of rows and records."""
-        return Layout(self.fields, self.template, self.schema, self.every_line, self.all_columns)
-
-    @property
-    def rows_together(self) -> int:
-        """The number of rows that `results` gets at a time."""
-        return _ROWS_TOGETHER
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The options that change results, as JSON values; by default the fields of a dataclass.
-
-        An output with other settings cannot be resumed.
-        """
-        return asdict(self) if is_dataclass(self) else {}
-
-    def with_seed(self, seed: int | None) -> "Task":
-        """Return the task with a seed if it draws numbers: its own, else `seed`, else any."""
-        return self
-
-    def check_lines(self) -> None:
-        """Raise InputError if plain lines lack something that the task reads."""
-        if self.template:
-            self.template.check_line()
-
-    def prepare(self, row: InputRow) -> InputRow:
-        """Return a row for `results`; raise InputError if nothing can be computed for it."""
-        if row.error:
-            raise row.error
-        return row
-
-    @abstractmethod
-    def results(self, engine: "Engine", rows: Rows) -> Iterable[Any]:
-        """Return the results of rows, in order; that of a row may be an InputError."""
-
-    def record(self, engine: "Engine", row: InputRow, result: Any) -> Record:
-        """Return a result as the fields of a record; raise InputError if that is not possible."""
-        return result
-
-    def records(self, engine: "Engine", rows: Rows, first: int = 0) -> Iterator[Record]:
-        """Yield the records of rows from index `first` on, in order: their results or errors."""
-        rows = [row for row in rows if row.index >= first]
-        results = compute_valid(
-            rows, self.prepare, lambda valid: self._computed(engine, list(valid))
-        )
-        for row, result in zip(rows, results, strict=True):
-            try:
-                content = self.record(engine, row, checked(result))
-                identity = self._identity(row)
-            except InputError as error:
-                content = records.of_error(error)
-                identity = self._identity(row, is_error=True)
-            yield identity | content
-
-    def _identity(self, row: InputRow, *, is_error: bool = False) -> Record:
-        """Return what a record has of its row: where it is in the input, and its texts."""
-        layout = self.layout
-        values: Record = {"index": row.index, "id": row.id, "data": row.data or None}
-        if row.file is not None or self.all_columns or is_error:
-            file, line = layout.origin
-            values[file] = row.file
-            values[line] = row.line
-        if self.all_columns:
-            values["columns"] = {
-                name: value for name, value in row.fields.items() if name not in layout.texts
-            }
-        if not is_error:
-            for name in layout.texts:
-                values[name] = row.fields[name]
-        return {name: value for name, value in values.items() if value is not None}
-
-    def _computed(self, engine: "Engine", rows: Rows) -> Iterator[Any]:
-        """Yield the results of rows; if the edits of a row make values overflow, its error."""
-        from gpt_cli.gpt2.weights import EditOverflowError  # brings NumPy
-
-        done = 0
-        try:
-            for result in self.results(engine, rows):
-                done += 1
-                yield result
-        except EditOverflowError as error:
-            middle = (done + len(rows)) // 2  # until the row is alone
-            if middle == done:
-                yield error
-            else:
-                yield from self._computed(engine, rows[done:middle])
-                yield from self._computed(engine, rows[middle:])
-
-    def tokens(self, record: Record) -> int:
-        """Return the number of tokens that were computed for a record."""
-        return 0
 
 
 @dataclass(frozen=True)
@@ -173,11 +53,11 @@ class Generation(Task):
     def rows_together(self) -> int:
         from gpt_cli.generation.generate import read_ahead  # brings NumPy
 
-        return max(_ROWS_TOGETHER, read_ahead(self.batch_size))
+        return max(super().rows_together, read_ahead(self.batch_size))
 
     @property
     def settings(self) -> dict[str, Any]:
-        template = self.template and asdict(self.template)
+        template = asdict(self.template) if self.template else None
         return asdict(self.options) | {"logprobs": self.logprobs, "template": template}
 
     def with_seed(self, seed: int | None) -> "Generation":
@@ -191,7 +71,7 @@ class Generation(Task):
         names = self.fields[1:] if self.template else row.fields.keys() - {"prompt"}
         options = {name: value for name, value in row.fields.items() if name in names}
         choices = options.get("choices")
-        if all(options.get(name) is None for name in CONSTRAINTS):
+        if all(options.get(name) is None for name in CONSTRAINTS):  # then the default applies
             choices = self.options.choices or None
         if choices is not None and isinstance(prompt, str):
             options["choices"] = list(spaced(prompt, choices))
@@ -321,12 +201,12 @@ class Activations(_OfTexts):
 
     @property
     def rows_together(self) -> int:
-        return _ROWS_TOGETHER if self.pool else _UNPOOLED_TOGETHER
+        return super().rows_together if self.pool else _UNPOOLED_TOGETHER
 
     @property
     def settings(self) -> dict[str, Any]:
         settings = super().settings
-        return {"hook": settings.pop("hooks")} | settings
+        return {"hook": settings.pop("hooks")} | settings  # "hook" is its name in manifests
 
     def results(self, engine: "Engine", rows: Rows) -> "Iterator[TextActivations | InputError]":
         return engine.activation_rows(self.texts(rows), self.hooks, self.pool, bos=self.bos)

@@ -25,14 +25,22 @@ from starlette.types import ASGIApp
 from gpt_cli.engine import Engine
 from gpt_cli.errors import MALFORMED, GPTCLIError
 from gpt_cli.hub import is_folder
-from gpt_cli.serve.answer import CompletionAnswer, EmbeddingAnswer, Service, token_name
+from gpt_cli.serve.choice import token_name
 from gpt_cli.serve.guard import guarded
 from gpt_cli.serve.metrics import Metrics
-from gpt_cli.serve.protocol import Json, check_model, detokenize, read, read_embeddings, tokenize
+from gpt_cli.serve.protocol import (
+    Json,
+    check_model,
+    detokenize,
+    read_completions,
+    read_embeddings,
+    tokenize,
+)
 from gpt_cli.serve.refusals import RequestError, StoppedError
+from gpt_cli.serve.responses import CompletionResponse, EmbeddingResponse, Service
 from gpt_cli.serve.scheduler import Scheduler
 from gpt_cli.serve.settings import Settings
-from gpt_cli.serve.structured import FIELDS
+from gpt_cli.serve.structured import CONSTRAINT_FIELDS
 
 Parsed = TypeVar("Parsed")
 
@@ -91,6 +99,7 @@ def _name_of(engine: Engine) -> str:
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
+    """Return the error of a path or a method without a route."""
     assert isinstance(error, HTTPException)  # noqa: S101 (narrows the type)
     path = request.url.path
     headers = error.headers or {}
@@ -122,6 +131,7 @@ def _page() -> Response:
 
 
 def _special_tokens(engine: Engine) -> Json:
+    """Return the special tokens and the context length, as lm-evaluation-harness reads them."""
     config = engine.model.config
     tokenizer = engine.tokenizer
     start = config.bos_token_id
@@ -167,18 +177,18 @@ class _Handlers:
     async def completions(self, request: Request) -> Response:
         """Continue or score the prompts of a request."""
         body = await _json(request)
-        parse = partial(read, names=self._service.names, folder=self._service.folder)
-        has_constraint = any(body.get(name) is not None for name in FIELDS)
+        parse = partial(read_completions, names=self._service.names, folder=self._service.folder)
+        has_constraint = any(body.get(name) is not None for name in CONSTRAINT_FIELDS)
         async with self._compiling if has_constraint else nullcontext():
             parsed = await self._in_thread(parse, body)
-        return CompletionAnswer(self._service, parsed)
+        return CompletionResponse(self._service, parsed)
 
     async def embeddings(self, request: Request) -> Response:
         """Return vectors of the texts of a request."""
         body = await _json(request)
         parse = partial(read_embeddings, names=self._service.names)
         parsed = await self._in_thread(parse, body)
-        return EmbeddingAnswer(self._service, parsed)
+        return EmbeddingResponse(self._service, parsed)
 
     async def refuse(self, request: Request, error: Exception) -> Response:
         refusal = RequestError.of(error)
@@ -201,6 +211,7 @@ def _fault(error: Exception) -> str:
 
 
 async def _json(request: Request) -> Json:
+    """Return the JSON object that is the body of a request; raise RequestError if it is none."""
     try:
         body = json.loads(await request.body())
     except MALFORMED as error:

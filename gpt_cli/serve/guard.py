@@ -96,6 +96,7 @@ def _check_origin(allowed: tuple[str, ...], headers: Headers) -> None:
 
 
 def _check_key(key: str, headers: Headers) -> None:
+    """Raise RequestError if a request does not have the key."""
     scheme, _, sent = headers.get("authorization", "").partition(" ")
     is_right = hmac.compare_digest(sent.strip().encode(), key.encode())
     if not (is_right and scheme.lower() == "bearer"):
@@ -123,11 +124,11 @@ async def _received(headers: Headers, receive: Receive, most: int) -> Receive:
                 size = max(size, len(body))  # its length may not have been declared
                 more = message.get("more_body", False)
     except TimeoutError:
-        slow = f"the body did not come within {BODY_SECONDS:.0f} seconds"
-        raise RequestError(slow, None, 408, "body_too_slow", Connection="close") from None
+        complaint = f"the body did not come within {BODY_SECONDS:.0f} seconds"
+        raise RequestError(complaint, None, 408, "body_too_slow", Connection="close") from None
     if size > most:
-        long = f"a body may have up to {most} bytes (--max-body)"
-        raise RequestError(long, None, 413, "body_too_long")
+        complaint = f"a body may have up to {most} bytes (--max-body)"
+        raise RequestError(complaint, None, 413, "body_too_long")
     messages: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
     async def repeat() -> Message:

@@ -19,25 +19,25 @@ from gpt_cli.options.declare import AT_LEAST_0, Declared, OptionError, between, 
 from gpt_cli.options.request import OF_SEARCH, Options, SamplingParams, check_search
 from gpt_cli.serve import trial
 from gpt_cli.serve.refusals import RequestError
-from gpt_cli.serve.structured import FIELDS, constraint_of
+from gpt_cli.serve.structured import CONSTRAINT_FIELDS, constraint_of
 from gpt_cli.texts.text import Text
 
 Json: TypeAlias = dict[str, Any]
-F = TypeVar("F", "Fields", "EmbeddingFields")
+F = TypeVar("F", "CompletionFields", "EmbeddingFields")
 
 _MOST_TEXTS = 2048  # of a request
 _MOST_STOPS = 64  # every text is searched for all
 _MOST_STOP_CHARACTERS = 4096
 _MOST_EDITS = 256
 _MOST_EDIT_CHARACTERS = 32_768
-MOST_ENTRIES = 500_000  # of an answer; an entry takes up to 200 bytes
+MOST_ENTRIES = 500_000  # of a response; an entry takes up to 200 bytes
 _ENTRY_NUMBERS = 4  # numbers of a vector that take as much memory as an entry
 _CANDIDATES = between(1, 128)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fields(Declared):
-    """The fields of a request that are not options of a text."""
+class CompletionFields(Declared):
+    """The fields of a request for completions that are not options of a text."""
 
     model: str | None = option(None)
     max_tokens: int = option(16, range=AT_LEAST_0)
@@ -72,7 +72,9 @@ class EmbeddingFields(Declared):
 
 
 _OPTIONS = {*SamplingParams.row_fields(), "seed", "stop", "ignore_eos", *OF_SEARCH}
-_KNOWN = {*Fields.row_fields()} | _OPTIONS | {"prompt", "stream_options", "edits", *FIELDS}
+_KNOWN = _OPTIONS.union(
+    CompletionFields.row_fields(), CONSTRAINT_FIELDS, ("prompt", "stream_options", "edits")
+)
 _DEFAULTS = {"temperature": 1, "top_k": 0, "top_p": 1}
 # Values that change nothing, of fields that this server does not have or reads in another way.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -102,17 +104,17 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Completions:
-    """A valid request."""
+    """A valid request for completions."""
 
     prompts: Sequence[Prompt]
-    fields: Fields
+    fields: CompletionFields
     options: Options
     include_usage: bool
-    entries: int  # the most tokens and log-probabilities that the answer may have
+    entries: int  # the most tokens and log-probabilities that the response may have
 
     @property
     def texts(self) -> list[Text]:
-        """Return the prompts without what was written."""
+        """Return the texts of the prompts."""
         return [prompt.text for prompt in self.prompts]
 
     @property
@@ -127,10 +129,10 @@ class Embeddings:
 
     texts: Sequence[Text]
     fields: EmbeddingFields
-    entries: int  # the size of the answer, as that of completions
+    entries: int  # the size of the response, as that of completions
 
 
-def read(
+def read_completions(
     engine: Engine, body: Json, names: Sequence[str], folder: Path | None = None
 ) -> Completions:
     """Return the request that a body describes; raise RequestError if a field is not valid.
@@ -215,9 +217,8 @@ def _changes(body: Json, known: Set[str], neutral: Mapping[str, tuple[Any, ...]]
         for name, value in body.items()
         if value is not None and value not in neutral.get(name, ())
     }
-    for name in values:
-        if name in known:
-            continue
+    unknown = [name for name in values if name not in known]
+    for name in unknown:
         if name in neutral:
             cure = _CURES.get(name, "leave it out")
             reason = f"this server does not have this field: {cure}"
@@ -260,8 +261,7 @@ def _include_usage(values: Json) -> bool:
 
 def _fields(kind: type[F], values: Json, names: Sequence[str]) -> F:
     try:
-        known = kind.row_fields()
-        chosen = {name: value for name, value in values.items() if name in known}
+        chosen = {name: value for name, value in values.items() if name in kind.row_fields()}
         fields = kind(**kind.parse_json(chosen))
     except OptionError as error:
         raise RequestError(str(error), error.args[0]) from None
@@ -270,8 +270,8 @@ def _fields(kind: type[F], values: Json, names: Sequence[str]) -> F:
     return fields
 
 
-def _completion_fields(values: Json, names: Sequence[str]) -> Fields:
-    fields = _fields(Fields, values, names)
+def _completion_fields(values: Json, names: Sequence[str]) -> CompletionFields:
+    fields = _fields(CompletionFields, values, names)
     if fields.use_beam_search and fields.n == 1 and fields.best_of is None:
         raise RequestError("best_of is missing: it is the number of beams", "best_of")
     if fields.candidates < fields.n:
@@ -288,14 +288,16 @@ def check_model(name: str, names: Sequence[str]) -> None:
         raise RequestError(message, "model", 404, "model_not_found")
 
 
-def _options(engine: Engine, values: Json, fields: Fields) -> Options:
-    constraint, field = constraint_of(values)
+def _options(engine: Engine, values: Json, fields: CompletionFields) -> Options:
     chosen = {name: value for name, value in values.items() if name in _OPTIONS}
     lengths = {"max_tokens": max(1, fields.max_tokens), "top_logprobs": fields.logprobs or 0}
+    constraint = constraint_of(values)
+    field = constraint.field if constraint else None
     try:
-        for option, value in constraint.items():
-            trial.check(option, value)
-        parsed = Options.parse_json(_DEFAULTS | chosen | lengths | constraint)
+        if constraint:
+            trial.check(constraint.option, constraint.value)
+            chosen[constraint.option] = constraint.value
+        parsed = Options.parse_json(_DEFAULTS | chosen | lengths)
         if fields.use_beam_search:
             parsed["beams"] = fields.candidates
             if parsed["temperature"] == 1:  # the default
@@ -304,8 +306,9 @@ def _options(engine: Engine, values: Json, fields: Fields) -> Options:
         options = Options(**parsed).with_seed()
         engine.check_constraint(options)
     except OptionError as error:
-        option, complaint = error.args
-        name = field if option in constraint else option
+        name, complaint = error.args
+        if constraint and name == constraint.option:
+            name = constraint.field
         raise RequestError(f"{name} {complaint}", name) from None
     except ResourceError as error:  # llguidance is not installed
         raise RequestError(str(error), field, status=501) from None
@@ -331,7 +334,7 @@ def _edits(engine: Engine, value: Any, folder: Path | None) -> list[Edit]:
 
 
 def _prompt(
-    engine: Engine, prompt: str | list[int], fields: Fields, edits: Sequence[Edit]
+    engine: Engine, prompt: str | list[int], fields: CompletionFields, edits: Sequence[Edit]
 ) -> Prompt:
     with _about("prompt"):
         ids = engine.encode(prompt) if isinstance(prompt, str) else prompt
@@ -376,8 +379,8 @@ def _about(field: str, label: str | None = None) -> Iterator[None]:
         raise RequestError(f"{label or field}: {reason}", field) from None
 
 
-def _entries(prompts: Sequence[Prompt], fields: Fields, n_positions: int) -> int:
-    """Return the most tokens and log-probabilities of an answer; refuse too many."""
+def _entries(prompts: Sequence[Prompt], fields: CompletionFields, n_positions: int) -> int:
+    """Return the most tokens and log-probabilities of a response; refuse too many."""
     echoed = sum(len(prompt.text.ids) for prompt in prompts) if fields.echo else 0
     new = len(prompts) * min(fields.max_tokens, n_positions)
     tokens = fields.candidates * (echoed + new)

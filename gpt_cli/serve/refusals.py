@@ -48,7 +48,7 @@ class RequestError(GPTCLIError):
 
     @property
     def json(self) -> dict[str, Any]:
-        """Return the body of the answer."""
+        """Return the body of the response."""
         kind = "invalid_request_error"
         if self.status == 429 or self.status >= 500:  # OpenAI's type of both: it is overloaded
             kind = "server_error"
@@ -57,5 +57,5 @@ class RequestError(GPTCLIError):
 
     @property
     def response(self) -> Response:
-        """Return the answer, in ASCII: it may quote a text that is not valid Unicode."""
+        """Return the response, in ASCII: it may quote a text that is not valid Unicode."""
         return Response(json.dumps(self.json), self.status, self.headers, "application/json")

@@ -9,7 +9,8 @@ from typing import Any
 
 from gpt_cli.options.declare import AT_LEAST_1, Declared, OptionError, Range, between, option
 
-_HOST, _PORT = "127.0.0.1", 8000
+_HOST = "127.0.0.1"
+_PORT = 8000
 _ANY_PAGE = {"*", "null"}  # every page can have the origin null: that of a sandboxed frame
 _NAME = re.compile(r"[^\s/:]+")
 _ORIGIN = re.compile(r"https?://[^\s/?#@]+")
@@ -99,7 +100,7 @@ class Settings(Declared):
             find_addresses(self.host, self.port)  # a name without one is no open door
             reason = "other machines may reach this address"
             raise OptionError("host", f"{self.host}: {reason}; {cure}")
-        if _ANY_PAGE & {*self.cors}:
+        if _ANY_PAGE.intersection(self.cors):
             reason = "any page that a browser of this machine opens could use the server"
             raise OptionError("cors", f"must not be * or null without a key: {reason}; {cure}")
 
@@ -109,7 +110,7 @@ def find_addresses(host: str, port: int) -> list[tuple[Any, ...]]:
     import socket  # takes 2 ms, and `--help` needs none
 
     try:
-        return [*socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+        return list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
     except (OSError, ValueError) as error:  # the latter from a text that is no name
         reason = getattr(error, "strerror", None) or error
         cure = "name an address of this machine, such as 127.0.0.1"

@@ -16,7 +16,7 @@ from gpt_cli.options.declare import OptionError
 from gpt_cli.options.request import Options
 
 _BYTES = 2 << 30  # of address space; the largest constraints take 0.5 GB of memory
-_KNOWN = 64  # constraints
+_REMEMBERED = 64  # constraints that were compiled, so that they are not tried again
 
 
 def check(option: str, value: Any) -> None:
@@ -26,8 +26,9 @@ def check(option: str, value: Any) -> None:
         _check(option, json.dumps(value))
 
 
-@lru_cache(_KNOWN)
+@lru_cache(_REMEMBERED)
 def _check(option: str, value: str) -> None:
+    """Raise OptionError if a process cannot compile a constraint; its value is JSON."""
     paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
         done = subprocess.run(  # noqa: S603 (a fixed command)

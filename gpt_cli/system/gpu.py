@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _LEAST = 7, 5  # compute capability: CUDA 13 compiles for none below
-_PACKAGES = ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x")  # they share their files
+_PACKAGES = ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x")  # all install the same files
 
 
 class Fault(NamedTuple):

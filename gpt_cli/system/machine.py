@@ -1,6 +1,5 @@
 """Memory, threads and the compiled library of this machine."""
 
-import itertools
 import os
 import sys
 import threading
@@ -21,6 +20,11 @@ MOST_THREADS = 256  # of the compiled library
 
 _CGROUP = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
+# The limit and the use of a group's memory, in cgroup v2 and v1.
+_MEMORY_FILES = (
+    ("memory.max", "memory.current"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
 _STATUS = Path("/proc/self/status")
 
 _starting = threading.Lock()  # of threads: the size of their stacks is global
@@ -92,8 +96,9 @@ def addresses() -> int | None:
     most = resource.getrlimit(resource.RLIMIT_AS)[0]
     if most == resource.RLIM_INFINITY:
         return None
-    pages, *_ = _integers(Path("/proc/self/statm")) or [0]  # 0: unknown
-    return most - pages * os.sysconf("SC_PAGE_SIZE")
+    pages = _integers(Path("/proc/self/statm"))  # of all memory first; [] if unknown
+    used = pages[0] * os.sysconf("SC_PAGE_SIZE") if pages else 0
+    return most - used
 
 
 def peak_memory() -> int | None:
@@ -162,13 +167,14 @@ def _affinity() -> int:
 
 def _group_memory() -> Iterator[int]:
     """Yield the bytes that the control groups with a limit may still allocate."""
-    files = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
-    for group, names in itertools.product(_groups(), files):
-        most, used = (_integers(group / name) for name in names)
-        if most and used:
-            # Cached pages of files count as used, but can be reclaimed.
-            stat = _numbers(group / "memory.stat")
-            yield most[0] - used[0] + stat.get("inactive_file", 0) + stat.get("active_file", 0)
+    for group in _groups():
+        for limit, usage in _MEMORY_FILES:
+            most = _integers(group / limit)
+            used = _integers(group / usage)
+            if most and used:
+                # Cached pages of files count as used, but can be reclaimed.
+                stat = _numbers(group / "memory.stat")
+                yield most[0] - used[0] + stat.get("inactive_file", 0) + stat.get("active_file", 0)
 
 
 def _groups() -> Iterator[Path]:

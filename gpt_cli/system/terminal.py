@@ -2,7 +2,9 @@
 
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TextIO
 
 
@@ -35,3 +37,26 @@ def silence(stream: TextIO) -> None:
     """Redirect a stream to the null device, so that exit does not retry a failed flush."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+@contextmanager
+def silent_stderr() -> Iterator[None]:
+    """Hide what libraries in other languages write to standard error during the block.
+
+    Nothing happens if it is closed: another file may then have its descriptor.
+    """
+    stderr = None
+    if sys.stderr is not None:
+        with suppress(OSError, ValueError):
+            sys.stderr.flush()
+            stderr = os.dup(2)
+    if stderr is None:
+        yield
+        return
+    try:
+        with Path(os.devnull).open("wb") as null:
+            os.dup2(null.fileno(), 2)
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)

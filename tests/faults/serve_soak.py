@@ -35,7 +35,7 @@ from gpt_cli.generation.generate import Completion, Run
 from gpt_cli.generation.row import Request
 from gpt_cli.options.request import Options
 from gpt_cli.scoring.score import score
-from gpt_cli.serve.answer import token_name
+from gpt_cli.serve.choice import token_name
 from gpt_cli.texts.loaded import LoadedModel
 from gpt_cli.texts.text import Text
 

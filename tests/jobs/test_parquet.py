@@ -163,15 +163,15 @@ def test_rows_do_not_depend_on_how_tables_are_cut(write, tmp_path, together, gro
     assert [(row.file, row.line, row.fields) for row in rows if row.fields] == expected
     assert [row.index for row in rows] == list(range(20))
     assert cut.total == 20
-    for piece in cut.pieces:
-        assert 0 < piece.rows <= together - piece.index % together
+    for file_range in cut.ranges:
+        assert 0 < file_range.rows <= together - file_range.index % together
 
 
-def test_pieces_can_be_read_in_any_order(write):
+def test_ranges_can_be_read_in_any_order(write):
     file = write({"prompt": [str(number) for number in range(50)]}, row_group_size=20)
     cut, rows = source(file, 7), {}
-    for piece in random.Random(1).sample(cut.pieces, len(cut.pieces)):
-        rows |= {row.index: row.fields for row in cut.reader.read(piece)}
+    for file_range in random.Random(1).sample(cut.ranges, len(cut.ranges)):
+        rows |= {row.index: row.fields for row in cut.reader.read(file_range)}
     assert rows == {number: {"prompt": str(number)} for number in range(50)}
 
 
@@ -276,7 +276,7 @@ def test_tables_are_joined_in_order(pa):
     for stream, rows in zip(streams, [[{"index": 0}], [], [{"index": 1}]], strict=True):
         parquet.Parquet().write(rows, IDENTITY, stream)
     target = BytesIO()
-    parquet.Parquet().join(lambda: streams, IDENTITY, target)
+    parquet.Parquet().join(lambda: streams, IDENTITY, target, b"")
     assert read_table(target).to_pylist() == [{"index": 0, "id": None}, {"index": 1, "id": None}]
 
 

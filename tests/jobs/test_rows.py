@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.jobs import storage
 from gpt_cli.jobs.layout import InputRow, Layout
-from gpt_cli.jobs.rows import RowReader, Source, pieces_together
+from gpt_cli.jobs.rows import RowReader, Source, ranges_together
 from support.processes import posix
 
 BOM = b"\xef\xbb\xbf"
@@ -90,24 +90,27 @@ def test_rows_do_not_depend_on_how_files_are_cut(tmp_path_factory, files, togeth
     assert [row.index for row in actual] == list(range(len(expected)))
     assert cut.total == len(expected)
     index = 0
-    for piece in cut.pieces:
-        assert piece.index == index
-        assert 0 < piece.rows <= together - index % together
-        assert len(list(cut.reader.read(piece))) == piece.rows
-        index += piece.rows
-    sizes = [sum(piece.rows for piece in block) for block in pieces_together(cut.pieces, together)]
+    for file_range in cut.ranges:
+        assert file_range.index == index
+        assert 0 < file_range.rows <= together - index % together
+        assert len(list(cut.reader.read(file_range))) == file_range.rows
+        index += file_range.rows
+    sizes = [
+        sum(file_range.rows for file_range in block)
+        for block in ranges_together(cut.ranges, together)
+    ]
     assert sizes == [len(block) for block in cut.rows()]
     assert all(size == together for size in sizes[:-1])
 
 
-def test_pieces_can_be_read_in_any_order(tmp_path):
+def test_ranges_can_be_read_in_any_order(tmp_path):
     file = tmp_path / "in"
     file.write_bytes(BOM + b"\n".join(b"%d" % number for number in range(100)))
     cut = source(file, together=7)
     actual = {}
-    for piece in random.Random(1).sample(cut.pieces, len(cut.pieces)):
-        actual |= {row.index: row.fields["prompt"] for row in cut.reader.read(piece)}
-    assert len(cut.pieces) == 15
+    for file_range in random.Random(1).sample(cut.ranges, len(cut.ranges)):
+        actual |= {row.index: row.fields["prompt"] for row in cut.reader.read(file_range)}
+    assert len(cut.ranges) == 15
     assert actual == {number: str(number) for number in range(100)}
 
 
@@ -269,10 +272,10 @@ def test_a_folder_of_tables_and_others_is_refused(tmp_path):
         assert len(rows_of(source(folder, form="lines"))) == 2
 
 
-def test_an_input_without_rows_has_no_pieces(tmp_path):
+def test_an_input_without_rows_has_no_ranges(tmp_path):
     folder = write(tmp_path / "in", a=b"", b=b"\n\r\n", c=BOM)
     empty = source(folder)
-    assert (empty.pieces, empty.total, rows_of(empty)) == ([], 0, [])
+    assert (empty.ranges, empty.total, rows_of(empty)) == ([], 0, [])
 
 
 def test_each_file_is_known_by_name_size_and_checksum(tmp_path):

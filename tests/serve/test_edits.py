@@ -5,10 +5,10 @@ import pytest
 
 pytest.importorskip("uvicorn")
 from gpt_cli.gpt2.edits import Edit
-from gpt_cli.serve.answer import Service
 from gpt_cli.serve.metrics import Metrics
-from gpt_cli.serve.protocol import read
+from gpt_cli.serve.protocol import read_completions
 from gpt_cli.serve.refusals import RequestError
+from gpt_cli.serve.responses import Service
 from gpt_cli.serve.scheduler import Scheduler
 from support.in_process import refusal
 from support.scores import same
@@ -53,10 +53,11 @@ def answers_of(service, bodies):
     import asyncio
     import json
 
-    from gpt_cli.serve.answer import CompletionAnswer
+    from gpt_cli.serve.responses import CompletionResponse
 
     async def ask(body):
-        whole = CompletionAnswer(service, read(service.engine, body, service.names, service.folder))
+        request = read_completions(service.engine, body, service.names, service.folder)
+        whole = CompletionResponse(service, request)
         sent = []
 
         async def send(message):
@@ -138,7 +139,7 @@ def test_a_file_outside_of_the_folder_is_refused_as_if_missing(tiny, folder, nam
     absolute = str(folder.parent / "v.npy")
     for file in (name, absolute):
         with pytest.raises(RequestError) as refused:
-            read(tiny, {"prompt": "a", "edits": [f"{HOOK}+={file}"]}, ["tiny"], folder)
+            read_completions(tiny, {"prompt": "a", "edits": [f"{HOOK}+={file}"]}, ["tiny"], folder)
         assert refused.value.status == 400 and refused.value.field == "edits"
         message = str(refused.value)
         if file.endswith(".npy"):
@@ -160,16 +161,16 @@ def test_a_file_outside_of_the_folder_is_refused_as_if_missing(tiny, folder, nam
 )
 def test_a_wrong_edit_is_refused(tiny, folder, edits, problem):
     with pytest.raises(RequestError) as refused:
-        read(tiny, {"prompt": "a", "edits": edits}, ["tiny"], folder)
+        read_completions(tiny, {"prompt": "a", "edits": edits}, ["tiny"], folder)
     assert problem in str(refused.value) and refused.value.status == 400
 
 
 def test_edits_are_off_by_default(tiny, monkeypatch):
     monkeypatch.setattr(Edit, "parse", None)  # nothing is read
     with pytest.raises(RequestError, match="started without --allow-edits DIR") as refused:
-        read(tiny, {"prompt": "a", "edits": ["hook_embed=0"]}, ["tiny"])
+        read_completions(tiny, {"prompt": "a", "edits": ["hook_embed=0"]}, ["tiny"])
     assert (refused.value.status, refused.value.field) == (400, "edits")
-    assert read(tiny, {"prompt": "a", "edits": []}, ["tiny"]).texts[0].edits == []
+    assert read_completions(tiny, {"prompt": "a", "edits": []}, ["tiny"]).texts[0].edits == []
 
 
 def test_the_folder_must_exist(tmp_path):

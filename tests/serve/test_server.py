@@ -575,7 +575,7 @@ def test_a_bug_in_a_route_is_answered_like_any_error(tiny, monkeypatch, caplog):
     def read(engine, body, names, folder):
         raise RuntimeError("a mistake")
 
-    monkeypatch.setattr("gpt_cli.serve.app.read", read)
+    monkeypatch.setattr("gpt_cli.serve.app.read_completions", read)
     with serving_model(tiny) as clients:
         answer = ask(clients, path="/v1/completions", body=b"{}")
     assert "mistake" not in refused(answer, 500, "bug")

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gpt_cli.system.terminal import columns, replace_line, write_error
+from gpt_cli.system.terminal import columns, replace_line, silent_stderr, write_error
 
 
 class Terminal(io.StringIO):
@@ -57,3 +57,32 @@ def test_standard_error_that_is_closed_or_gone_is_no_error(monkeypatch):
         monkeypatch.setattr(sys, "stderr", stream)
         write_error("text")
         replace_line("text")
+
+
+def test_what_libraries_write_to_standard_error_is_hidden(capfd):
+    with silent_stderr():
+        os.write(2, b"hidden")
+    with pytest.raises(KeyError), silent_stderr():
+        raise KeyError
+    os.write(2, b"shown")
+    assert capfd.readouterr().err == "shown"
+
+
+def test_without_standard_error_its_descriptor_is_left_alone(capfd, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    with silent_stderr():
+        os.write(2, b"of another file")
+    assert capfd.readouterr().err == "of another file"
+
+
+def test_a_closed_descriptor_of_standard_error_is_no_error():
+    kept = os.dup(2)
+    os.close(2)
+    try:
+        with silent_stderr():
+            pass
+        with pytest.raises(OSError):
+            os.fstat(2)
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

@@ -6,11 +6,11 @@ import json
 import pytest
 
 pytest.importorskip("uvicorn")
-from gpt_cli.serve import answer
-from gpt_cli.serve.answer import CompletionAnswer, Service
+from gpt_cli.serve import responses
 from gpt_cli.serve.metrics import Metrics
-from gpt_cli.serve.protocol import read
+from gpt_cli.serve.protocol import read_completions
 from gpt_cli.serve.refusals import QueueFullError, RequestError, StoppedError
+from gpt_cli.serve.responses import CompletionResponse, Service
 from gpt_cli.serve.scheduler import Scheduler
 from support.answers import REASONS, computed, texts_of, told
 
@@ -30,8 +30,8 @@ class Client:
 
     def __init__(self, service, **fields):
         body = {"prompt": "Once", "seed": 1, "max_tokens": 5} | fields
-        self.request = read(service.engine, body, service.names)
-        self.response = CompletionAnswer(service, self.request)
+        self.request = read_completions(service.engine, body, service.names)
+        self.response = CompletionResponse(service, self.request)
         self.reads, self.leaves, self.sent = asyncio.Event(), asyncio.Event(), []
         self.has_begun = asyncio.Event()
 
@@ -94,7 +94,7 @@ def test_the_answer_of_a_client_that_leaves_counts_no_more(stream, service):
 
 
 def test_an_answer_beyond_the_bound_is_not_computed(service, monkeypatch):
-    monkeypatch.setattr(answer, "_MOST_UNREAD", 9)
+    monkeypatch.setattr(responses, "_MOST_UNREAD", 9)
 
     async def run():
         client = Client(service, n=2)
@@ -219,7 +219,7 @@ def test_a_search_has_no_more_beams_than_the_server_has_rows(service):
 )
 def test_a_search_draws_nothing(field, value, tiny):
     with pytest.raises(RequestError, match=f"{field} cannot be set in a beam search") as error:
-        read(tiny, {"use_beam_search": True, "n": 2, field: value}, ["tiny"])
+        read_completions(tiny, {"use_beam_search": True, "n": 2, field: value}, ["tiny"])
     assert (error.value.status, error.value.field) == (400, field)
 
 
@@ -229,7 +229,7 @@ def test_a_search_draws_nothing(field, value, tiny):
 )
 def test_fields_of_a_search_need_one(field, value, tiny):
     with pytest.raises(RequestError, match=f"{field} applies only to a beam search") as error:
-        read(tiny, {field: value}, ["tiny"])
+        read_completions(tiny, {field: value}, ["tiny"])
     assert (error.value.status, error.value.field) == (400, field)
     search = {"use_beam_search": True, "best_of": 1}
-    assert read(tiny, {field: value} | search, ["tiny"]).options.beams == 1
+    assert read_completions(tiny, {field: value} | search, ["tiny"]).options.beams == 1

@@ -1,4 +1,4 @@
-"""The answers to requests for completions and embeddings: from the events of texts to JSON."""
+"""The responses to requests for completions and embeddings: from the events of texts to JSON."""
 
 import asyncio
 import json
@@ -7,7 +7,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from base64 import b64encode
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,23 +18,15 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from gpt_cli.engine import Engine
-from gpt_cli.errors import GPTCLIError, InputError, counted
-from gpt_cli.folder.tokenizer import Tokenizer
+from gpt_cli.errors import GPTCLIError, counted
 from gpt_cli.generation.row import Request, Step
 from gpt_cli.options.request import Options
+from gpt_cli.serve.choice import Choice
 from gpt_cli.serve.metrics import Metrics
-from gpt_cli.serve.prompts import (
-    Event,
-    PendingScore,
-    PendingText,
-    PendingVector,
-    PromptScore,
-    Vector,
-)
-from gpt_cli.serve.protocol import MOST_ENTRIES, Completions, Embeddings, Json, Prompt
+from gpt_cli.serve.prompts import Event, PendingText, PendingVector, PromptScore, Vector
+from gpt_cli.serve.protocol import MOST_ENTRIES, Completions, Embeddings, Json
 from gpt_cli.serve.refusals import QueueFullError, RequestError
 from gpt_cli.serve.scheduler import Scheduler
-from gpt_cli.texts.measures import TopLogprobs
 from gpt_cli.texts.text import Text
 
 _MOST_UNREAD = 4 * MOST_ENTRIES  # 400 MB
@@ -42,8 +34,6 @@ _HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # nginx would keep the events until there are many
 }
-_STOPPED = ("stop", "eos", "complete")  # "stop" for OpenAI; the other reasons are "length"
-_COLUMNS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 _logger = logging.getLogger("gpt_cli")
 
 
@@ -56,11 +46,11 @@ class Service:
     metrics: Metrics
     names: Sequence[str]  # of the model: the first is shown, and requests may have any
     folder: Path | None = None  # of the files of edits, if requests may have edits
-    unread: int = 0  # entries of answers that are being computed, or that clients have not read
+    unread: int = 0  # entries of responses being computed, or not read by their clients
 
 
-class Answer(StreamingResponse, ABC):
-    """The answer to a request; its texts are dropped if the client leaves."""
+class PendingResponse(StreamingResponse, ABC):
+    """A response whose texts the scheduler computes; they are dropped if the client leaves."""
 
     id: str | None = None
     texts: list[PendingText]
@@ -88,10 +78,10 @@ class Answer(StreamingResponse, ABC):
 
     @abstractmethod
     def complete(self) -> Response:
-        """Return the answer once all texts have ended."""
+        """Return the whole response once all texts have ended."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer, until it is read or the client has left."""
+        """Send the response, until it is read or the client has left."""
         service = self._service
         entries = self._request.entries
         if service.unread + entries > _MOST_UNREAD:
@@ -124,20 +114,21 @@ class Answer(StreamingResponse, ABC):
         for index, event in events:
             if isinstance(event, Exception):
                 raise event
-            self._ended += self._add(index, event)
+            if self._add(index, event):
+                self._ended += 1
 
     @property
     def _finished(self) -> bool:
         return self._ended == len(self.texts)
 
     async def stream_response(self, send: Send) -> None:
-        """Send a stream, or the whole answer, whose status is known at its end."""
+        """Send a stream, or the whole response, whose status is known at its end."""
         if self._is_stream:
             await super().stream_response(send)
             return
         whole = await self._whole()
-        head = {"status": whole.status_code, "headers": whole.raw_headers}
-        await send({"type": "http.response.start", **head})
+        start = "http.response.start"
+        await send({"type": start, "status": whole.status_code, "headers": whole.raw_headers})
         await send({"type": "http.response.body", "body": whole.body, "more_body": True})
         await send({"type": "http.response.body"})  # once the client has read what is before it
 
@@ -159,8 +150,8 @@ class Answer(StreamingResponse, ABC):
         self._service.metrics.add_answer(self.usage["prompt_tokens"], self._seconds)
 
 
-class CompletionAnswer(Answer):
-    """The answer to a request for completions."""
+class CompletionResponse(PendingResponse):
+    """The response to a request for completions."""
 
     _request: Completions
 
@@ -177,13 +168,13 @@ class CompletionAnswer(Answer):
             "created": int(time.time()),
             "model": service.names[0],
         }
-        self._choices: list[_Choice] = []
+        self._choices: list[Choice] = []
         for prompt in request.prompts:
             for _ in range(request.fields.choices):
                 index = len(self._choices)
-                self._choices.append(_Choice(service.engine.tokenizer, request, prompt, index))
+                self._choices.append(Choice(service.engine.tokenizer, request, prompt, index))
         self.texts = []
-        self._choices_of_texts: list[list[_Choice]] = []  # several of a beam search, best first
+        self._choices_of_texts: list[list[Choice]] = []  # several of a beam search, best first
         size = request.fields.choices if request.fields.use_beam_search else 1
         for start in range(0, len(self._choices), size):
             choices = self._choices[start : start + size]
@@ -206,13 +197,15 @@ class CompletionAnswer(Answer):
             if event.hypothesis < len(choices):  # a search finds more than it returns
                 choices[event.hypothesis].add_step(event)
         ended = choices[0].finish_reason is not None
-        is_search = self._request.fields.use_beam_search
-        for choice in choices:  # the texts of a search are sent together
-            choice.is_new = choice.finish_reason is not None if ended else not is_search
+        for choice in choices:
+            if ended:
+                choice.is_new = choice.finish_reason is not None
+            else:  # the texts of a search are sent together, at the end
+                choice.is_new = not self._request.fields.use_beam_search
         return ended
 
     def complete(self) -> Response:
-        """Return the answer once all texts have ended."""
+        """Return the whole response once all texts have ended."""
         parts = [
             choice.new_part() | {"index": index}
             for index, choice in enumerate(self._best)
@@ -221,7 +214,7 @@ class CompletionAnswer(Answer):
         return JSONResponse(self._frame | {"choices": parts, "usage": self.usage})
 
     @property
-    def _best(self) -> "Iterator[_Choice]":
+    def _best(self) -> Iterator[Choice]:
         """Yield the `n` likeliest choices of each prompt, or all, in their order."""
         n = self._request.fields.n
         count = self._request.fields.choices
@@ -260,8 +253,8 @@ class CompletionAnswer(Answer):
         }
 
 
-class EmbeddingAnswer(Answer):
-    """The answer to a request for embeddings."""
+class EmbeddingResponse(PendingResponse):
+    """The response to a request for embeddings."""
 
     _request: Embeddings
 
@@ -286,7 +279,7 @@ class EmbeddingAnswer(Answer):
         return True
 
     def complete(self) -> Response:
-        """Return the answer once all texts have ended."""
+        """Return the whole response once all texts have ended."""
         data = ", ".join(
             f'{{"object": "embedding", "index": {index}, "embedding": {self._encoded[index]}}}'
             for index in range(len(self.texts))
@@ -304,121 +297,3 @@ def _failure(error: Exception) -> RequestError:
     if not isinstance(error, GPTCLIError):
         _logger.error("a bug in the answer to a request", exc_info=error)
     return RequestError.of(error)
-
-
-class _Choice:
-    """One text of an answer, which grows with its events."""
-
-    def __init__(self, tokenizer: Tokenizer, request: Completions, prompt: Prompt, index: int):
-        self._request = request
-        self._prompt = prompt
-        self._index = index
-        self._fields = request.fields
-        self._text = prompt.written if self._fields.echo else ""  # the new part
-        is_scored = request.prompt_logprobs is not None
-        self._logprobs = _Logprobs(tokenizer, [] if is_scored else prompt.text.ids)
-        self.tokens = 0  # of the generated text
-        self._logprob = 0.0  # of the generated text
-        self._score: float | None = None
-        is_complete = not (self._fields.max_tokens or is_scored)
-        self.finish_reason = "length" if is_complete else None  # OpenAI's name
-        # The text of a prompt comes with its log-probabilities, and in a search with all the rest.
-        echoes = self._fields.echo and not is_scored and not self._fields.use_beam_search
-        self.is_new = echoes or is_complete
-
-    @property
-    def mean_logprob(self) -> float:
-        return self._logprob / max(1, self.tokens)
-
-    def pending(self, deliver: Callable[[Event], None]) -> PendingText:
-        """Return the text to compute."""
-        row = Request(self._prompt.text, self._request.options, self._index)
-        count = self._request.prompt_logprobs
-        if count is None:
-            return PendingText(row, deliver)
-        return PendingScore(row, deliver, self._fields.max_tokens > 0, prompt_logprobs=count)
-
-    def add_score(self, score: PromptScore) -> None:
-        """Add the log-probabilities of the prompt."""
-        first, *others = self._prompt.text.ids
-        self._logprobs.add(first, None, [])
-        if self._prompt.text.first:
-            self._logprobs.restart([] if self._prompt.written else [first])
-        for id, logprob, top in zip(others, score.logprobs, score.top_logprobs, strict=True):
-            self._logprobs.add(id, logprob, top)
-        self.finish_reason = None if self._fields.max_tokens else "length"
-
-    def add_step(self, step: Step) -> None:
-        """Add the next token."""
-        self.tokens += 1
-        self._logprob += step.logprob
-        self._text += step.text
-        if self._fields.logprobs is not None:
-            self._logprobs.add(step.id, step.logprob, step.top_logprobs)
-        if step.finish_reason:
-            self._score = step.score
-            self.finish_reason = "stop" if step.finish_reason in _STOPPED else "length"
-
-    def new_part(self) -> Json:
-        """Return the part of the text since the last call."""
-        part = {
-            "index": self._index,
-            "text": self._text,
-            "logprobs": None if self._fields.logprobs is None else self._logprobs.new_entries(),
-            "finish_reason": self.finish_reason,
-            "seed": self._request.options.seed,
-        }
-        if self._fields.use_beam_search:
-            part["score"] = self._score
-        self._text = ""
-        self.is_new = False
-        return part
-
-
-class _Logprobs:
-    """Tokens with their log-probabilities, as OpenAI writes them."""
-
-    def __init__(self, tokenizer: Tokenizer, before: Sequence[int]):
-        self._tokenizer = tokenizer
-        self.restart(before)
-        self._entries: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
-
-    def restart(self, before: Sequence[int]) -> None:
-        """Begin the text after these ids."""
-        self._decoder = self._tokenizer.stream(before)
-        self.offset = 0  # of the next token in the text, in characters
-
-    def add(self, id: int, logprob: float | None, top: TopLogprobs) -> None:
-        """Add a token; the likeliest tokens at its position always include the token itself."""
-        name = token_name(self._tokenizer, id)
-        likeliest = None
-        if logprob is not None:
-            likeliest = {token_name(self._tokenizer, id): p for id, p in [*top, (id, logprob)]}
-        start = self.offset
-        self.offset += len(self._decoder.push(id))
-        if not name.startswith("bytes:"):  # an incomplete character before it is now U+FFFD
-            start = max(start, self.offset - len(name))
-        self._entries["tokens"].append(name)
-        self._entries["token_logprobs"].append(logprob)
-        self._entries["top_logprobs"].append(likeliest)
-        self._entries["text_offset"].append(start)
-
-    def new_entries(self) -> Json:
-        """Return the entries since the last call."""
-        entries = self._entries
-        self._entries = {name: [] for name in _COLUMNS}
-        return entries
-
-
-def token_name(tokenizer: Tokenizer, id: int) -> str:
-    r"""Return a token as text, or as `bytes:\xf0\x9f` if it is not whole characters."""
-    try:
-        data = tokenizer.token_bytes(id)
-        if data is None:
-            return tokenizer.token_name(id)
-    except InputError:  # the model has more ids than its tokenizer
-        return f"<{id}>"
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
