@@ -3,7 +3,6 @@
 import ctypes
 import os
 import weakref
-from collections.abc import Iterator
 from contextlib import suppress
 from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from functools import cache
@@ -12,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from gpt_cli.errors import InputError
-from gpt_cli.folder.dtypes import GROUP, WEIGHT_TYPES
+from gpt_cli.folder.dtypes import GROUP
 from gpt_cli.ops.contract import Array, Block, LayerNorm
 from gpt_cli.ops.kernels import ACTIVATIONS
-from gpt_cli.ops.memory import Arena, address
+from gpt_cli.ops.memory import address
 from gpt_cli.system.machine import native_library
 
 LEVELS = ("avx512vnni", "avx512", "avxvnni", "avx2", "neondot", "neon")
@@ -25,8 +24,6 @@ _VERSION = 9  # of native/native.h
 FLOAT32 = np.dtype("f4")
 FLOAT64 = np.dtype("f8")
 INT64 = np.dtype("i8")
-# By the bytes of a weight.
-_PANEL_TYPES: dict[int, np.dtype[Any]] = {4: FLOAT32, 2: np.dtype("u2"), 1: np.dtype("u1")}
 
 # The types of fields.
 _TYPES: dict[str, Any] = {"P": c_void_p, "N": c_int64, "I": c_int32, "F": c_float, "D": c_double}
@@ -176,41 +173,6 @@ def layers_of(h: tuple[Block, ...]) -> LayerStructs:
     return layers
 
 
-class Packed:
-    """A matrix (n_in, n_out) in panels, at first of zeros: see native/kernels.h."""
-
-    def __init__(self, n_in: int, n_out: int, format: str, arena: Arena):
-        self.n_in = n_in
-        self.n_out = n_out
-        self.format = format
-        self.has_groups = WEIGHT_TYPES[format].has_groups
-        index, storage = _formats()[format]
-        units = -(-n_in // storage.unit_rows)
-        length = storage.unit_bytes // storage.weight_bytes  # of a unit
-        count = -(-n_out // layout().columns)
-        self.panels = arena.zeros((count, units, length), _PANEL_TYPES[storage.weight_bytes])
-        self.width = count * layout().columns  # padded to whole panels
-        self.matrix = Matrix(
-            panels=self.panels, panel_bytes=self.panels.strides[0],
-            n_in=n_in, n_out=n_out, format=index,
-        )  # fmt: skip
-        self.struct = ctypes.addressof(self.matrix)
-
-    def library_panels(self) -> Iterator[Array]:
-        """Yield the panels."""
-        yield from self.panels
-
-    def is_finite(self) -> bool:
-        """Return whether all weights are finite, by the exponents of weights or scales."""
-        if self.panels.dtype == FLOAT32:
-            return bool(np.isfinite(self.panels).all())
-        numbers = self.panels
-        if self.has_groups:
-            numbers = numbers[..., -2 * layout().columns :]  # the scales
-        exponent = np.uint16(WEIGHT_TYPES[self.format].exponent)
-        return not ((numbers.view(np.uint16) & exponent) == exponent).any()
-
-
 @cache
 def library() -> ctypes.CDLL:
     """Load the library; ImportError if it is missing, cannot be loaded or is another version."""
@@ -238,7 +200,7 @@ def layout() -> _Layout:
 
 
 @cache
-def _formats() -> dict[str, tuple[int, _Storage]]:
+def formats() -> dict[str, tuple[int, _Storage]]:
     """Return the indices and the `struct storage` of the formats, by their names."""
     storage = layout().storage[: layout().formats]
     return {one.name.decode(): (index, one) for index, one in enumerate(storage)}
