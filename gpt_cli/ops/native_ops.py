@@ -75,7 +75,7 @@ class NativeOps(DraftOps):
         return packing.pack(rows, self.dtype, self._weights, transposed=transposed)
 
     def quantize(self, matrix: Packed) -> Packed:
-        # With the bits of `int8.quantize`.
+        # The results have the bits of `int8.quantize`.
         right = self._kind.has_groups and not matrix.has_groups
         check(right, "the matrix", matrix.panels)
         packed = Packed(matrix.n_in, matrix.n_out, self.dtype, self._weights)
@@ -171,12 +171,14 @@ class NativeOps(DraftOps):
         visible: Array,
         steps: AttentionSteps,
     ) -> Array:
-        fields = steps._asdict() | {"edited": EDITED.index(steps.edited)}
-        for array in steps[:2]:
-            right = array.shape[:3] == q.shape[:3] and array.shape == steps.scores.shape
+        scores, pattern = steps.scores, steps.pattern
+        for array in (scores, pattern):
+            right = array.shape[:3] == q.shape[:3] and array.shape == scores.shape
             check(right and array.dtype == FLOAT32 and array.flags.c_contiguous, "steps", array)
-        S = steps.scores.shape[3]
-        return self._attend(q, keys, values, visible, scale=scale, S=S, **fields)
+        return self._attend(
+            q, keys, values, visible, scale=scale, S=scores.shape[3], scores=scores,
+            pattern=pattern, edited=EDITED.index(steps.edited),
+        )  # fmt: skip
 
     def _attend(self, q: Array, keys: Array, values: Array, visible: Array, **fields: Any) -> Array:
         B, H, T, D = q.shape
@@ -203,10 +205,10 @@ class NativeOps(DraftOps):
         return fields | {"B": B, "H": H, "D": D}
 
     def copyto(self, to: Array, panels: Array) -> None:
-        # A draft model copies from a cache in float32: NumPy takes 15 times as long to round.
         if not self._half:
             super().copyto(to, panels)
             return
+        # A draft model copies from a cache in float32: NumPy takes 15 times as long to round.
         layers, B, H = to.shape[:3]
         for array, dtype in ((panels, FLOAT32), (to, self.cache_type)):
             alike = array.shape == to.shape and array.dtype == dtype
@@ -249,11 +251,11 @@ class NativeOps(DraftOps):
         C, H = layers.width, h[0].attn.n_head
         check(x.shape[1] == C, "x", x)
         check(len(keys) == len(values) and len(keys) in (1, len(h)), "keys", keys)
-        step = len(keys) > 1  # without a cache, all layers use the same memory
+        has_layers = len(keys) > 1  # else all layers use the same memory, one after the other
         call = bindings.AllLayers(
             blocks=layers.struct, x=x, visible=visible, past=past, lengths=lengths,
-            n_layer=len(h), T=T, keys_bytes=step * keys.strides[0],
-            values_bytes=step * values.strides[0],
+            n_layer=len(h), T=T, keys_bytes=keys.strides[0] if has_layers else 0,
+            values_bytes=values.strides[0] if has_layers else 0,
             **self._cache(keys[0], values[0], B, H, C // H),
         )  # fmt: skip
         size = bindings.layers_scratch(call, self.threads) + _CACHE_LINE
@@ -269,7 +271,7 @@ class NativeOps(DraftOps):
         return y
 
     def exp(self, x: Array) -> Array:
-        # To within one ulp; 0 below -87.
+        # Accurate to one ulp; 0 below -87.
         x = np.ascontiguousarray(x, FLOAT32)
         y = np.empty(x.shape, FLOAT32)
         bindings.Exp(x=x, y=y, n=x.size).run(self.threads)
@@ -316,7 +318,7 @@ class NativeOps(DraftOps):
         banned: Array,
         params: SamplingParams,
     ) -> Array | None:
-        """Draft tokens one after the other, or return None for a top-k that C does not have.
+        """Draft tokens one after the other; return None if C cannot draw with this top-k.
 
         last (B,) last tokens of texts, uniforms (count, B) draws -> ids (count, B). `cache` has the
         tokens of the texts before these. The ids in `banned` are never drafted. The temperature is

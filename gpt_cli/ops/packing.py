@@ -33,7 +33,7 @@ class Packed:
         self.n_out = n_out
         self.format = format
         self.has_groups = WEIGHT_TYPES[format].has_groups
-        index, storage = bindings.formats()[format]
+        number, storage = bindings.formats()[format]
         units = -(-n_in // storage.unit_rows)
         length = storage.unit_bytes // storage.weight_bytes  # of a unit
         count = -(-n_out // bindings.layout().columns)
@@ -41,7 +41,7 @@ class Packed:
         self.width = count * bindings.layout().columns  # padded to whole panels
         self.matrix = bindings.Matrix(
             panels=self.panels, panel_bytes=self.panels.strides[0],
-            n_in=n_in, n_out=n_out, format=index,
+            n_in=n_in, n_out=n_out, format=number,
         )  # fmt: skip
         self.struct = ctypes.addressof(self.matrix)
 
