@@ -100,12 +100,6 @@ DEVICE void sync_threads(int number, int threads)
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
-// Arrive at such a barrier without waiting.
-DEVICE void arrive_at(int number, int threads)
-{
-    asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
-}
-
 // Exchange values with the lane whose number differs in the bits of `lanes`, or read those of a lane.
 template <class T> DEVICE T exchange(T x, int lanes) { return __shfl_xor_sync(0xffffffff, x, lanes); }
 template <class T> DEVICE T from_lane(T x, int lane) { return __shfl_sync(0xffffffff, x, lane); }
@@ -144,9 +138,6 @@ DEVICE uint32_t load_acquired(const uint32_t *counter)
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(number) : "l"(counter) : "memory");
     return number;
 }
-
-// Let other warps work for a short time.
-DEVICE void pause() { __nanosleep(20); }
 
 // --- barriers between the threads that copy and those that compute -------------------------------
 
