@@ -3,7 +3,6 @@
 import ctypes
 import os
 import weakref
-from collections.abc import Iterator
 from contextlib import suppress
 from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from functools import cache
@@ -12,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from gpt_cli.errors import InputError
-from gpt_cli.folder.dtypes import GROUP, WEIGHT_TYPES
+from gpt_cli.folder.dtypes import GROUP
 from gpt_cli.ops.contract import Array, Block, LayerNorm
 from gpt_cli.ops.kernels import ACTIVATIONS
-from gpt_cli.ops.memory import Arena, address
+from gpt_cli.ops.memory import address
 from gpt_cli.system.machine import native_library
 
 LEVELS = ("avx512vnni", "avx512", "avxvnni", "avx2", "neondot", "neon")
@@ -25,8 +24,6 @@ _VERSION = 9  # of native/native.h
 FLOAT32 = np.dtype("f4")
 FLOAT64 = np.dtype("f8")
 INT64 = np.dtype("i8")
-# By the bytes of a weight.
-_PANEL_TYPES: dict[int, np.dtype[Any]] = {4: FLOAT32, 2: np.dtype("u2"), 1: np.dtype("u1")}
 
 # The types of fields.
 _TYPES: dict[str, Any] = {"P": c_void_p, "N": c_int64, "I": c_int32, "F": c_float, "D": c_double}
@@ -74,21 +71,21 @@ def _fields(declarations: str) -> list[tuple[str, Any]]:
 def _struct(name: str, declarations: str) -> type[Struct]:
     """Return the mirror of a struct in C."""
     fields = _fields(declarations)
-    strides = {field[:-7]: field for field, _ in fields if field.endswith("_stride")}
-    kind = STRUCTS[name] = type(name, (Struct,), {"strides": strides, "_fields_": fields})
-    return kind
+    suffix = "_stride"
+    strides = {field.removesuffix(suffix): field for field, _ in fields if field.endswith(suffix)}
+    STRUCTS[name] = type(name, (Struct,), {"strides": strides, "_fields_": fields})
+    return STRUCTS[name]
 
 
 _HEADS = "b_stride h_stride t_stride"
 _CACHE = "B H T D cache_panels"
-_LINEARS = "c_attn", "c_proj", "c_fc", "mlp_c_proj"
 
 Matrix = _struct("matrix", "P panels; N n_in n_out panel_bytes; I format")
 Norm = _struct("norm", "P weight bias; F epsilon")
 BlockStruct = _struct(
     "block",
-    f"norm ln_1 ln_2; matrix {' '.join(_LINEARS)}; P {'_bias '.join(_LINEARS)}_bias;"
-    "F scale; I activation",
+    "norm ln_1 ln_2; matrix c_attn c_proj c_fc mlp_c_proj;"
+    "P c_attn_bias c_proj_bias c_fc_bias mlp_c_proj_bias; F scale; I activation",
 )
 Embed = _struct("embed", "P wte wpe ids positions x; N tokens n_positions")
 LayerNormRows = _struct("layer_norm", "norm norm; P x y; N rows C x_stride y_stride")
@@ -144,22 +141,27 @@ class LayerStructs:
     def __init__(self, h: tuple[Block, ...]):
         self.h = [weakref.ref(b) for b in h]
         self.width = h[0].attn.c_attn.weight.n_in
-        self._blocks = [self._block(b, h[0]) for b in h]  # with the arrays that they point to
+        self._blocks = [self._block(b, h[0]) for b in h]  # keep the arrays that they point to alive
         self._array = (BlockStruct * len(h))(*self._blocks)
         self.struct = ctypes.addressof(self._array)
 
     def _block(self, b: Block, first: Block) -> Struct:
-        """Return a block as a struct, after a check that it is like the first one."""
+        """Return a block as a struct; raise ValueError if its shapes are not those of the first."""
         C, H, inner = self.width, first.attn.n_head, first.mlp.c_fc.weight.n_out
-        linears = b.attn.c_attn, b.attn.c_proj, b.mlp.c_fc, b.mlp.c_proj
-        matrices = [w.weight for w in linears]
+        linears = {
+            "c_attn": b.attn.c_attn,
+            "c_proj": b.attn.c_proj,
+            "c_fc": b.mlp.c_fc,
+            "mlp_c_proj": b.mlp.c_proj,
+        }
+        matrices = [w.weight for w in linears.values()]
         shapes = [(matrix.n_in, matrix.n_out) for matrix in matrices]
         right = shapes == [(C, 3 * C), (C, C), (C, inner), (inner, C)] and C % H == 0
         has_groups = first.attn.c_attn.weight.has_groups
         alike = all(matrix.has_groups == has_groups for matrix in matrices)
         check(right and alike and b.attn.n_head == H, "a layer", matrices[0].panels)
         fields = {"scale": b.attn.scale, "activation": ACTIVATIONS.index(b.mlp.activation)}
-        for name, w in zip(_LINEARS, linears, strict=True):
+        for name, w in linears.items():
             fields[name] = w.weight.matrix
             fields[f"{name}_bias"] = vector_of(w.bias, w.weight.n_out)
         return BlockStruct(ln_1=norm_of(b.ln_1, C), ln_2=norm_of(b.ln_2, C), **fields)
@@ -172,48 +174,14 @@ def layers_of(h: tuple[Block, ...]) -> LayerStructs:
     """Return the layers of a model as structs, which are kept for the next pass."""
     layers = _layers.get(h[0])
     if layers is None or layers.h != [weakref.ref(b) for b in h]:
-        layers = _layers[h[0]] = LayerStructs(h)
+        layers = LayerStructs(h)
+        _layers[h[0]] = layers
     return layers
-
-
-class Packed:
-    """A matrix (n_in, n_out) in panels, at first of zeros: see native/kernels.h."""
-
-    def __init__(self, n_in: int, n_out: int, format: str, arena: Arena):
-        self.n_in = n_in
-        self.n_out = n_out
-        self.format = format
-        self.has_groups = WEIGHT_TYPES[format].has_groups
-        index, storage = _formats()[format]
-        units = -(-n_in // storage.unit_rows)
-        length = storage.unit_bytes // storage.weight_bytes  # of a unit
-        count = -(-n_out // layout().columns)
-        self.panels = arena.zeros((count, units, length), _PANEL_TYPES[storage.weight_bytes])
-        self.width = count * layout().columns  # padded to whole panels
-        self.matrix = Matrix(
-            panels=self.panels, panel_bytes=self.panels.strides[0],
-            n_in=n_in, n_out=n_out, format=index,
-        )  # fmt: skip
-        self.struct = ctypes.addressof(self.matrix)
-
-    def library_panels(self) -> Iterator[Array]:
-        """Yield the panels."""
-        yield from self.panels
-
-    def is_finite(self) -> bool:
-        """Return whether all weights are finite, by the exponents of weights or scales."""
-        if self.panels.dtype == FLOAT32:
-            return bool(np.isfinite(self.panels).all())
-        numbers = self.panels
-        if self.has_groups:
-            numbers = numbers[..., -2 * layout().columns :]  # the scales
-        exponent = np.uint16(WEIGHT_TYPES[self.format].exponent)
-        return not ((numbers.view(np.uint16) & exponent) == exponent).any()
 
 
 @cache
 def library() -> ctypes.CDLL:
-    """Load the library; ImportError if it is missing, cannot be loaded or is another version."""
+    """Load the library; raise ImportError if there is none, or it is broken or another version."""
     path = native_library()
     if path is None:
         raise ImportError("the library was not compiled when gpt-cli was installed")
@@ -225,7 +193,8 @@ def library() -> ctypes.CDLL:
     with suppress(ValueError):  # it has no `gpt2_layout`
         constants = _Layout.in_dll(lib, "gpt2_layout")
         if (constants.version, constants.group, list(constants.sizes)) == (_VERSION, GROUP, sizes):
-            lib.gpt2_layers_scratch.restype = lib.gpt2_linear_ranges.restype = c_int64
+            lib.gpt2_layers_scratch.restype = c_int64
+            lib.gpt2_linear_ranges.restype = c_int64
             lib.gpt2_use_level.restype = None
             return lib
     raise ImportError(f"{path} belongs to another version: reinstall gpt2-cli")
@@ -238,14 +207,14 @@ def layout() -> _Layout:
 
 
 @cache
-def _formats() -> dict[str, tuple[int, _Storage]]:
-    """Return the indices and the `struct storage` of the formats, by their names."""
-    storage = layout().storage[: layout().formats]
-    return {one.name.decode(): (index, one) for index, one in enumerate(storage)}
+def formats() -> dict[str, tuple[int, _Storage]]:
+    """Return the number and the `struct storage` of each format, by its name."""
+    formats = layout().storage[: layout().formats]
+    return {storage.name.decode(): (number, storage) for number, storage in enumerate(formats)}
 
 
 def layers_scratch(layers: Struct, threads: int) -> int:
-    """Return the bytes of scratch memory of `layers`."""
+    """Return the bytes of scratch memory that the operation `layers` needs."""
     return 4 * int(library().gpt2_layers_scratch(ctypes.byref(layers), threads))
 
 
@@ -262,7 +231,8 @@ def use_level(level: str) -> None:
 def choose_level() -> str:
     """Select the level that GPT_CLI_LEVEL names, or the highest supported one; return its name.
 
-    ImportError if the library has no level for this processor.
+    Raise ImportError if the library has no level for this processor, and InputError for a level
+    that does not exist or that this processor does not have.
     """
     available = levels()
     if not available:

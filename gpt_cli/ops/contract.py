@@ -74,7 +74,7 @@ class Ops(ABC):
     logits_rows: int = 128  # at a time; a row of GPT-2's takes 200 kB
     xp: ModuleType = np  # or CuPy: for what is exact in any order and no operation below
     batch_invariant: bool = False  # the bits of a token do not depend on what else is in the pass
-    one_type: bool = False  # all matrices are in `dtype`: others would be rounded to 16 bits
+    one_type: bool = False  # all matrices are in `dtype`; matrices of other types are rounded
 
     # All layers in one call, with the same bits: (x, h, visible, cache) -> x.
     layers: Callable[[Array, tuple[Block, ...], Array, Cache], Array] | None = None
@@ -143,7 +143,7 @@ class Ops(ABC):
         """
 
     def copyto(self, to: Array, panels: Array) -> None:
-        """Copy panels of the keys or values of a cache to another cache, which may be narrower.
+        """Copy panels of the keys or values of a cache to another cache, which may be in float16.
 
         Both are (layers, B, H, a range of the panels, ...).
         """

@@ -70,7 +70,7 @@ class CuPyOps(Ops):
             )
             options = (f"-DFORMAT={NAMES.index(dtype)}",)
             modules = compiler.load_all(_OPERATIONS, options)
-            modules["pack"].result()  # or the error of CuPy that all would have
+            modules["pack"].result()  # raises the error of CuPy that all would have
         except Exception as error:  # CuPy raises many types for missing libraries
             raise ImportError(f"{type(error).__name__}: {error}") from error
         self.launch = Launcher(modules, self.gpu)
@@ -159,7 +159,8 @@ class CuPyOps(Ops):
         return y
 
     def add(self, x: Array, y: Array) -> Array:
-        x, y = (cupy.ascontiguousarray(array, np.float32) for array in (x, y))
+        x = cupy.ascontiguousarray(x, np.float32)
+        y = cupy.ascontiguousarray(y, np.float32)
         total = cupy.empty(x.shape, np.float32)
         if x.size:
             launch = plans.elementwise("add", x.size, self.gpu)
@@ -216,14 +217,16 @@ class CuPyOps(Ops):
         visible: Array,
         steps: AttentionSteps,
     ) -> Array:
-        scores, pattern = (cupy.ascontiguousarray(array, np.float32) for array in steps[:2])
+        scores = cupy.ascontiguousarray(steps.scores, np.float32)
+        pattern = cupy.ascontiguousarray(steps.pattern, np.float32)
         edited = EDITED.index(steps.edited)
         y = self._attend(
             q, keys, values, scale, visible, scores=scores, pattern=pattern, edited=edited
         )
-        for array, result in zip(steps[:2], (scores, pattern), strict=True):
-            if array is not result:
-                array[...] = result
+        if scores is not steps.scores:
+            steps.scores[...] = scores
+        if pattern is not steps.pattern:
+            steps.pattern[...] = pattern
         return y
 
     def _attend(

@@ -94,14 +94,14 @@ def _to_bfloat16(scale: Array) -> Array:
     return np.where(np.isfinite(scale), bits.view(np.float32), np.float32(np.nan))
 
 
-# Activations are rounded to integers up to this, the largest of its row. They are 256 * high + low,
-# both int8, so that int8 dot products suffice.
+# Activations are rounded to integers; the largest of a row becomes this one. An integer is
+# 256 * high + low, both int8, so that int8 dot products suffice.
 LARGEST_ACTIVATION = 256 * LARGEST + LARGEST
-SMALLEST = 1e-30  # lower bound of a row's largest number: keeps the division finite
+SMALLEST = 1e-30  # a row's largest number is not below this, so that a division by it is finite
 
 
 def round_activations(x: Array) -> Array:
-    """Round x (..., n_in) as products with int8 weights do: rows to multiples of their steps."""
+    """Round rows of x (..., n_in) to multiples of their steps, as products with int8 weights do."""
     largest = np.abs(x).max(axis=-1, keepdims=True)
     per_step = np.float32(LARGEST_ACTIVATION) / np.maximum(largest, np.float32(SMALLEST))
     step = largest / np.float32(LARGEST_ACTIVATION)

@@ -107,20 +107,20 @@ class Workspace:
     ) -> NDArray[Any]:
         """Return an uninitialized array; a large one starts on a page.
 
-        Its memory has up to `waste` times its size: for an array that lives long, it should be low.
+        Its memory has up to `waste` times its size. An array that lives long should waste little.
         """
         size = math.prod(shape) * dtype.itemsize
         if size < _MIN_KEPT:
             return np.empty(shape, dtype)
         with _lock:
             self._take_back()
-            sizes = enumerate(map(len, self._free))
-            index = next((index for index, n in sizes if size <= n <= waste * size), None)
-            memory = None if index is None else self._free.pop(index)
-            # If none fits, release the largest, so that the workspace does not grow without bound.
+            fitting = (free for free in self._free if size <= len(free) <= waste * size)
+            memory = next(fitting, None)
             kept = 0 if waste == math.inf else _MOST_FREE
-            if memory is None and sum(map(len, self._free)) > kept:
-                del self._free[-1]
+            if memory is not None:
+                self._free.remove(memory)
+            elif sum(map(len, self._free)) > kept:
+                del self._free[-1]  # the largest: the workspace must not grow without bound
         if memory is None:
             memory = _anonymous(size)
         # A view refers to this array and keeps it alive, because no other array owns the memory.
@@ -131,6 +131,7 @@ class Workspace:
         return array
 
     def _take_back(self) -> None:
+        """Take back the memory of arrays that were garbage collected."""
         while self._returned:
             _, memory = self._used.pop(id(self._returned.pop()))
             self._free.append(memory)

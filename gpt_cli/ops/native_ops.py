@@ -6,15 +6,13 @@ at any level of the processor.
 """
 
 import math
-import os
 from typing import Any
 
 import numpy as np
 
-from gpt_cli.folder.dtypes import GROUP, NAMES_OF_CODES, WEIGHT_TYPES
-from gpt_cli.folder.tensors import Tensor
-from gpt_cli.ops import bindings, int8
-from gpt_cli.ops.bindings import FLOAT32, INT64, Packed, Struct, check, contiguous, readable
+from gpt_cli.folder.dtypes import GROUP, WEIGHT_TYPES
+from gpt_cli.ops import bindings, packing
+from gpt_cli.ops.bindings import FLOAT32, INT64, Struct, check, contiguous, readable
 from gpt_cli.ops.contract import (
     Array,
     AttentionSteps,
@@ -26,20 +24,14 @@ from gpt_cli.ops.contract import (
     Model,
     Rows,
 )
-from gpt_cli.ops.int8 import Int8Rows, quantize, scales_shape
 from gpt_cli.ops.kernels import ACTIVATIONS, EDITED, LARGEST_TOP_K, strides
 from gpt_cli.ops.memory import Arena, Workspace, address
-from gpt_cli.ops.short import RoundedRows
+from gpt_cli.ops.packing import Packed
 from gpt_cli.options.request import SamplingParams
 from gpt_cli.system.machine import MOST_THREADS, threads
 
-_PIECE = 256 * 1024  # numbers read and packed at a time: 1 MB, which stays in the cache
 _BYTE = np.dtype("u1")
 _CACHE_LINE = 64  # bytes
-
-# Results of packing other than 0 and an errno.
-_FILE_ENDED = -1
-_INVALID_INT8 = -2
 
 
 class NativeOps(DraftOps):
@@ -80,51 +72,10 @@ class NativeOps(DraftOps):
     # --- weights ---------------------------------------------------------------------------------
 
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Packed:
-        """Pack a matrix (n_in, n_out) into panels.
-
-        If the stored type is the type in memory, C reads the file, without Python's lock.
-        Otherwise, convert and pack a range of rows at a time, while they are in the cache. What is
-        not in 16 bits, as a file or as `RoundedRows`, is kept in float32.
-        """
-        n_rows, length = rows.shape
-        n_in, n_out = (length, n_rows) if transposed else (n_rows, length)
-        if not n_in or not n_out:
-            raise ValueError("a matrix must have rows and columns")
-        stored = rows
-        scales = None
-        if self._kind.has_groups and isinstance(rows, Int8Rows):
-            stored = rows.weight
-            scales = contiguous(rows.scale[:], FLOAT32)
-            check(scales.shape == scales_shape(n_rows, length, transposed), "the scales", scales)
-        as_stored = isinstance(stored, Tensor) and NAMES_OF_CODES.get(stored.dtype) == self.dtype
-        is_rounded = isinstance(rows, RoundedRows) and rows.dtype == self.dtype
-        widened = self._kind.is_short and not (as_stored or is_rounded)
-        packed = Packed(n_in, n_out, "float32" if widened else self.dtype, self._weights)
-        target = {"to": packed.struct, "transposed": transposed}
-        if isinstance(stored, Tensor) and as_stored:
-            with stored.opened() as (file, offset):
-                _pack(file.name, file=file.fileno(), offset=offset, scales=scales, **target)
-            return packed
-        step = max(1, _PIECE // length // GROUP) * GROUP
-        for first in range(0, n_rows, step):
-            part, scales = self._converted(rows, slice(first, first + step), transposed)
-            _pack("a matrix", rows=part, scales=scales, first=first, count=len(part), **target)
-        return packed
-
-    def _converted(self, rows: Rows, part: slice, transposed: bool) -> tuple[Array, Array | None]:
-        """Return a range of rows in the type in memory, and the scales of their groups."""
-        if isinstance(rows, RoundedRows) and rows.dtype == self.dtype:
-            return rows.bits(part), None
-        if not self._kind.has_groups:
-            return np.ascontiguousarray(rows[part], FLOAT32), None
-        if isinstance(rows, Int8Rows):
-            weight, scale = rows.parts(part)
-        else:
-            weight, scale = quantize(rows[part], transposed=transposed).parts(slice(None))
-        return np.ascontiguousarray(weight, np.int8), contiguous(scale, FLOAT32)
+        return packing.pack(rows, self.dtype, self._weights, transposed=transposed)
 
     def quantize(self, matrix: Packed) -> Packed:
-        # With the bits of `int8.quantize`.
+        # The results have the bits of `int8.quantize`.
         right = self._kind.has_groups and not matrix.has_groups
         check(right, "the matrix", matrix.panels)
         packed = Packed(matrix.n_in, matrix.n_out, self.dtype, self._weights)
@@ -220,12 +171,14 @@ class NativeOps(DraftOps):
         visible: Array,
         steps: AttentionSteps,
     ) -> Array:
-        fields = steps._asdict() | {"edited": EDITED.index(steps.edited)}
-        for array in steps[:2]:
-            right = array.shape[:3] == q.shape[:3] and array.shape == steps.scores.shape
+        scores, pattern = steps.scores, steps.pattern
+        for array in (scores, pattern):
+            right = array.shape[:3] == q.shape[:3] and array.shape == scores.shape
             check(right and array.dtype == FLOAT32 and array.flags.c_contiguous, "steps", array)
-        S = steps.scores.shape[3]
-        return self._attend(q, keys, values, visible, scale=scale, S=S, **fields)
+        return self._attend(
+            q, keys, values, visible, scale=scale, S=scores.shape[3], scores=scores,
+            pattern=pattern, edited=EDITED.index(steps.edited),
+        )  # fmt: skip
 
     def _attend(self, q: Array, keys: Array, values: Array, visible: Array, **fields: Any) -> Array:
         B, H, T, D = q.shape
@@ -252,10 +205,10 @@ class NativeOps(DraftOps):
         return fields | {"B": B, "H": H, "D": D}
 
     def copyto(self, to: Array, panels: Array) -> None:
-        # A draft model copies from a cache in float32: NumPy takes 15 times as long to round.
         if not self._half:
             super().copyto(to, panels)
             return
+        # A draft model copies from a cache in float32: NumPy takes 15 times as long to round.
         layers, B, H = to.shape[:3]
         for array, dtype in ((panels, FLOAT32), (to, self.cache_type)):
             alike = array.shape == to.shape and array.dtype == dtype
@@ -274,9 +227,8 @@ class NativeOps(DraftOps):
         past, lengths = _counts_of(cache.lengths, (B,)), _counts_of(cache.new, (B,))
         seen = _counts_of(visible, (B, T))
         call = self._all_layers(h, _rows_of(x), cache, seen, past, lengths)
-        y = self._empty_rows(
-            B * T, C
-        )  # after the scratch, which is larger: it could take its memory
+        # After the scratch, which is larger and could not reuse the memory of y.
+        y = self._empty_rows(B * T, C)
         call.point("y", y)
         if call.run(self.threads):
             capacity = _capacity(cache.keys[0])
@@ -299,11 +251,11 @@ class NativeOps(DraftOps):
         C, H = layers.width, h[0].attn.n_head
         check(x.shape[1] == C, "x", x)
         check(len(keys) == len(values) and len(keys) in (1, len(h)), "keys", keys)
-        step = len(keys) > 1  # without a cache, all layers use the same memory
+        has_layers = len(keys) > 1  # else all layers use the same memory, one after the other
         call = bindings.AllLayers(
             blocks=layers.struct, x=x, visible=visible, past=past, lengths=lengths,
-            n_layer=len(h), T=T, keys_bytes=step * keys.strides[0],
-            values_bytes=step * values.strides[0],
+            n_layer=len(h), T=T, keys_bytes=keys.strides[0] if has_layers else 0,
+            values_bytes=values.strides[0] if has_layers else 0,
             **self._cache(keys[0], values[0], B, H, C // H),
         )  # fmt: skip
         size = bindings.layers_scratch(call, self.threads) + _CACHE_LINE
@@ -319,7 +271,7 @@ class NativeOps(DraftOps):
         return y
 
     def exp(self, x: Array) -> Array:
-        # To within one ulp; 0 below -87.
+        # Accurate to one ulp; 0 below -87.
         x = np.ascontiguousarray(x, FLOAT32)
         y = np.empty(x.shape, FLOAT32)
         bindings.Exp(x=x, y=y, n=x.size).run(self.threads)
@@ -366,7 +318,7 @@ class NativeOps(DraftOps):
         banned: Array,
         params: SamplingParams,
     ) -> Array | None:
-        """Draft tokens one after the other, or return None for a top-k that C does not have.
+        """Draft tokens one after the other; return None if C cannot draw with this top-k.
 
         last (B,) last tokens of texts, uniforms (count, B) draws -> ids (count, B). `cache` has the
         tokens of the texts before these. The ids in `banned` are never drafted. The temperature is
@@ -413,17 +365,6 @@ class NativeOps(DraftOps):
     def _padded(self, width: int) -> int:
         """Return a width padded to whole panels."""
         return -(-width // self.cache_panel) * self.cache_panel
-
-
-def _pack(name: str, **fields: Any) -> None:
-    """Pack rows of a file or of "a matrix" (its name in errors)."""
-    error = bindings.Pack(**fields).run(1)
-    if error > 0:
-        raise OSError(error, os.strerror(error), name)
-    if error == _FILE_ENDED:
-        raise EOFError
-    if error == _INVALID_INT8:
-        raise int8.invalid(name)
 
 
 def _capacity(keys: Array) -> int:

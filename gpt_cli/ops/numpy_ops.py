@@ -137,7 +137,8 @@ class NumPyOps(Ops):
             group = slice(start, start + QUERIES)
             seen = visible[:, group]  # (B, <T)
             S = int(seen.max(initial=0))
-            k, v = (x[:, :, :S].astype(np.float32, copy=False) for x in (keys, values))
+            k = keys[:, :, :S].astype(np.float32, copy=False)
+            v = values[:, :, :S].astype(np.float32, copy=False)
             scores = q[:, :, group] @ k.swapaxes(-1, -2)
             scores *= scale  # (B, H, <T, S)
             if seen.min(initial=S) < S:

@@ -40,7 +40,8 @@ def check_available(device: str, dtype: str) -> list[str]:
     """Return the names of the implementations that `get_ops` tries, without loading one.
 
     For "auto", return the implementations for float32: the type is not known yet.
-    InputError if there is none, or GPT_CLI_OPS is invalid; ResourceError without a needed GPU.
+    Raise InputError if there is none or GPT_CLI_OPS is invalid, and ResourceError if a GPU is
+    needed and cannot be used.
     """
     why = "" if dtype == "auto" else f" for {dtype}"
     if dtype == "auto":
@@ -80,7 +81,7 @@ def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
     GPT_CLI_OPS names the implementation; by default it is the fastest that can be used. `threads`
     is the number of CPU threads; by default see `machine.threads`. It does not apply to NumPy.
 
-    Errors are those of `check_available`, and ResourceError if no implementation works.
+    Raise the errors of `check_available`, and ResourceError if no implementation works.
     """
     if threads is not None:
         check("threads", threads, THREADS)
@@ -109,8 +110,8 @@ def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
 def ops_for(stored: str, device: str, threads: int | None = None, *, mixed: bool = False) -> Ops:
     """Return the operations of a device for weights that are stored in a type.
 
-    They hold 16-bit weights as they are stored, and widen them exactly. But they hold them in
-    float32 if NumPy computes, and on a GPU if some weights are not in this type (`mixed`).
+    16-bit weights are held as they are stored, and widened exactly when they are used. They are
+    held in float32 if NumPy computes, or on a GPU if some weights are not in this type (`mixed`).
     """
     if stored not in SHORT:
         return get_ops(device, stored, threads)

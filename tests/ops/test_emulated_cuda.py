@@ -87,7 +87,7 @@ KERNEL ring(const struct job job, int waits)
         job.y[lane] = sum;
 }
 
-// Warps pass a number on, each waiting only for the one before.
+// Warps pass a number on, each waiting for its neighbours only.
 KERNEL relay(const struct job job)
 {
     float *shared = (float *)shared_memory;
@@ -96,7 +96,7 @@ KERNEL relay(const struct job job)
         sync_threads(warp, 2 * WARP);
     shared[threadIdx.x] = warp ? shared[threadIdx.x - WARP] + 1 : job.x[threadIdx.x];
     if (warp + 1 < warps)
-        arrive_at(warp + 1, 2 * WARP);
+        sync_threads(warp + 1, 2 * WARP);
     job.y[threadIdx.x] = shared[threadIdx.x];
 }
 
@@ -106,8 +106,7 @@ KERNEL grid_barrier(const struct job job, uint32_t *counter, int blocks)
     job.y[blockIdx.x] = 1 + blockIdx.x;
     if (threadIdx.x == 0) {
         add_released(counter, 1);
-        while (load_acquired(counter) < blocks)
-            pause();
+        while (load_acquired(counter) < blocks) {}
     }
     sync_block();
     float sum = 0;

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpt_cli.errors import CheckpointError
 from gpt_cli.folder.dtypes import GROUP
 from gpt_cli.folder.tensors import Tensor
-from gpt_cli.ops import Linear, bindings, native_ops
+from gpt_cli.ops import Linear, bindings, packing
 from gpt_cli.ops.int8 import LARGEST, Int8Rows, quantize
 from gpt_cli.ops.memory import Arena
 from gpt_cli.ops.short import RoundedRows
@@ -118,7 +118,7 @@ def test_linear_with_int8_weights_is_a_chain_over_groups(
 def test_a_matrix_has_parts_for_all_threads_and_none_that_is_too_small(
     library, native, dtype, shape
 ):
-    packed = bindings.Packed(*shape, dtype, Arena())
+    packed = packing.Packed(*shape, dtype, Arena())
     panels, panel_bytes = len(packed.panels), packed.panels.strides[0]
     call = bindings.LinearRows(w=packed.struct)
     for threads in range(2, 65):
@@ -184,7 +184,7 @@ def test_packing_in_pieces_equals_packing_at_once(native, monkeypatch, kind, tra
     whole = ops.place_matrix(matrix, transposed=transposed)
     if kind == "rounded":
         matrix = quantize(matrix, transposed=transposed)
-    monkeypatch.setattr(native_ops, "_PIECE", piece)
+    monkeypatch.setattr(packing, "_PIECE", piece)
     again = ops.place_matrix(matrix, transposed=transposed)
     assert (again.n_in, again.n_out) == ((97, 131) if transposed else (131, 97))
     assert np.array_equal(again.panels.view(np.uint8), whole.panels.view(np.uint8))

@@ -107,8 +107,7 @@ KERNEL blocks(float *y, int waits)
         sync_block();
     if (threadIdx.x == 1) {
         add_released(counter, 1);
-        while (load_acquired(counter) < gridDim.x)
-            pause();
+        while (load_acquired(counter) < gridDim.x) {}
     }
     sync_block();
     if (threadIdx.x == 2)

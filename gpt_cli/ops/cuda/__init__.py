@@ -1,1 +1,1 @@
-"""The kernels of a GPU, and the compilation of them."""
+"""The kernels for a GPU: their sources, compilation and launches."""

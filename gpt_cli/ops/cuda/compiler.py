@@ -31,10 +31,10 @@ _log = logging.getLogger(__name__)
 
 
 def load(names: Sequence[str], options: Sequence[str]) -> "Module":
-    """Return a module of some files of this folder, in their order.
+    """Return a module compiled from files of this folder, in this order.
 
-    A module in the cache needs no NVRTC, a library of 100 MB. Several threads may load at once,
-    and then compile at the same time.
+    A module in the cache does not need NVRTC, a library of 100 MB. Several threads may load and
+    compile at the same time.
     """
     code = source(names)
     options = (*OPTIONS, *options)
@@ -57,9 +57,9 @@ def load(names: Sequence[str], options: Sequence[str]) -> "Module":
 def load_all(
     groups: Sequence[Sequence[str]], options: Sequence[str]
 ) -> "dict[str, Future[Module]]":
-    """Begin to load the modules of several lists of files, in parallel; return them by kernel.
+    """Start loading one module for each list of files, in parallel; return them by kernel name.
 
-    Errors of `load` come from the futures.
+    The futures raise the errors of `load`.
     """
     from cupy.cuda import runtime
 
@@ -100,7 +100,7 @@ class Kernel:
         driver.funcSetAttribute(self._address, attribute, shared)
 
     def launch(self, grid: tuple[int, int], threads: int, shared: int, argument: bytes) -> None:
-        """Launch blocks of so many threads and bytes of shared memory, with a struct."""
+        """Launch blocks of `threads` threads and `shared` bytes of shared memory, with a struct."""
         arguments = c_char_p(argument)  # the address of the only argument, which the driver copies
         self._driver.launchKernel(
             self._address, *grid, 1, threads, 1, 1, shared, self._stream().ptr,
@@ -108,7 +108,7 @@ class Kernel:
         )  # fmt: skip
 
     def launch_together(self, blocks: int, threads: int, shared: int) -> None:
-        """Launch blocks that wait for one another, of a kernel without arguments."""
+        """Launch a kernel without arguments whose blocks wait for one another."""
         self._driver.launchCooperativeKernel(
             self._address, blocks, 1, 1, threads, 1, 1, shared, self._stream().ptr, 0
         )
@@ -203,7 +203,7 @@ def _cached(file: Path) -> bytes | None:
 
 
 def _keep(file: Path, binary: bytes) -> None:
-    """Write a module into the cache, behind its digest. It is no error if that fails."""
+    """Write a module into the cache, after its digest. If that fails, log it."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_file(file, hashlib.sha256(binary).digest() + binary, replace=True)

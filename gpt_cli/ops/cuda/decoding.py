@@ -47,7 +47,7 @@ def decode(
         **choice_fields(params), **scratch_fields(xp, B, V),
     }  # fmt: skip
     for step in range(steps):
-        now = 8 * B * step  # bytes before the numbers of this step
+        now = 8 * B * step  # bytes before the numbers of this step in an array (steps, B)
         positions = counts.data.ptr + 8 * B + now
         after = ids.data.ptr + 8 * B + now
         tokens = Tokens(positions, counts.data.ptr, positions + 8 * B, most + step + 1)
@@ -68,17 +68,17 @@ def decode(
 
 
 def choice_fields(params: SamplingParams) -> dict[str, Any]:
-    """Return the fields of the structs about the choice of a token."""
+    """Return the fields with the options for the choice of a token."""
     filters = {"top_k": params.top_k, "top_p": params.top_p, "log_min_p": params.log_min_p}
     return filters | {"temperature": params.temperature}
 
 
 def scratch_fields(xp: ModuleType, rows: int, n: int) -> dict[str, Any]:
-    """Return the fields for the memory of the choice of a token among n."""
+    """Return the fields with scratch memory for the choice of a token among n."""
     size = scratch_size(n)
     return {"scratch": xp.empty((rows, CHOICE_ARRAYS, size), np.float32), "scratch_size": size}
 
 
 def scratch_size(n: int) -> int:
-    """Return the numbers of an array of the scratch memory: a power of two, and whole spans."""
+    """Return the length of an array of scratch memory: a power of two that holds whole spans."""
     return 1 << (-(-n // plans.SPAN) * plans.SPAN - 1).bit_length()

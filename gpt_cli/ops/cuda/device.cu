@@ -1,5 +1,5 @@
-// What the kernels use of a GPU beyond C++. All other files are plain C++ over these functions, so a
-// test can replace this file and run the kernels on a CPU.
+// The features of a GPU that the kernels use. All other files are plain C++ that calls these functions,
+// so a test can replace this file and run the kernels on a CPU.
 //
 // Compiled with `-fmad=false -ftz=false`: only `multiply_add` fuses a product and a sum, and no tiny
 // number becomes 0. Division and square root are rounded as IEEE 754 says.
@@ -74,7 +74,7 @@ DEVICE void copy16(void *to, const void *from)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
 }
 
-// Close a group of copies of this thread; wait until at most `groups` of its groups are not done.
+// End a group of copies of this thread. Wait until at most `groups` of its groups are not done.
 DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int groups> DEVICE void wait_for_copies()
 {
@@ -98,12 +98,6 @@ DEVICE void sync_warp() { __syncwarp(); }
 DEVICE void sync_threads(int number, int threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
-}
-
-// Arrive at such a barrier without waiting.
-DEVICE void arrive_at(int number, int threads)
-{
-    asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
 // Exchange values with the lane whose number differs in the bits of `lanes`, or read those of a lane.
@@ -144,9 +138,6 @@ DEVICE uint32_t load_acquired(const uint32_t *counter)
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(number) : "l"(counter) : "memory");
     return number;
 }
-
-// Let other warps work for a short time.
-DEVICE void pause() { __nanosleep(20); }
 
 // --- barriers between the threads that copy and those that compute -------------------------------
 

@@ -14,7 +14,7 @@ class Launcher:
     """The kernels of some modules: a call launches one on the current stream."""
 
     def __init__(self, modules: "dict[str, Future[Module]]", device: plans.Device):
-        """Take the modules by kernel. A launch waits for the module that it needs."""
+        """Take the module of each kernel by its name. A launch waits for the module it needs."""
         self._modules = modules
         self._device = device
         self._kernels: dict[str, compiler.Kernel] = {}

@@ -1,7 +1,7 @@
 """The layers of many rows: the operations one by one, in memory that is allocated once.
 
-Python takes some 5 microseconds for a launch, a GPU some 10 for the kernel. So between launches
-nothing is allocated, and there are no views of arrays: what follows computes addresses.
+Python takes some 5 microseconds for a launch, a GPU some 10 for the kernel. So nothing is allocated
+between launches, and this module computes addresses instead of making views of arrays.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Tokens:
     past: int  # (B,) cached tokens
     lengths: int  # (B,) new tokens of the texts
     visible: int  # (B, T) keys that the tokens see
-    S: int  # the most of these
+    S: int  # the largest number in `visible`
 
 
 class DeviceOps(Protocol):
@@ -43,7 +43,7 @@ class Memory:
     """Arrays on the device in one allocation, which are not initialized."""
 
     def __init__(self, xp: ModuleType, *sizes: int):
-        """Allocate arrays of so many bytes; `addresses` are theirs."""
+        """Allocate arrays of these sizes in bytes; `addresses` has their addresses."""
         aligned = (-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
         *starts, end = accumulate(aligned, initial=0)
         self._memory = xp.empty(end, np.uint8)
@@ -65,7 +65,7 @@ class Layers:
         self._B, self._T, self._H, self._C, self._D = B, T, H, C, C // H
         self.rows = B * T
         launch = plans.attend(B * H, T, C // H, S, self._device)
-        self._rounds = WEIGHT_TYPES[self._dtype].has_groups  # activations, for products
+        self._rounds = WEIGHT_TYPES[self._dtype].has_groups  # activations to integers
         digits = 2 * plans.LAYOUTS[self._dtype].padded(max(C, inner)) if self._rounds else 0
         self._memory = Memory(
             ops.xp, 4 * self.rows * C, 4 * self.rows * max(3 * C, inner),
@@ -138,7 +138,7 @@ def norm_of(ln: LayerNorm) -> bytes:
 
 
 def cache_fields(cache: Cache, layer: int) -> dict[str, int]:
-    """Return the fields of one layer of a cache; a cache of one layer serves all in turn."""
+    """Return the fields of one layer of a cache. If it has one layer, all layers use that."""
     keys, values = cache.keys, cache.values
     layer %= len(keys)
     return {

@@ -1,5 +1,5 @@
-// What is computed from a row of logits by ROW_THREADS threads of a block, with the bits of ops/native:
-// its largest numbers, its normalizer, and running sums of counts.
+// Measures of a row of logits, by ROW_THREADS threads of a block, with the bits of ops/native: its
+// largest numbers, its normalizer, and running sums of counts.
 
 enum {
     ROW_THREADS = 256,

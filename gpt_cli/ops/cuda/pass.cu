@@ -44,7 +44,7 @@ DEVICE void compute(int number, int step, ring &from, uint32_t &target)
     struct work work = work_of(number);
     bool has_work = (int64_t)blockIdx.x * PANEL < work.w.n_out;
     float epsilon = norm_before(number).epsilon;
-    if (has_work) { // what does not depend on other blocks
+    if (has_work) { // begin with copies that do not depend on other blocks
         copy_biases(work, threadIdx.x / WARP * gridDim.x + blockIdx.x);
         if (is_normalized(work.product))
             load_norm(number);
@@ -53,7 +53,7 @@ DEVICE void compute(int number, int step, ring &from, uint32_t &target)
         sync_grid(target);
     if (number % PRODUCTS == ATTN_C_PROJ) {
         attend_rows(number / PRODUCTS, step);
-        work = work_of(number); // anew: it does not take registers meanwhile
+        work = work_of(number); // again, so that it takes no registers in between
         sync_grid(target);
     }
     if (!has_work)
@@ -63,7 +63,7 @@ DEVICE void compute(int number, int step, ring &from, uint32_t &target)
     multiply(work, from);
 }
 
-// Fill shared memory with what is there from the beginning: barriers and layers.
+// Initialize shared memory: the barriers and the layers.
 DEVICE void begin()
 {
     block_memory memory = divide();

@@ -28,7 +28,7 @@ DEVICE const float *of_new_key(const query &one, int s, int head, int part)
     return job.qkv + ((one.first + s - one.past) * 3 + part) * job.C + head * job.D;
 }
 
-// What a block has in shared memory for the attention of a head of a row.
+// The shared memory of a block for the attention of one head of one row.
 struct attention {
     float *q, *key; // (D,): of this token
     float *largest; // (PASS_WARPS,), then the sum of the weights
@@ -117,7 +117,7 @@ DEVICE float score_of(const query &one, const attention &of, int s, int head)
     return score;
 }
 
-// How a thread copies values: pieces of 16 bytes, of which a key has `per_key`.
+// The values that a thread copies, in pieces of 16 bytes. The value of a key has `per_key` pieces.
 struct copier {
     int first_key, keys_apart; // first_key is -1 if the thread does not copy
     int d;                     // the first number of its pieces

@@ -126,8 +126,8 @@ DEVICE int32_t dot_group(const int4 (&weights)[GROUP / 16], const digits *x)
     return (int32_t)((uint32_t)high << 8) + low;
 }
 
-// Add a range of units of a panel: groups, of which the quarters of a warp multiply one each. Then all
-// lanes add the groups in order.
+// Add a range of units of a panel, which are groups. Each quarter of a warp multiplies one group. Then
+// all lanes add the groups in order.
 DEVICE void add_panel(chains &all, ring &from, int units)
 {
     const int QUARTERS = WARP / PANEL;

@@ -1,4 +1,4 @@
-// What the files of the pass share: constants, and what a block has in shared memory. See pass.cu.
+// Shared by the files of the pass: constants, and the division of shared memory. See pass.cu.
 
 // What the host chooses for a device and a model: see `pass_plan` in plans.py.
 #ifndef ROWS
@@ -13,7 +13,8 @@
 
 enum {
     PASS_WARPS = 8,    // that compute
-    COPYING_WARP = 11, // beside the warps 3 and 7, which often have no panel: 8, 9, 10 do nothing
+    COPYING_WARP = 11, // shares its scheduler with warps 3 and 7, which often have no panel. Warps 8 to
+                       // 10 do nothing
     PASS_THREADS = PASS_WARPS * WARP,
     STAGE_BYTES = STAGE_UNITS * UNIT_BYTES,
     PRODUCTS = 4, // of a layer, in the order of `struct layer`
@@ -30,7 +31,7 @@ DEVICE int64_t rows_of_pass() { return ROWS == 1 ? 1 : job.rows; }
 
 enum product { C_ATTN, ATTN_C_PROJ, C_FC, MLP_C_PROJ, LM_HEAD };
 
-// Offsets of what a block has in shared memory.
+// Offsets into the shared memory of a block.
 struct block_memory {
     int full, empty; // barriers (PASS_WARPS, stages)
     int rings;       // (PASS_WARPS, stages, STAGE_BYTES)
@@ -86,7 +87,7 @@ DEVICE int products_of()
     return PRODUCTS * (int)job.n_layer + (job.only_layers ? 0 : 1);
 }
 
-// What is known about a row: its row of the cache, its position, and the first row of its text.
+// The integers about a row: its row of the cache, its position, and the first row of its text.
 enum place { TEXT, POSITION, FIRST };
 
 DEVICE int place_of(int place, int row)

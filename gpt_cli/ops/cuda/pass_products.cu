@@ -1,4 +1,4 @@
-// The products of a pass: what their x, biases and residuals are, and where the results go.
+// The products of a pass: their x, biases and residuals, and where the results go.
 
 // A product of all rows: its number, its matrix, and where x comes from and the results go.
 struct work {
@@ -60,8 +60,8 @@ DEVICE bool is_in_memory(const struct work &work)
     return FORMAT == 3 || is_normalized(work.product) || work.w.units * ROW_UNIT <= job.chunk;
 }
 
-// Add the products of a panel, with x in shared memory as a whole or in chunks: of these, the next one
-// is copied while one is used. Warps without a panel copy, too.
+// Add the products of a panel, with x in shared memory as a whole or in chunks. The next chunk is copied
+// while one is used. Warps without a panel copy, too.
 DEVICE void add_products(chains &all, const struct work &work, ring &from, bool has_panel)
 {
     int units = work.w.units;
@@ -90,7 +90,7 @@ DEVICE void add_products(chains &all, const struct work &work, ring &from, bool 
         add_panel(all, from, units);
 }
 
-// Begin to copy what is added to the results of this warp's panel. Rows of C numbers, a multiple of 4.
+// Begin to copy the residuals of this warp's panel. Their rows have C numbers, a multiple of 4.
 DEVICE void copy_residuals(const struct work &work, int panel)
 {
     float *to = shared_at<float>(divide().residuals) + threadIdx.x / WARP * ROWS * PANEL;
@@ -102,7 +102,7 @@ DEVICE void copy_residuals(const struct work &work, int panel)
     commit_copies();
 }
 
-// Return what is added to result number i of this lane.
+// Return the residual of result number i of this lane.
 DEVICE float copied_residual(int i)
 {
     int row = 4 * i + threadIdx.x % WARP / PANEL, column = threadIdx.x % PANEL;

@@ -1,5 +1,5 @@
-// The way of the weights in a pass: one warp copies them from global memory to the rings of the warps
-// that compute. See the picture in pass.cu.
+// Weights in a pass: one warp copies them from global memory to the rings of the warps that compute.
+// See the picture in pass.cu.
 
 // The lanes of a warp that arrive at the barrier of a stage that the warp has read. One is enough. But
 // NVIDIA's racecheck does not know that `sync_warp` orders the reads of all lanes before this arrival:
@@ -16,7 +16,7 @@ struct stream {
     uint32_t parity;                 // of the phase that ends when this slot is free
 };
 
-// Find the next product that has the panel of this number. Behind the last one, no units are left.
+// Find the next product that has a panel of this number. After the last product, `units` is 0.
 DEVICE void find_panel(stream &next, int first)
 {
     while (next.step < job.steps) {
@@ -33,7 +33,7 @@ DEVICE void find_panel(stream &next, int first)
     next.units = 0;
 }
 
-// Go on behind a stage that is being copied.
+// Advance past a stage whose copy has begun.
 DEVICE void advance(stream &next, int units, int first)
 {
     if (++next.slot == job.stages)

@@ -33,7 +33,7 @@ _OLDEST = 80  # compute capability: older devices have no asynchronous copies
 
 @dataclass(frozen=True)
 class Places:
-    """The place of each row of a pass. All arrays are (rows,)."""
+    """The text and the position of each row of a pass. All arrays are (rows,)."""
 
     texts: Array  # rows of the cache
     positions: Array  # of the tokens
@@ -52,7 +52,7 @@ class Passes:
         files: tuple[str, ...],
         options: tuple[str, ...],
     ):
-        """Take the files before FILES and the options of the compiler."""
+        """Take the source files that come before FILES, and the options of the compiler."""
         self._xp = xp
         self._device = device
         self._capability = capability
@@ -135,13 +135,13 @@ class Passes:
         keys, values = cache.keys, cache.values
         memory = Memory(self._xp, *(4 * rows * width for width in (C, 3 * C, C, shape.inner)))
         names = "mid", "qkv", "z", "hidden"
-        step = len(keys) > 1  # a cache of one layer serves all in turn
+        has_layers = len(keys) > 1  # else all layers use the same memory, one after the other
         size = keys.dtype.itemsize
         fields = {
             **fields, **dict(zip(names, memory.addresses, strict=True)),
             "layers": self._table(h), "keys": keys, "values": values,
-            "keys_step": step * keys.strides[0] // size,
-            "values_step": step * values.strides[0] // size,
+            "keys_step": keys.strides[0] // size if has_layers else 0,
+            "values_step": values.strides[0] // size if has_layers else 0,
             "n_layer": len(h), "rows": rows, "C": C, "H": h[0].attn.n_head, "D": shape.D,
             "inner": shape.inner, "cache_panels": shape.cache_panels,
             "stages": plan.stages, "chunk": plan.chunk,
@@ -163,15 +163,16 @@ class Passes:
         """Return the layers of a model as structs on the device; they are kept."""
         table = self._tables.get(h[0])
         if table is None or table.h != [weakref.ref(b) for b in h]:
-            table = self._tables[h[0]] = _Table(self._xp, h)
+            table = _Table(self._xp, h)
+            self._tables[h[0]] = table
         return table.structs
 
 
 class _Upload:
-    """Arrays that are copied to the device together. A counter of barriers, 0, is among them."""
+    """Arrays that are copied to the device together, with a counter for barriers that is 0."""
 
     def __init__(self, xp: ModuleType, arrays: dict[str, Array]):
-        """Copy the arrays; `addresses` are theirs, by name."""
+        """Copy the arrays; `addresses` has their addresses on the device, by name."""
         self._arrays = arrays | {"barrier": np.zeros(1, np.int64)}
         padded = (-(-array.nbytes // 8) * 8 for array in self._arrays.values())
         *starts, end = accumulate(padded, initial=0)
@@ -185,7 +186,7 @@ class _Upload:
         self.addresses = {name: address + start for name, start in self._starts.items()}
 
     def read(self, *names: str) -> list[Array]:
-        """Return the first arrays, by their names, as they are on the device now."""
+        """Return arrays as they are on the device now; `names` are the first ones, in order."""
         last = names[-1]
         together = self._device[: self._starts[last] + self._arrays[last].nbytes].get()
         results = []

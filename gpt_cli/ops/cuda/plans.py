@@ -98,13 +98,14 @@ _INT8_TILES = (
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """How the kernels hold the weights of a type, and multiply by them.
+    """The layout of the weights of a type, and the tiles and passes that multiply by them.
 
     Attributes:
         unit_rows: rows of a unit of a panel.
-        unit_bytes: bytes of that.
-        tiles: of the products of many rows.
-        pass_rows: rows of a pass for which its kernel is compiled. With more, tiles are faster.
+        unit_bytes: bytes of such a unit.
+        tiles: tiles for products of many rows.
+        pass_rows: the numbers of rows that the kernel of a pass is compiled for. With more rows,
+            tiles are faster.
     """
 
     unit_rows: int
@@ -132,7 +133,7 @@ LAYOUTS = {name: _layout(kind) for name, kind in WEIGHT_TYPES.items()}
 
 @lru_cache(maxsize=256)
 def linear(rows: int, n_in: int, n_out: int, dtype: str, device: Device) -> Launch:
-    """Return the launch that takes the least time, on its busiest multiprocessor."""
+    """Return the launch whose busiest multiprocessor takes the least time."""
 
     def time(tile: Tile) -> float:
         blocks = -(-rows // tile.rows) * -(-n_out // tile.columns)
@@ -151,13 +152,13 @@ def pack(count: int, length: int, device: Device) -> Launch:
 
 @lru_cache(maxsize=256)
 def embed(tokens: int) -> Launch:
-    """Return the launch that embeds tokens, one a block."""
+    """Return the launch that embeds tokens, one in each block."""
     return Launch("embed", (tokens, 1), _ROW_THREADS)
 
 
 @lru_cache(maxsize=256)
 def layer_norm(rows: int, C: int) -> Launch:
-    """Return the launch that normalizes rows, one a block."""
+    """Return the launch that normalizes rows, one in each block."""
     return Launch("layer_norm", (rows, 1), _NORM_THREADS, 16 * -(-C // 4) + 8)
 
 
@@ -209,7 +210,7 @@ def attend_scratch(launch: Launch, S: int) -> int:
 
 @lru_cache(maxsize=256)
 def of_rows(kernel: str, rows: int, n: int) -> Launch:
-    """Return the launch of a kernel of sampling.cu, a block a row of n logits."""
+    """Return the launch of a kernel for rows of n logits, with one block for each row."""
     return Launch(kernel, (rows, 1), _ROW_THREADS, _ROW_MEMORY + 4 * -(-n // SPAN))
 
 
@@ -245,11 +246,11 @@ class PassShape:
 class PassPlan:
     """A compiled kernel for passes, and the arguments of its launch."""
 
-    most_rows: int  # the kernel's, as the next two
-    stage_units: int  # of a panel
-    tiles: int  # of values
+    most_rows: int  # this and the next two are constants of the kernel
+    stage_units: int  # units of a panel in a stage
+    tiles: int  # of values in shared memory
     stages: int  # of a ring
-    chunk: int  # rows of a matrix
+    chunk: int  # rows of a matrix whose x is in shared memory at a time
     shared: int  # bytes
 
 
@@ -275,7 +276,7 @@ def most_pass_rows(shape: PassShape, device: Device) -> int:
 
 
 def _plan_for(most_rows: int, rows: int, shape: PassShape, device: Device) -> PassPlan | None:
-    """Return the best division of the shared memory that fits, with the longest chunk of x."""
+    """Return the plan with the best division of shared memory that fits and the longest chunk."""
     layout = LAYOUTS[shape.dtype]
     narrow, wide = layout.padded(shape.C), layout.padded(shape.inner)
     places = 4 * PASS_WARPS * PANEL * (1 + most_rows) + 16 * -(-3 * most_rows // 4)
@@ -302,13 +303,12 @@ def _chunks(longest: int, stage_rows: int, dtype: str) -> list[int]:
 def _rest(rows: int, chunk: int, tiles: int, narrow: int, wide: int, shape: PassShape) -> int:
     """Return the bytes that products, attention or the choice of a token need, one at a time."""
     kind = WEIGHT_TYPES[shape.dtype]
+    x = 4 * (rows + 1) * (narrow + _PADDING)
     if kind.has_groups:
-        x = 4 * (rows + 1) * (narrow + _PADDING)
         x += rows * (2 * max(narrow, wide) + 4 + 4 * PASS_WARPS)
     else:
-        x = 4 * (rows + 1) * (narrow + _PADDING)
-        whole = chunk >= max(narrow, wide)  # else two chunks are in memory
-        x = max(x, 4 * (1 if whole else 2) * rows * (chunk + _PADDING))
+        chunks = 1 if chunk >= max(narrow, wide) else 2  # in memory at a time
+        x = max(x, 4 * chunks * rows * (chunk + _PADDING))
     attention = 4 * (2 * shape.D + 2 * PASS_WARPS + shape.cache_panels * SLOTS)
     attention += tiles * _TILE_KEYS * shape.D * kind.cache_itemsize
     choice = _ROW_MEMORY + 4 * -(-shape.V // SPAN)

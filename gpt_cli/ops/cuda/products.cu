@@ -19,7 +19,7 @@
 
 enum { STAGES = 3, LANE_ROWS = WARP / PANEL };
 
-// What threads do in a tile.
+// The sizes of a tile, and the rows and columns of a thread in it.
 template <int tile_rows, int tile_columns, int high, int wide> struct tile {
     enum {
         ROWS = tile_rows,

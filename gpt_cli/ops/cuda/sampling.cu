@@ -43,7 +43,7 @@ ROUTINE float kth_largest(const float *x, int n, int k, int bits, int at)
     return kth;
 }
 
-// Where the candidates of a row are: in shared memory, or in global memory if they are many.
+// The candidates of a row: in shared memory, or in global memory if they are many.
 struct candidates {
     float *kept, *ordered, *weights;
     int32_t *columns;
@@ -170,8 +170,8 @@ DEVICE double sum_of(const float *x, int n)
     return sum;
 }
 
-// Return the first index from which on the sum of the numbers up to there is not below `bound`, or
-// also not equal to it; at most n - 1.
+// Return the index of the number with which the running sum reaches `bound`, or exceeds it if
+// `or_equal`; at most n - 1.
 DEVICE int index_of_sum(const float *x, int n, double bound, bool or_equal)
 {
     double sum = 0;
@@ -212,7 +212,7 @@ DEVICE float nucleus_bound(candidates all, double p, int at)
     return all.ordered[memory->last];
 }
 
-// How tokens are chosen, with the names of `struct choose`.
+// The options for the choice of a token, with the names of `struct choose`.
 struct choice {
     int64_t top_k;
     double top_p;

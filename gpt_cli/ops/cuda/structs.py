@@ -29,7 +29,7 @@ def types() -> dict[str, np.dtype[np.void]]:
 
 
 def _fields(line: str, structs: dict[str, np.dtype[np.void]]) -> list[tuple[str, object]]:
-    """Return the fields that a line declares; an array, which no kernel is passed, is none."""
+    """Return the fields that a line declares. Arrays are left out: no argument has one."""
     match = _FIELD.match(line)
     if not match:
         return []
@@ -41,8 +41,8 @@ def _fields(line: str, structs: dict[str, np.dtype[np.void]]) -> list[tuple[str,
 def pack(name: str, **fields: Any) -> bytes:
     """Return a struct of these fields; the others are 0.
 
-    A field is a number, a struct as bytes, an address, or an array of the device or None for one.
-    It takes about two microseconds, a tenth of the time of NumPy's structs.
+    A field is a number, a struct as bytes, or a pointer: an address, an array on the device, or
+    None. Packing takes about two microseconds, a tenth of the time of NumPy's structs.
     """
     to_bytes, zeros = _layout(name)
     values = (zeros | fields).values()

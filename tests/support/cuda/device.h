@@ -118,7 +118,6 @@ template <int groups> DEVICE void wait_for_copies() {}
 DEVICE void sync_block() { emulated::wait_at(0, 0); }
 DEVICE void sync_warp() { emulated::meet_lanes(0, "sync_warp"); }
 DEVICE void sync_threads(int number, int threads) { emulated::wait_at(number, threads); }
-DEVICE void arrive_at(int number, int threads) { emulated::arrive_at(number, threads); }
 
 template <class T> DEVICE T value_of_lane(T x, int lane, const char *function)
 {
@@ -158,9 +157,6 @@ DEVICE uint32_t load_acquired(const uint32_t *counter)
 {
     return emulated::load_acquired(counter);
 }
-
-DEVICE void emulated_pause() { emulated::yield("pause"); }
-#define pause emulated_pause
 
 // --- barriers between the threads that copy and those that compute -------------------------------
 

@@ -314,13 +314,6 @@ void wait_at(int number, int threads)
         wait_in(b.waiting, number ? "sync_threads" : "sync_block", number);
 }
 
-void arrive_at(int number, int threads)
-{
-    barrier &b = running->of->barriers[number & (BARRIERS - 1)];
-    if (is_last(b, number, threads))
-        release(b);
-}
-
 void yield(const char *function)
 {
     if (++fruitless > PATIENCE) {

@@ -19,9 +19,8 @@ extern place block_size, grid_size;
 
 // Wait for the other lanes of the warp. Return what all of them brought, and then a bit of each.
 const unsigned long long *meet_lanes(unsigned long long brought, const char *function);
-// Wait at a barrier of the block, or only arrive: at number 0 for all threads that have not ended.
+// Wait at a barrier of the block: at number 0 for all threads that have not ended.
 void wait_at(int number, int threads);
-void arrive_at(int number, int threads);
 // Let all other threads run first.
 void yield(const char *function);
 // Add to a counter that others read, or let them run first and read it.
