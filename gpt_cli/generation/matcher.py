@@ -1,7 +1,7 @@
-"""Which tokens may follow in a text that must match a constraint.
+"""The tokens that may follow in a text that must match a constraint.
 
-Before a token is chosen, llguidance lists the tokens that can begin the rest of a matching text.
-`row.Chooser` removes all others before the filters of sampling. The draw from what remains uses the
+Before a token is sampled, llguidance lists the tokens that can begin the rest of a matching text.
+`row.Sampler` removes all others before the filters of sampling. The draw from what remains uses the
 random number of its position, so a constraint that allows every token changes nothing.
 
 If all matching texts go on in the same way, only the tokens of the tokenizer are allowed, because a
@@ -139,7 +139,7 @@ def _guide(tokenizer: Tokenizer, config: GPT2Config) -> "LLTokenizer":
 
 @dataclass(frozen=True)
 class _Wrapped:
-    """A tokenizer, as llguidance reads it."""
+    """A tokenizer with the interface that llguidance needs."""
 
     tokenizer: Tokenizer  # a weak reference: `_guides` keeps this as long as the tokenizer
     tokens: list[bytes]
@@ -150,4 +150,4 @@ class _Wrapped:
     def __call__(self, text: bytes) -> list[int]:
         ids = self.tokenizer.encode_bytes(text)
         # The tokens after an end token in the text cannot be forced.
-        return [*takewhile(lambda id: id not in self.special_token_ids, ids)]
+        return list(takewhile(lambda id: id not in self.special_token_ids, ids))

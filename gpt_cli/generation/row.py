@@ -1,4 +1,4 @@
-"""Rows of a batch: requests, their texts so far, and the choice of their next tokens."""
+"""Rows of a batch: requests, their texts so far, and the sampling of their next tokens."""
 
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -77,10 +77,15 @@ class Request:
         return self.options.seed
 
 
-ChosenToken: TypeAlias = tuple[int, float, TopLogprobs]  # fields of a `Step`: id, logprob, ...
+class NextToken(NamedTuple):
+    """A token that follows a text; a `Step` has the same fields."""
+
+    id: int
+    logprob: float  # natural logarithm of its probability before any sampling option
+    top_logprobs: TopLogprobs  # the likeliest ids with theirs, if requested
 
 
-class Step(NamedTuple):  # which is made in a third of the time of a frozen dataclass
+class Step(NamedTuple):  # created in a third of the time of a frozen dataclass
     """One new token of one row."""
 
     row: int  # which request
@@ -254,8 +259,8 @@ class Draws(NamedTuple):
     params: SamplingParams  # with a temperature above 0
 
 
-class Chooser:
-    """Chooses tokens for one model and tokenizer."""
+class Sampler:
+    """Samples tokens for one model and tokenizer."""
 
     def __init__(self, loaded: LoadedModel):
         self._ops = loaded.model.ops
@@ -266,9 +271,9 @@ class Chooser:
         self._banned = [self._ops.xp.asarray(ids, dtype="int64") for ids in banned]
 
     def draws(self, rows: Sequence[BatchRow], steps: int) -> Draws | None:
-        """Return what decides about the next tokens of rows; None if more than that does.
+        """Return the draws of the next tokens of rows, as `Ops.draft` and `Ops.decode` take them.
 
-        The tokens must depend on nothing but logits, draws and options that the rows share.
+        Return None if a token depends on more than logits, draws and options that the rows share.
         """
         params = rows[0].sampling
         ignore_eos = rows[0].options.ignore_eos
@@ -296,27 +301,27 @@ class Chooser:
             if row.matcher and (allowed := row.matcher.allowed(drafts)).any():
                 logits[index, ~xp.asarray(allowed)] = -xp.inf
 
-    def choose(self, logits: Array, positions: Sequence[Position]) -> Array:
-        """Choose the next token at every position: logits (P, V) -> ids (P,).
+    def sample_at(self, logits: Array, positions: Sequence[Position]) -> Array:
+        """Sample the next token at every position: logits (P, V) -> ids (P,).
 
         A draw is keyed by the row and the number of its token. Positions of rows with equal
         parameters are sampled together. The logits of tokens that may not be chosen become -inf.
         """
         xp = self._ops.xp
         self.ban(logits, positions)
-        alike: dict[SamplingParams, list[int]] = {}
+        by_params: dict[SamplingParams, list[int]] = {}  # indices of positions
         for index, at in enumerate(positions):
-            alike.setdefault(at.row.sampling, []).append(index)
+            by_params.setdefault(at.row.sampling, []).append(index)
         ids = xp.empty(len(positions), xp.int64)
-        for params, indices in alike.items():
+        for params, indices in by_params.items():
             group = [positions[index] for index in indices]
-            part = indices if len(alike) > 1 else slice(None)  # a list would make a copy
+            part = indices if len(by_params) > 1 else slice(None)  # a list would make a copy
             draws = []
             seen = []
             generated = []
             if params.changes_logits:
-                seen = [[*row.ids, *drafts] for row, drafts in group]
-                generated = [[*row.generated, *drafts] for row, drafts in group]
+                seen = [[*at.row.ids, *at.drafts] for at in group]
+                generated = [[*at.row.generated, *at.drafts] for at in group]
             if params.temperature:
                 draws = [at.row.draw(len(at.row.generated) + len(at.drafts)) for at in group]
             ids[part] = sample(self._ops, logits[part], xp.asarray(draws), params, seen, generated)

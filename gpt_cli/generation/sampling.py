@@ -174,8 +174,10 @@ def adjust(
         logits = repeat_penalty(xp, logits, seen, params.repeat_penalty)
     if params.no_repeat_ngram:
         logits = ban_repeats(xp, logits, seen, params.no_repeat_ngram)
-    if any(penalties := (params.presence_penalty, params.frequency_penalty)):
-        logits = generated_penalty(logits, generated, *penalties)
+    presence = params.presence_penalty
+    frequency = params.frequency_penalty
+    if presence or frequency:
+        logits = generated_penalty(logits, generated, presence, frequency)
     return logits
 
 
@@ -187,7 +189,7 @@ def sample(
     seen: Sequence[Sequence[int]],
     generated: Sequence[Sequence[int]] = (),
 ) -> Array:
-    """Choose the next tokens of rows: logits (B, V) -> ids (B,). -inf is never chosen.
+    """Sample the next tokens of rows: logits (B, V) -> ids (B,). -inf is never chosen.
 
     `uniforms` (B,) in [0, 1) are the draws, as fractions of the cumulated probabilities; they are
     not used if the temperature is 0. For `seen` and `generated`, see `adjust`.
