@@ -281,7 +281,7 @@ class Sampler:
             row.sampling == params and row.options.ignore_eos == ignore_eos and not row.matcher
             for row in rows
         )
-        if not alike or params.changes_logits or params.typical_p < 1:
+        if not alike or params.changes_logits or not params.kernels_filter:
             return None
         uniforms = np.zeros((steps, len(rows)))
         if params.temperature:

@@ -56,9 +56,9 @@ def requests(*prompts, **options):
 # --- the same texts ------------------------------------------------------------------------------
 
 rows = st.lists(st.tuples(prompts, sampling_options, options), min_size=1, max_size=4)
-known = sampling_options.map(lambda chosen: chosen | {
-    name: VALUES[name][0] for name in VALUES if "penalty" in name or name == "no_repeat_ngram"
-} | {"logit_bias": (), "typical_p": 1.0})  # fmt: skip
+known = st.fixed_dictionaries(
+    {name: st.sampled_from(VALUES[name]) for name in ("temperature", "top_k", "top_p", "min_p")}
+)
 
 
 @st.composite
