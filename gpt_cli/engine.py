@@ -259,8 +259,7 @@ class Engine:
 
     @cached_property
     def _codec(self) -> Codec:
-        if self.loaded.edits:
-            raise OptionError("edits", "cannot change how data is compressed")
+        self.loaded.refuse_edits("cannot change how data is compressed")
         return Codec(self.model, self.tokenizer)
 
     @checks_arguments()

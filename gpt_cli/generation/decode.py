@@ -14,16 +14,16 @@ from gpt_cli.errors import CheckpointError
 from gpt_cli.generation.beams import Beam, BeamSearch
 from gpt_cli.generation.row import BatchRow, NextToken, Position, Sampler, Step
 from gpt_cli.generation.speculate import DraftPolicy
-from gpt_cli.gpt2.edits import editor
 from gpt_cli.gpt2.hooks import Hook
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import hidden_states, unembed
 from gpt_cli.gpt2.prefill import next_logits, right_pad
-from gpt_cli.gpt2.source import is_edited
+from gpt_cli.gpt2.source import is_modified
 from gpt_cli.ops import Array, Ops
 from gpt_cli.texts.loaded import LoadedModel
 from gpt_cli.texts.measures import top_logprobs
 from gpt_cli.texts.prefix_cache import common_length
+from gpt_cli.texts.text import editing_hook
 
 _SMALLEST = 128  # tokens: the least capacity of a cache that rows join
 # Passes in one call. A GPU takes about half a millisecond for each, so a stream stays smooth,
@@ -69,8 +69,8 @@ class Batch:
             self._memory = KVCache(self._model.config, self._model.ops, most, capacity)
             self.cache = cache = self._memory.view(len(rows))
             prefixes = self._loaded.prefixes
-            # The last token must be computed, and edits change what the others give.
-            known = [[] if row.edits else row.window[:-1] for row in rows]
+            # The last token must be computed.
+            known = [row.window[:-1] if row.prompt.is_plain else [] for row in rows]
             for n, indices in prefixes.groups(known) if share else ():
                 prefix = prefixes.prefix(known[indices[0]][:n])
                 for index in indices:
@@ -165,7 +165,7 @@ class Batch:
         rows = self.rows
         cache = self.cache
         decode = model.ops.decode
-        if decode is None or cache is None or is_edited() or not all(map(_is_plain, rows)):
+        if decode is None or cache is None or is_modified() or not all(map(_is_plain, rows)):
             return None
         count = min(_AHEAD, *(row.growth for row in rows))
         draws = self._sampler.draws(rows, count)
@@ -234,7 +234,7 @@ class Batch:
         x = hidden_states(model, xp.asarray(ids), self.cache, lengths, hook)
         states = [x[row, :length] for row, length in enumerate(lengths.tolist())]
         try:
-            return unembed(model, xp.concatenate(states), edited=hook.edits)
+            return unembed(model, xp.concatenate(states), hook)
         except CheckpointError:  # weights that only a wrong draft uses are no reason to end
             if not any(row.drafts for row in self.rows):
                 raise
@@ -242,7 +242,7 @@ class Batch:
             return self._next_logits()
 
     def _editor(self) -> Hook:
-        return editor([row.edits for row in self.rows], self._model.ops)
+        return editing_hook([row.prompt for row in self.rows], self._model.ops)
 
     def _set_lengths(self) -> None:
         """Drop the drafts: set the lengths of the cache to the tokens that the rows have."""
@@ -256,7 +256,7 @@ class Batch:
 
 def _is_plain(row: BatchRow) -> bool:
     """Return whether the id and the log-probability of a row's next token are all that it needs."""
-    return not (row.drafts or row.edits or row.options.top_logprobs)
+    return row.prompt.is_plain and not row.drafts and not row.options.top_logprobs
 
 
 def _ids(new: Sequence[Sequence[NextToken]]) -> list[list[int]]:

@@ -149,6 +149,7 @@ class BatchRow:
 
     def __init__(self, number: int, request: Request, loaded: LoadedModel):
         self.number = number
+        self.prompt = request.text
         self.options = options = request.options
         self.sampling = options.sampling
         self._key = request.seed, request.index
@@ -159,7 +160,6 @@ class BatchRow:
         self.drafts: list[int] = []  # tokens that may follow: see `gpt_cli.generation.speculate`
         self.ngrams: dict[tuple[int, ...], int] = {}  # in `ids`, by `drafts`: where each ends
         self.indexed = 0  # number of ids whose n-grams are known
-        self.edits = request.text.edits
         self.ended = False  # then it leaves the batch
         self._config = loaded.config
         self._decoder = loaded.tokenizer.stream(request.prompt)

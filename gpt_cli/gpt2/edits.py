@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from gpt_cli.errors import InputError, counted
 from gpt_cli.folder.config import GPT2Config
-from gpt_cli.gpt2.hooks import NO_HOOK, Hook, has_keys, hook_shapes, select_hooks
+from gpt_cli.gpt2.hooks import Hook, has_keys, hook_shapes, select_hooks
 from gpt_cli.ops import Array, Ops
 from gpt_cli.options.declare import OptionError
 
@@ -197,11 +197,12 @@ def bind(edits: Sequence[Edit], length: int, most: int) -> list[Bound]:
 class Editor(Hook):
     """Applies the edits of the rows of a pass, on the host: CuPy rounds tiny numbers to 0."""
 
-    edits = True
+    changes_values = True
 
     def __init__(self, rows: Sequence[Sequence[Bound]], ops: Ops):
         self._ops = ops
-        self._positions = self._lengths = np.empty(0, np.int64)  # of the pass
+        self._positions: Array = np.empty((0, 0), np.int64)  # of the pass
+        self._lengths: Array = np.empty(0, np.int64)
         self._edits: dict[str, list[tuple[int, Bound]]] = {}  # by hook point, with rows
         for row, bounds in enumerate(rows):
             for bound in bounds:
@@ -228,11 +229,6 @@ class Editor(Hook):
                 new = edit.apply(name, self._ops.to_host(values[columns]), positions[columns])
                 values[columns] = self._ops.xp.asarray(new)
         return edited
-
-
-def editor(rows: Sequence[Sequence[Bound]], ops: Ops) -> Hook:
-    """Return the editor of rows, or NO_HOOK if none has edits."""
-    return Editor(rows, ops) if any(rows) else NO_HOOK
 
 
 def _sizes(shape: tuple[Any, ...]) -> tuple[int, ...]:

@@ -44,7 +44,7 @@ class Hook:
     """Gets the values of some hook points. Without names, nobody listens: values pass unchanged."""
 
     names: Collection[str] = ()
-    edits: bool = False  # whether values change
+    changes_values: bool = False
     _prefix = ""  # of the names in a block
 
     def begin(self, positions: Array, lengths: Array) -> "Hook":
@@ -88,7 +88,7 @@ class Recorder(Hook):
     def __init__(self, names: Iterable[str], inner: Hook = NO_HOOK):
         self._kept = frozenset(names)
         self._inner = inner
-        self.edits = inner.edits
+        self.changes_values = inner.changes_values
         self.names = self._kept.union(inner.names)
         self.values: dict[str, Array] = {}  # in the order of computation
 

@@ -97,7 +97,7 @@ def activations(
         for computed in states(model, group, names, most_bytes=_BYTES):
             for row in computed.rows:
                 text = group[row.text]
-                check_finite(model, row.states, edited=row.edited)
+                check_finite(model, row.states, computed.hook)
                 arrays = {name: _on_host(model.ops.to_host(row.values[name])) for name in names}
                 if spans:
                     ranges = spans(text)

@@ -10,6 +10,7 @@ from gpt_cli.folder.config import GPT2Config
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.gpt2.edits import Bound, Edit, bind
 from gpt_cli.gpt2.model import GPT2
+from gpt_cli.options.declare import OptionError
 from gpt_cli.options.request import Options
 from gpt_cli.texts.prefix_cache import PrefixCache
 from gpt_cli.texts.speculator import Speculator
@@ -125,6 +126,11 @@ class LoadedModel:
         if edits:
             self.check_fits(length, "text with edits")
         return bind(edits, length, most)
+
+    def refuse_edits(self, complaint: str) -> None:
+        """Raise OptionError with this complaint if there are edits of all texts."""
+        if self.edits:
+            raise OptionError("edits", complaint)
 
     def release(self) -> None:
         """Give back the memory of all but the weights."""

@@ -226,7 +226,7 @@ def test_rows_with_edits_take_a_pass_after_the_other(model, tokenizer):
 
 
 def test_an_edited_model_takes_a_pass_after_the_other(model, tokenizer, monkeypatch):
-    monkeypatch.setattr(decode, "is_edited", lambda: True)
+    monkeypatch.setattr(decode, "is_modified", lambda: True)
     with decoding_ahead(model.ops) as calls:
         completions_of(model, tokenizer, requests([1, 2]))
     assert calls == []
