@@ -76,7 +76,7 @@ class Batch:
                 for index in indices:
                     cache.copy_row(index, prefix.cache, 0, n)
             texts = [text[n:] for text, n in zip(texts, cache.lengths.tolist(), strict=True)]
-        self._logits = next_logits(self._model, texts, self.cache, self._editor())
+        self._logits = next_logits(self._model, texts, self.cache, self._hook())
         self._fill_seconds = time.perf_counter() - began
 
     def add(self, row: BatchRow, cache: KVCache | None, cache_row: int) -> None:
@@ -136,11 +136,7 @@ class Batch:
         part = logits[alone] if searches else logits  # which has more rows if there are drafts
         new = verified_tokens(self._model.ops, self._sampler, part, rows) if rows else []
         seconds = time.perf_counter() - self._start
-        if self._policy:
-            self._policy.learn(self.rows, _ids(new))
-        steps = list[Step]()
-        for row, tokens in zip(rows, new, strict=True):
-            steps += _steps(row, tokens, repeat(seconds), model_seconds)
+        steps = self._append(rows, new, repeat(seconds), model_seconds)
         for search in searches:
             steps += self._search(search, logits, seconds, model_seconds)
         self._drop_ended()
@@ -157,9 +153,9 @@ class Batch:
                 self._policy = None
 
     def _decode_ahead(self) -> list[list[NextToken]] | None:
-        """Return the tokens of some passes, as many for each row; None if that needs more calls.
+        """Return the tokens of some passes, which one call computes: equally many for each row.
 
-        There are no beams.
+        Return None if one call cannot compute them. No row is a beam.
         """
         model = self._model
         rows = self.rows
@@ -174,7 +170,7 @@ class Batch:
         last = np.array([row.window[-1] for row in rows])
         decoded = decode(model, cache, last, *draws)
         if decoded is None:
-            return None  # the options are not known there, or `_next_logits` reports the weights
+            return None  # it lacks an option, or `_next_logits` will report damaged weights
         ids, logprobs = decoded  # (passes, rows)
         new = []
         for row_ids, row_logprobs in zip(ids.T.tolist(), logprobs.T.tolist(), strict=True):
@@ -187,12 +183,28 @@ class Batch:
         count = len(new[0])
         pass_seconds = (now - began) / count
         seconds = [now - self._start - pass_seconds * left for left in reversed(range(count))]
-        if self._policy:
-            self._policy.learn(self.rows, _ids(new), count)
-        steps = list[Step]()
-        for row, tokens in zip(self.rows, new, strict=True):
-            steps += _steps(row, tokens, seconds, now - began)
+        steps = self._append(self.rows, new, seconds, now - began, count)
         self._drop_ended()
+        return steps
+
+    def _append(
+        self,
+        rows: Sequence[BatchRow],
+        new: Sequence[Sequence[NextToken]],
+        seconds: Iterable[float],
+        model_seconds: float,
+        passes: int = 1,
+    ) -> list[Step]:
+        """Append new tokens to rows, and let the policy of drafts learn from them.
+
+        `seconds` are the times of the tokens of a row; `model_seconds` is the time of all passes.
+        """
+        if self._policy:
+            ids = [[token.id for token in tokens] for tokens in new]
+            self._policy.learn(rows, ids, passes)
+        steps = list[Step]()
+        for row, tokens in zip(rows, new, strict=True):
+            steps += _steps(row, tokens, seconds, model_seconds)
         return steps
 
     def _drop_ended(self) -> None:
@@ -230,7 +242,7 @@ class Batch:
         model = self._model
         xp = self._model.ops.xp
         ids, lengths = right_pad([row.window[-1:] + row.drafts for row in self.rows])
-        hook = self._editor()
+        hook = self._hook()
         x = hidden_states(model, xp.asarray(ids), self.cache, lengths, hook)
         states = [x[row, :length] for row, length in enumerate(lengths.tolist())]
         try:
@@ -241,7 +253,7 @@ class Batch:
             self._set_lengths()
             return self._next_logits()
 
-    def _editor(self) -> Hook:
+    def _hook(self) -> Hook:
         return editing_hook([row.prompt for row in self.rows], self._model.ops)
 
     def _set_lengths(self) -> None:
@@ -257,11 +269,6 @@ class Batch:
 def _is_plain(row: BatchRow) -> bool:
     """Return whether the id and the log-probability of a row's next token are all that it needs."""
     return row.prompt.is_plain and not row.drafts and not row.options.top_logprobs
-
-
-def _ids(new: Sequence[Sequence[NextToken]]) -> list[list[int]]:
-    """Return the ids of the next tokens of rows."""
-    return [[token.id for token in tokens] for tokens in new]
 
 
 def _steps(

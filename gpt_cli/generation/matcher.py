@@ -95,7 +95,8 @@ def _begin(guide: "LLTokenizer", constraint: Constraint) -> "LLMatcher":
     state = with_stack(constraint.kind, lambda: matcher(guide, grammar, log_level=0))
     if state.is_error():  # such as a special token that the tokenizer does not have
         raise constraint.error(state.get_error())
-    for choice in json.loads(constraint.text) if constraint.kind == "choices" else ():
+    choices = json.loads(constraint.text) if constraint.kind == "choices" else []
+    for choice in choices:
         if guide.decode_bytes(guide.tokenize_str(choice)) != choice.encode():
             cure = "leave it out, or write it in other characters"
             raise OptionError("choices", f"has {choice!r:.40}, which no tokens write: {cure}")

@@ -152,7 +152,7 @@ class BatchRow:
         self.prompt = request.text
         self.options = options = request.options
         self.sampling = options.sampling
-        self._key = request.seed, request.index
+        self._key = (request.seed, request.index)
         self._draws_from = -1  # the first step of the random numbers in `_draws`
         self.ids = list(request.prompt)  # of the whole text
         self.generated: list[int] = []
@@ -196,7 +196,8 @@ class BatchRow:
             self._draws = uniforms(self._key, first, _DRAWS)
             self._draws_from = first
         draws = self._draws[step - first : step - first + count]
-        if (known := len(draws)) < count:
+        known = len(draws)
+        if known < count:
             draws = np.concatenate([draws, self.draws(step + known, count - known)])
         return draws
 
@@ -252,7 +253,7 @@ class Position(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """The draws and settings with which the tokens of the next steps are chosen."""
+    """The draws of the next steps of rows, and the settings that all of them share."""
 
     uniforms: Array  # (steps, B), on the host
     banned: Array  # the ids that are never chosen
@@ -267,7 +268,7 @@ class Sampler:
         size = loaded.config.vocab_size
         ends = {id for id in loaded.config.eos_token_id if id < size}
         missing = [id for id in loaded.missing_ids if id not in ends]
-        banned = missing, [*missing, *ends]  # by `ignore_eos`
+        banned = missing, missing + list(ends)  # by `ignore_eos`
         self._banned = [self._ops.xp.asarray(ids, dtype="int64") for ids in banned]
 
     def draws(self, rows: Sequence[BatchRow], steps: int) -> Draws | None:
@@ -298,8 +299,10 @@ class Sampler:
         for index, (row, drafts) in enumerate(positions):
             if row.options.ignore_eos:
                 logits[index, self._banned[True]] = -xp.inf
-            if row.matcher and (allowed := row.matcher.allowed(drafts)).any():
-                logits[index, ~xp.asarray(allowed)] = -xp.inf
+            if row.matcher:
+                allowed = row.matcher.allowed(drafts)
+                if allowed.any():
+                    logits[index, ~xp.asarray(allowed)] = -xp.inf
 
     def sample_at(self, logits: Array, positions: Sequence[Position]) -> Array:
         """Sample the next token at every position: logits (P, V) -> ids (P,).

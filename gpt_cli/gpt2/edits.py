@@ -185,7 +185,9 @@ def bind(edits: Sequence[Edit], length: int, most: int) -> list[Bound]:
             raise EditError(edit.text, f"@{edit.positions} ends before it begins")
         last = most if stop == _AFTER_ALL else stop
         if not 0 <= start <= last <= most:
-            size = counted(length, "token") + f" and {most - length:,} new" * (most > length)
+            size = counted(length, "token")
+            if most > length:
+                size += f" and {most - length:,} new"
             raise EditError(edit.text, f"@{edit.positions} is not in a text of {size}")
         if edit.stored is not None and not np.isin(np.arange(start, last), edit.stored).all():
             count = counted(len(edit.stored), "position")
@@ -285,7 +287,12 @@ def _range(positions: str, length: int) -> tuple[int, int]:
     match = _SLICE.fullmatch(positions)
     if not match or not match[0]:
         raise InputError(f"@{positions:.40} must be such as @-1, @4, @2:7, @prompt or @generated")
-    first, last = (n if n >= 0 else n + length for n in (int(match[1] or 0), int(match[3] or 0)))
+
+    def from_start(position: str | None) -> int:
+        number = int(position or 0)
+        return number if number >= 0 else number + length
+
+    first = from_start(match[1])
     if not match[2]:
         return first, first + 1
-    return first, last if match[3] else _AFTER_ALL
+    return first, from_start(match[3]) if match[3] else _AFTER_ALL

@@ -1,4 +1,4 @@
-"""Hook points: named values inside the forward pass, for those who read them.
+"""Hook points: named values inside the forward pass, to read or to change.
 
 The names are TransformerLens's. `model.py` gives each value to a `Hook` under its name. As before
 TransformerLens 3, `hook_normalized` is what a LayerNorm returns, with its gain and bias.
@@ -37,7 +37,8 @@ _SHAPES = {
 }
 _NUMBERED = re.compile(r"blocks\.\d+\.")
 FINAL = "ln_final.hook_normalized"  # the states that `hidden_states` returns
-_BEFORE, _AFTER = ("hook_embed", "hook_pos_embed"), (FINAL,)
+_BEFORE = ("hook_embed", "hook_pos_embed")
+_AFTER = (FINAL,)
 
 
 class Hook:

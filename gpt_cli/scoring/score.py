@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from gpt_cli.errors import InputError
 from gpt_cli.folder.base_tokenizer import Tokenizer
@@ -194,11 +194,12 @@ def measure_texts(
     if not 1 <= stride < n_positions:
         raise OptionError("stride", f"must be from 1 to {n_positions - 1}, less than the context")
     parts = []  # of all texts
-    places = []  # the text, and the tokens in it that the part measures
+    places = []  # the index of a part's text, and the window in it
     for index, text in enumerate(texts):
-        for start, first, end in windows(len(text.ids), n_positions, stride):
-            parts.append(replace(text, ids=text.ids[start:end], first=first - start))
-            places.append((index, first, end))
+        for window in windows(len(text.ids), n_positions, stride):
+            ids = text.ids[window.start : window.end]
+            parts.append(replace(text, ids=ids, first=window.first - window.start))
+            places.append((index, window))
     unscored: dict[str, Any] = dict.fromkeys(measures)
     for name in of_layers:
         unscored[LAYERS[name]] = [None] * (loaded.config.n_layer + 1)
@@ -206,19 +207,27 @@ def measure_texts(
         {name: [value] * len(text.ids) for name, value in unscored.items()} for text in texts
     ]
     measured = measure_windows(loaded, parts, measures, of_layers)
-    for (index, first, end), values in zip(places, measured, strict=True):
+    for (index, window), values in zip(places, measured, strict=True):
         for name, column in values.items():
-            columns[index][name][first:end] = column
+            columns[index][name][window.first : window.end] = column
     return columns
 
 
-def windows(length: int, n_positions: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Yield start, first token to score and end of windows; all tokens but the first are scored."""
+class Window(NamedTuple):
+    """A part of a text that fits the context."""
+
+    start: int
+    first: int  # the first token that is scored
+    end: int
+
+
+def windows(length: int, n_positions: int, stride: int) -> Iterator[Window]:
+    """Yield the windows of a text of `length` tokens; all tokens but the first are scored once."""
     scored = 1
     for start in range(0, length, stride):
         end = min(start + n_positions, length)
         if scored < end:
-            yield start, scored, end
+            yield Window(start, scored, end)
             scored = end
 
 

@@ -54,7 +54,7 @@ class LoadedModel:
 
     def prompt_ids(self, prompt: str, *, special: bool = False) -> list[int]:
         """Return the ids of a prompt after `start`, or the start token if both are empty."""
-        ids = [*self.start, *self.text_ids(prompt, special=special)]
+        ids = self.start + self.text_ids(prompt, special=special)
         return ids or [self.config.start_token("the prompt is empty")]
 
     def start_ids(self, *, bos: bool) -> list[int]:

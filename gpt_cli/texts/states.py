@@ -1,8 +1,7 @@
 """Run the model over texts: their states, and their values at hook points.
 
-Every pass over whole texts is here. The tokens that texts share at their beginning are computed
-once, except for texts with edits, and if values at hook points are requested. The results are the
-same.
+Every pass over whole texts is here. The tokens that plain texts share at their beginning are
+computed once, unless values at hook points are requested. The results are the same.
 """
 
 import math
@@ -45,7 +44,7 @@ class Computed:
     Attributes:
         prefix: the tokens before them, the same for all; it may be empty.
         rows: the results of the texts.
-        hook: that of the edits of the texts, for `unembed`.
+        hook: the editing hook of the texts, for `unembed`.
     """
 
     prefix: Prefix
@@ -96,7 +95,7 @@ def _groups(
 ) -> Iterator[tuple[int, dict[int, Text]]]:
     """Yield texts that are computed together, by index, after the number of tokens they share.
 
-    With prefixes, texts with edits are a group of their own.
+    Without prefixes, no tokens are shared. With them, plain texts are grouped by shared tokens.
     """
     shared = [index for index, text in enumerate(texts) if prefixes and text.is_plain]
     alone = {index: text for index, text in enumerate(texts) if not (prefixes and text.is_plain)}
