@@ -280,21 +280,13 @@ def _steps(
     right = len(tokens) - 1 if drafted else 0
     for number, (token, token_seconds) in enumerate(zip(tokens, seconds, strict=False)):
         text, finish_reason = row.push(token.id)
-        is_first = number == 0
-        step = Step(
-            row.number,
-            *token,
-            text,
-            finish_reason,
-            token_seconds,
-            model_seconds=model_seconds if is_first else 0.0,
-            drafted=drafted if is_first else 0,
-            accepted=number < right,
-        )
+        accepted = number < right
+        step = Step(row.number, *token, text, finish_reason, token_seconds, accepted=accepted)
         steps.append(step)
         if finish_reason is not None:
             row.ended = True
             break
+    steps[0] = steps[0]._replace(model_seconds=model_seconds, drafted=drafted)
     return steps
 
 

@@ -98,7 +98,7 @@ class Step(NamedTuple):  # created in a third of the time of a frozen dataclass
     seconds: float
     # Of what all rows share: a pass and drafting for it, or passes in one call. It is 0 in further
     # steps of these.
-    model_seconds: float
+    model_seconds: float = 0.0
     drafted: int = 0  # tokens that the pass verified; 0 in further steps of a pass, too
     accepted: bool = False  # whether this token was drafted
     hypothesis: int = 0  # of a beam search, from 0, the best
