@@ -5,7 +5,7 @@
 
 FOLDER has GPT-2's vocabulary. The set-up is that of a new process. Then every round continues
 a prompt by TOKENS tokens with all constraints, and without one. The part of a constraint is the
-time in `Matcher.push` and `Chooser.constrain`, token by token. The constraint that allows every
+time in `Matcher.push` and `Sampler.ban`, token by token. The constraint that allows every
 token is compared with none, whose text it repeats. Last, ROWS texts side by side, and one with
 drafts.
 
@@ -29,7 +29,7 @@ from run import machine
 import gpt_cli
 from gpt_cli.engine import Engine
 from gpt_cli.generation.matcher import Matcher
-from gpt_cli.generation.row import Chooser
+from gpt_cli.generation.row import Sampler
 from gpt_cli.options.request import Options
 
 PROMPT, TOKENS = "Once upon a time there was a boy. What we know of him:", 100
@@ -99,7 +99,7 @@ class Part:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        for owner, name in ((Matcher, "push"), (Chooser, "constrain")):
+        for owner, name in ((Matcher, "push"), (Sampler, "ban")):
             setattr(owner, name, self._timed(getattr(owner, name)))
 
     def _timed(self, function: Any) -> Any:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gpt_cli.compression.archive import SEGMENT_TOKENS, ArchiveReader
 from gpt_cli.compression.codec import Codec
-from gpt_cli.errors import InputError, compute_valid, counted, single
+from gpt_cli.errors import InputError, checked, compute_valid, counted, single
 from gpt_cli.folder.tokenizer import check_bytes
 from gpt_cli.generation import matcher
 from gpt_cli.generation.generate import Completion, Run, complete
@@ -78,7 +78,7 @@ class Engine:
     @checks_arguments()
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Return the ids of a text; names such as `<|endoftext|>` are text unless `special`."""
-        return [*self.loaded.start, *self.tokenizer.encode(text, special=special)]
+        return self.loaded.start + self.tokenizer.encode(text, special=special)
 
     @checks_arguments()
     def decode(self, ids: Sequence[int]) -> str:
@@ -172,11 +172,14 @@ class Engine:
         if batch_size is not None:
             check("batch_size", batch_size, AT_LEAST_1)
         defaults = (options or Options()).with_seed()
-        return compute_valid(
-            zip(count() if indices is None else indices, rows, strict=False),
-            lambda pair: Request.of_row(self.loaded, pair[1], defaults, pair[0]),
-            partial(complete, self.loaded, batch_size=batch_size),
-        )
+
+        def request_of(numbered: tuple[int, str | Mapping[str, Any]]) -> Request:
+            index, row = numbered
+            return Request.of_row(self.loaded, row, defaults, index)
+
+        numbered = zip(count() if indices is None else indices, rows, strict=False)
+        run = partial(complete, self.loaded, batch_size=batch_size)
+        return compute_valid(numbered, request_of, run)
 
     @checks_arguments()
     def score(self, text: str, **options: Unpack[ScoreOptions]) -> Score:
@@ -259,8 +262,7 @@ class Engine:
 
     @cached_property
     def _codec(self) -> Codec:
-        if self.loaded.edits:
-            raise OptionError("edits", "cannot change how data is compressed")
+        self.loaded.refuse_edits("cannot change how data is compressed")
         return Codec(self.model, self.tokenizer)
 
     @checks_arguments()
@@ -354,7 +356,7 @@ class Engine:
             bos: put the start token before texts; it is no part of a mean.
             special: read names such as `<|endoftext|>` in texts as special tokens.
         """
-        rows = map(single, zip(self.activation_rows(texts, hooks, pool, bos=bos, special=special)))
+        rows = map(checked, self.activation_rows(texts, hooks, pool, bos=bos, special=special))
         if pool in ("last", "mean"):
             return ({name: value[0] for name, value in row.values.items()} for row in rows)
         return (row.word_columns | row.values for row in rows)
@@ -491,7 +493,7 @@ class Engine:
                 parts = " ".join(f'"{self.tokenizer.decode([id])}"' for id in tokens)
                 hint = "a word usually begins with its space"
                 raise OptionError(name, f"must be one token, not {parts or 'empty'}; {hint}")
-        if len({*ids}) < len(ids):
+        if len(set(ids)) < len(ids):
             raise OptionError("wrong", "must be another token than the answer")
         return ids
 

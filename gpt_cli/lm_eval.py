@@ -32,7 +32,6 @@ from gpt_cli.errors import GPTCLIError, InputError, counted
 from gpt_cli.generation.generate import complete
 from gpt_cli.generation.row import Request
 from gpt_cli.loading import load
-from gpt_cli.options.declare import OptionError
 from gpt_cli.options.request import Options
 from gpt_cli.scoring.score import measure_windows
 from gpt_cli.texts.measures import log_probabilities, ranks
@@ -67,8 +66,7 @@ class EngineLM(TemplateLM):
     ):
         super().__init__()
         self.engine = load(model, device="auto" if device == "cuda:0" else device, **load_options)
-        if self.engine.loaded.edits:
-            raise OptionError("edits", "cannot be used with lm-eval")
+        self.engine.loaded.refuse_edits("cannot be used with lm-eval")
 
     @property
     def max_length(self) -> int:

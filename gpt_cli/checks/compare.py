@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError
 from gpt_cli.gpt2.model import unembed
-from gpt_cli.options.declare import OptionError
 from gpt_cli.scoring.score import perplexity, windows
 from gpt_cli.texts.states import states
 from gpt_cli.texts.text import Text
@@ -56,8 +55,8 @@ def compare(
     A text longer than the context is read in windows, as by `score`. `observe` gets the number of
     tokens so far. InputError if the models have different tokens, or no text has two.
     """
-    if a.loaded.edits or b.loaded.edits:
-        raise OptionError("edits", "cannot be used in a comparison")
+    for engine in (a, b):
+        engine.loaded.refuse_edits("cannot be used in a comparison")
     if _vocabulary(a) != _vocabulary(b):
         cure = "models with the same tokenizer can be compared"
         raise InputError(f"{a.name} and {b.name} have different tokens: only {cure}")

@@ -30,7 +30,7 @@ from gpt_cli.folder.dtypes import SHORT, WEIGHT_TYPES
 from gpt_cli.generation.generate import Completion
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.digests import TEXT, logits_digest
-from gpt_cli.gpt2.source import MODEL, is_edited
+from gpt_cli.gpt2.source import MODEL, is_modified
 from gpt_cli.gpt2.weights import named_weights
 from gpt_cli.hub.local import SHORT_NAMES
 from gpt_cli.ops import Array, Ops, bindings, get_ops
@@ -164,8 +164,8 @@ def _facts(name: str, folder: Path) -> dict[str, Any]:
 
 def _check_source() -> Check:
     """Check that model.py is the file of this release."""
-    if is_edited():
-        return Check("source", False, f"{MODEL} was edited")
+    if is_modified():
+        return Check("source", False, f"{MODEL} was modified")
     return Check("source", True, f"{MODEL.name} is the file of this release")
 
 

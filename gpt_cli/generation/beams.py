@@ -14,8 +14,9 @@ are among the N best. The scores, and when a search ends, are those of transform
 import math
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
+from typing import NamedTuple
 
-from gpt_cli.generation.row import BatchRow, Chooser, ChosenToken, Position, Request, Step
+from gpt_cli.generation.row import BatchRow, NextToken, Position, Request, Sampler, Step
 from gpt_cli.generation.sampling import adjust, likely_columns
 from gpt_cli.ops import Array, Ops
 from gpt_cli.texts.loaded import LoadedModel
@@ -35,7 +36,16 @@ class Beam(BatchRow):
 
 def new_row(number: int, request: Request, loaded: LoadedModel) -> BatchRow:
     """Return the row with which a request begins."""
-    return (Beam if request.options.beams else BatchRow)(number, request, loaded)
+    kind = Beam if request.options.beams else BatchRow
+    return kind(number, request, loaded)
+
+
+class Continuation(NamedTuple):
+    """A beam and a token that may follow it."""
+
+    parent: int  # the index of the beam
+    total: float  # that of the beam with the token
+    token: NextToken
 
 
 class BeamSearch:
@@ -58,26 +68,34 @@ class BeamSearch:
         self.hypotheses = list[Beam]()
 
     def advance(
-        self, ops: Ops, chooser: Chooser, logits: Array, seconds: tuple[float, float]
+        self, ops: Ops, sampler: Sampler, logits: Array, seconds: float, model_seconds: float
     ) -> list[int]:
         """Replace the beams by their likeliest continuations: logits (beams, V) -> their parents.
 
-        A parent is the index of an earlier beam. `seconds` are those of the steps: see `Step`.
+        A parent is the index of an earlier beam. For both times, see `Step`.
         """
         beams = list[Beam]()
         parents = list[int]()
-        for rank, (parent, total, token) in enumerate(self._likeliest(ops, chooser, logits)):
-            if rank >= self._width == len(beams):
+        for rank, best in enumerate(self._likeliest(ops, sampler, logits)):
+            if rank >= self._width and len(beams) == self._width:
                 break
-            beam = self.beams[parent].fork()
-            text, finish_reason = beam.push(token[0])
-            beam.total = total
-            beam.score = total / len(beam.generated) ** self._options.length_penalty
-            step = Step(beam.number, *token, text, finish_reason, *seconds, score=beam.score)
-            beam.steps = [*beam.steps, step]
+            beam = self.beams[best.parent].fork()
+            text, finish_reason = beam.push(best.token.id)
+            beam.total = best.total
+            beam.score = best.total / len(beam.generated) ** self._options.length_penalty
+            step = Step(
+                beam.number,
+                *best.token,
+                text,
+                finish_reason,
+                seconds,
+                model_seconds,
+                score=beam.score,
+            )
+            beam.steps = [*beam.steps, step]  # a new list: the parent may have other continuations
             if finish_reason is None:
                 beams.append(beam)
-                parents.append(parent)
+                parents.append(best.parent)
             elif rank < self._width:
                 self.hypotheses.append(beam)
         self.hypotheses.sort(key=attrgetter("score"), reverse=True)
@@ -87,21 +105,17 @@ class BeamSearch:
         self.beams = [] if self._ends(beams) else beams
         return parents if self.beams else []
 
-    def _likeliest(
-        self, ops: Ops, chooser: Chooser, logits: Array
-    ) -> Iterator[tuple[int, float, ChosenToken]]:
-        """Yield continuations, the likeliest first: indices of beams, totals, and tokens.
-
-        Of equal ones, that with the lower id comes first.
-        """
+    def _likeliest(self, ops: Ops, sampler: Sampler, logits: Array) -> Iterator[Continuation]:
+        """Yield continuations, the likeliest first; of equal ones, that with the lower id."""
         xp = ops.xp
         beams = self.beams
         normalizer = ops.log_normalizer(logits)  # includes tokens that may not be chosen
         top = top_logprobs(ops, logits, [self._options.top_logprobs] * len(beams))
         totals = logits - normalizer[:, None]
-        chooser.ban(totals, [Position(beam) for beam in beams])
-        texts = [beam.ids for beam in beams], [beam.generated for beam in beams]
-        totals = adjust(xp, totals, beams[0].sampling, *texts)
+        sampler.ban(totals, [Position(beam) for beam in beams])
+        seen = [beam.ids for beam in beams]
+        generated = [beam.generated for beam in beams]
+        totals = adjust(xp, totals, beams[0].sampling, seen, generated)
         totals += xp.asarray([[beam.total] for beam in beams])
         likely = likely_columns(xp, totals, self._count)
         by_id = totals[:, likely].T.ravel()
@@ -112,7 +126,7 @@ class BeamSearch:
         columns = [ops.to_host(x).tolist() for x in (parents, by_id[best], ids, logprobs)]
         for parent, total, id, logprob in zip(*columns, strict=True):
             if total > -math.inf:
-                yield parent, total, (id, logprob, top[parent])
+                yield Continuation(parent, total, NextToken(id, logprob, top[parent]))
 
     def _ends(self, beams: Sequence[Beam]) -> bool:
         """Return whether no text can go on, or no better one is expected."""
@@ -127,5 +141,5 @@ class BeamSearch:
 
     def steps(self) -> list[Step]:
         """Return the steps of the hypotheses of a search that has ended, those of the best last."""
-        ranked = reversed([*enumerate(self.hypotheses)])
+        ranked = reversed(list(enumerate(self.hypotheses)))
         return [step._replace(hypothesis=rank) for rank, beam in ranked for step in beam.steps]

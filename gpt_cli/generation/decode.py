@@ -1,7 +1,7 @@
 """Decode: the next tokens of rows side by side, a pass at a time.
 
 Operations with `decode`, those of a GPU, compute some passes in one call: the tokens of a pass are
-chosen there, and the next pass begins at once.
+sampled there, and the next pass begins at once.
 """
 
 import time
@@ -12,18 +12,18 @@ import numpy as np
 
 from gpt_cli.errors import CheckpointError
 from gpt_cli.generation.beams import Beam, BeamSearch
-from gpt_cli.generation.drafts import agreed
-from gpt_cli.generation.row import BatchRow, Chooser, ChosenToken, Position, Step
+from gpt_cli.generation.row import BatchRow, NextToken, Position, Sampler, Step
 from gpt_cli.generation.speculate import DraftPolicy
-from gpt_cli.gpt2.edits import editor
 from gpt_cli.gpt2.hooks import Hook
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import hidden_states, unembed
 from gpt_cli.gpt2.prefill import next_logits, right_pad
-from gpt_cli.gpt2.source import is_edited
+from gpt_cli.gpt2.source import is_modified
 from gpt_cli.ops import Array, Ops
 from gpt_cli.texts.loaded import LoadedModel
 from gpt_cli.texts.measures import top_logprobs
+from gpt_cli.texts.prefix_cache import common_length
+from gpt_cli.texts.text import editing_hook
 
 _SMALLEST = 128  # tokens: the least capacity of a cache that rows join
 # Passes in one call. A GPU takes about half a millisecond for each, so a stream stays smooth,
@@ -39,10 +39,10 @@ class Batch:
         self._loaded = loaded
         self._model = loaded.model
         self._most = most
-        self._chooser = Chooser(loaded)
+        self._sampler = Sampler(loaded)
         self._policy: DraftPolicy | None = None
         if loaded.speculator and speculate:
-            self._policy = DraftPolicy(loaded.speculator, self._chooser)
+            self._policy = DraftPolicy(loaded.speculator, self._sampler)
         self._start = time.perf_counter()
         self.clear()
 
@@ -69,14 +69,14 @@ class Batch:
             self._memory = KVCache(self._model.config, self._model.ops, most, capacity)
             self.cache = cache = self._memory.view(len(rows))
             prefixes = self._loaded.prefixes
-            # The last token must be computed, and edits change what the others give.
-            known = [[] if row.edits else row.window[:-1] for row in rows]
+            # The last token must be computed.
+            known = [row.window[:-1] if row.prompt.is_plain else [] for row in rows]
             for n, indices in prefixes.groups(known) if share else ():
                 prefix = prefixes.prefix(known[indices[0]][:n])
                 for index in indices:
                     cache.copy_row(index, prefix.cache, 0, n)
             texts = [text[n:] for text, n in zip(texts, cache.lengths.tolist(), strict=True)]
-        self._logits = next_logits(self._model, texts, self.cache, self._editor())
+        self._logits = next_logits(self._model, texts, self.cache, self._hook())
         self._fill_seconds = time.perf_counter() - began
 
     def add(self, row: BatchRow, cache: KVCache | None, cache_row: int) -> None:
@@ -113,34 +113,32 @@ class Batch:
             self._set_lengths()
 
     def step(self) -> list[Step]:
-        """Choose the next tokens of rows, at least one per row, and drop the rows that end.
+        """Append the next tokens of rows, at least one per row, and drop the rows that end.
 
-        After `fill` the first tokens are chosen. Then a step needs the cache.
+        After `fill`, these are the first tokens. Then a step needs the cache.
         """
         began = time.perf_counter() - self._fill_seconds
         logits = self._logits
         self._logits = None
         self._fill_seconds = 0.0
         searches = dict.fromkeys(row.search for row in self.rows if isinstance(row, Beam))
-        self._draft(is_possible=logits is None and not searches)
-        ahead = None if logits is not None or searches else self._decode_ahead()
-        if ahead is not None:
-            return self._advance(ahead, began)
+        may_run_ahead = logits is None and not searches
+        self._draft(is_possible=may_run_ahead)
+        if may_run_ahead:
+            ahead = self._decode_ahead()
+            if ahead is not None:
+                return self._advance(ahead, began)
         if logits is None:
             logits = self._next_logits()
         model_seconds = time.perf_counter() - began
         alone = [index for index, row in enumerate(self.rows) if not isinstance(row, Beam)]
         rows = [self.rows[index] for index in alone]
         part = logits[alone] if searches else logits  # which has more rows if there are drafts
-        choices = choose(self._model.ops, self._chooser, part, rows) if rows else []
+        new = verified_tokens(self._model.ops, self._sampler, part, rows) if rows else []
         seconds = time.perf_counter() - self._start
-        if self._policy:
-            self._policy.learn(self.rows, [[id for id, *_ in row] for row in choices])
-        steps = list[Step]()
-        for row, tokens in zip(rows, choices, strict=True):
-            steps += _steps(row, tokens, repeat(seconds), model_seconds)
+        steps = self._append(rows, new, repeat(seconds), model_seconds)
         for search in searches:
-            steps += self._search(search, logits, (seconds, model_seconds))
+            steps += self._search(search, logits, seconds, model_seconds)
         self._drop_ended()
         return steps
 
@@ -154,43 +152,59 @@ class Batch:
             except MemoryError:  # drafts are not necessary
                 self._policy = None
 
-    def _decode_ahead(self) -> list[list[ChosenToken]] | None:
-        """Return the tokens of some passes, as many for each row; None if that needs more calls.
+    def _decode_ahead(self) -> list[list[NextToken]] | None:
+        """Return the tokens of some passes, which one call computes: equally many for each row.
 
-        There are no beams.
+        Return None if one call cannot compute them. No row is a beam.
         """
         model = self._model
         rows = self.rows
         cache = self.cache
         decode = model.ops.decode
-        if decode is None or cache is None or is_edited() or not all(map(_is_plain, rows)):
+        if decode is None or cache is None or is_modified() or not all(map(_is_plain, rows)):
             return None
         count = min(_AHEAD, *(row.growth for row in rows))
-        draws = self._chooser.draws(rows, count)
+        draws = self._sampler.draws(rows, count)
         if draws is None:
             return None
         last = np.array([row.window[-1] for row in rows])
         decoded = decode(model, cache, last, *draws)
         if decoded is None:
-            return None  # the options are not known there, or `_next_logits` reports the weights
+            return None  # it lacks an option, or `_next_logits` will report damaged weights
         ids, logprobs = decoded  # (passes, rows)
-        choices: list[list[ChosenToken]] = []
+        new = []
         for row_ids, row_logprobs in zip(ids.T.tolist(), logprobs.T.tolist(), strict=True):
-            choices.append(list(zip(row_ids, row_logprobs, repeat([]), strict=False)))
-        return choices
+            new.append([NextToken(*token, []) for token in zip(row_ids, row_logprobs, strict=True)])
+        return new
 
-    def _advance(self, choices: list[list[ChosenToken]], began: float) -> list[Step]:
+    def _advance(self, new: list[list[NextToken]], began: float) -> list[Step]:
         """Append the tokens of some passes to the rows; return the steps."""
         now = time.perf_counter()
-        count = len(choices[0])
+        count = len(new[0])
         pass_seconds = (now - began) / count
         seconds = [now - self._start - pass_seconds * left for left in reversed(range(count))]
-        if self._policy:
-            self._policy.learn(self.rows, [[id for id, *_ in row] for row in choices], count)
-        steps = list[Step]()
-        for row, tokens in zip(self.rows, choices, strict=True):
-            steps += _steps(row, tokens, seconds, now - began)
+        steps = self._append(self.rows, new, seconds, now - began, count)
         self._drop_ended()
+        return steps
+
+    def _append(
+        self,
+        rows: Sequence[BatchRow],
+        new: Sequence[Sequence[NextToken]],
+        seconds: Iterable[float],
+        model_seconds: float,
+        passes: int = 1,
+    ) -> list[Step]:
+        """Append new tokens to rows, and let the policy of drafts learn from them.
+
+        `seconds` are the times of the tokens of a row; `model_seconds` is the time of all passes.
+        """
+        if self._policy:
+            ids = [[token.id for token in tokens] for tokens in new]
+            self._policy.learn(rows, ids, passes)
+        steps = list[Step]()
+        for row, tokens in zip(rows, new, strict=True):
+            steps += _steps(row, tokens, seconds, model_seconds)
         return steps
 
     def _drop_ended(self) -> None:
@@ -200,11 +214,12 @@ class Batch:
         self.drop([row for row in self.rows if row.ended])
 
     def _search(
-        self, search: BeamSearch, logits: Array, seconds: tuple[float, float]
+        self, search: BeamSearch, logits: Array, seconds: float, model_seconds: float
     ) -> list[Step]:
         """Replace the beams of a search, by the logits (rows, V); return all steps at its end."""
+        ops = self._model.ops
         indices = [self.rows.index(beam) for beam in search.beams]
-        parents = search.advance(self._model.ops, self._chooser, logits[indices], seconds)
+        parents = search.advance(ops, self._sampler, logits[indices], seconds, model_seconds)
         # The first beam of a parent takes its row, so that no copy overwrites another source.
         free = [index for number, index in enumerate(indices) if number not in parents]
         for number, (beam, parent) in enumerate(zip(search.beams, parents, strict=True)):
@@ -219,26 +234,27 @@ class Batch:
         """Let a row of the cache hold a text: copy from the row `source` what differs."""
         known = self.rows[index].window if index < len(self.rows) else []
         if self._memory:
-            self._memory.copy_row(index, self._memory, source, len(text), agreed(known, text))
+            start = common_length(known, text)
+            self._memory.copy_row(index, self._memory, source, len(text), start)
 
     def _next_logits(self) -> Array:
         """Compute the logits (P, V) after the last token of a row and after its drafts."""
         model = self._model
         xp = self._model.ops.xp
         ids, lengths = right_pad([row.window[-1:] + row.drafts for row in self.rows])
-        hook = self._editor()
+        hook = self._hook()
         x = hidden_states(model, xp.asarray(ids), self.cache, lengths, hook)
         states = [x[row, :length] for row, length in enumerate(lengths.tolist())]
         try:
-            return unembed(model, xp.concatenate(states), edited=hook.edits)
+            return unembed(model, xp.concatenate(states), hook)
         except CheckpointError:  # weights that only a wrong draft uses are no reason to end
             if not any(row.drafts for row in self.rows):
                 raise
             self._set_lengths()
             return self._next_logits()
 
-    def _editor(self) -> Hook:
-        return editor([row.edits for row in self.rows], self._model.ops)
+    def _hook(self) -> Hook:
+        return editing_hook([row.prompt for row in self.rows], self._model.ops)
 
     def _set_lengths(self) -> None:
         """Drop the drafts: set the lengths of the cache to the tokens that the rows have."""
@@ -252,32 +268,32 @@ class Batch:
 
 def _is_plain(row: BatchRow) -> bool:
     """Return whether the id and the log-probability of a row's next token are all that it needs."""
-    return not (row.drafts or row.edits or row.options.top_logprobs)
+    return row.prompt.is_plain and not row.drafts and not row.options.top_logprobs
 
 
 def _steps(
-    row: BatchRow, choices: Sequence[ChosenToken], seconds: Iterable[float], model_seconds: float
+    row: BatchRow, tokens: Sequence[NextToken], seconds: Iterable[float], model_seconds: float
 ) -> list[Step]:
-    """Append chosen tokens to a row until it ends; return the steps."""
+    """Append tokens to a row until it ends; return the steps."""
     steps: list[Step] = []
     drafted = len(row.drafts)
-    right = len(choices) - 1 if drafted else 0
-    of_pass = model_seconds, drafted
-    for number, (choice, at) in enumerate(zip(choices, seconds, strict=False)):
-        text, finish_reason = row.push(choice[0])
+    right = len(tokens) - 1 if drafted else 0
+    for number, (token, token_seconds) in enumerate(zip(tokens, seconds, strict=False)):
+        text, finish_reason = row.push(token.id)
         accepted = number < right
-        steps.append(Step(row.number, *choice, text, finish_reason, at, *of_pass, accepted))
-        of_pass = 0.0, 0
+        step = Step(row.number, *token, text, finish_reason, token_seconds, accepted=accepted)
+        steps.append(step)
         if finish_reason is not None:
             row.ended = True
             break
+    steps[0] = steps[0]._replace(model_seconds=model_seconds, drafted=drafted)
     return steps
 
 
-def choose(
-    ops: Ops, chooser: Chooser, logits: Array, rows: Sequence[BatchRow]
-) -> list[list[ChosenToken]]:
-    """Return the next tokens of rows: the drafts that are right, and the one after them.
+def verified_tokens(
+    ops: Ops, sampler: Sampler, logits: Array, rows: Sequence[BatchRow]
+) -> list[list[NextToken]]:
+    """Return the next tokens of rows: the drafts that are right, and the token after them.
 
     logits (P, V) are those after the last token of a row and after its drafts.
     """
@@ -286,11 +302,12 @@ def choose(
     ]
     normalizer = ops.log_normalizer(logits)  # includes tokens that may not be chosen
     top = top_logprobs(ops, logits, [at.row.options.top_logprobs for at in positions])
-    ids = chooser.choose(logits, positions)
+    ids = sampler.sample_at(logits, positions)
     logprobs = ops.to_host(logits[ops.xp.arange(len(ids)), ids] - normalizer).tolist()
-    tokens = zip(ops.to_host(ids).tolist(), logprobs, top, strict=True)
-    choices = []
+    sampled = map(NextToken, ops.to_host(ids).tolist(), logprobs, top)
+    verified = []
     for row in rows:
-        verified = list(islice(tokens, len(row.drafts) + 1))
-        choices.append(verified[: agreed(row.drafts, [id for id, *_ in verified]) + 1])
-    return choices
+        tokens = list(islice(sampled, len(row.drafts) + 1))
+        right = common_length(row.drafts, [token.id for token in tokens])
+        verified.append(tokens[: right + 1])
+    return verified

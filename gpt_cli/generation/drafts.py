@@ -7,9 +7,10 @@ from contextlib import suppress
 import numpy as np
 
 from gpt_cli.errors import CheckpointError
-from gpt_cli.generation.row import BatchRow, Chooser, Position
+from gpt_cli.generation.row import BatchRow, Position, Sampler
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import GPT2, hidden_states, unembed
+from gpt_cli.texts.prefix_cache import common_length
 
 _NGRAM = 3  # tokens
 _FADING = 0.9  # of earlier results, with every new one
@@ -29,15 +30,15 @@ def ngram_drafts(row: BatchRow, count: int) -> list[int]:
 
 
 class DraftModel:
-    """Drafts with a model that usually chooses the tokens of the verifying model, but is faster.
+    """Drafts with a model that usually gives the tokens of the verifying model, but is faster.
 
     Its cache is in float16. It has a copy of the verifying model's keys and values for the text,
     and other keys and values for drafts, until the text goes on.
     """
 
-    def __init__(self, model: GPT2, chooser: Chooser):
+    def __init__(self, model: GPT2, sampler: Sampler):
         self._model = model
-        self._chooser = chooser
+        self._sampler = sampler
         self._memory: KVCache | None = None
         self._synced: Callable[[], KVCache | None] = lambda: None
 
@@ -65,7 +66,7 @@ class DraftModel:
         model = self._model
         if model.ops.draft is None:
             return None
-        draws = self._chooser.draws(rows, count)
+        draws = self._sampler.draws(rows, count)
         if draws is None:
             return None
         last = np.array([row.ids[-1] for row in rows])
@@ -83,7 +84,7 @@ class DraftModel:
             for _ in range(count):
                 ids = model.ops.xp.asarray(last)[:, None]
                 logits = unembed(model, hidden_states(model, ids, cache)[:, -1])
-                last = self._chooser.choose(logits, positions).tolist()
+                last = self._sampler.sample_at(logits, positions).tolist()
                 for row_drafts, id in zip(drafts, last, strict=True):
                     row_drafts.append(id)
         cache.rewind(past)
@@ -91,10 +92,11 @@ class DraftModel:
 
 
 class DraftHistory:
-    """How often the drafts of a source were right, and what they cost."""
+    """The numbers of right and wrong drafts of a source, and their time."""
 
     def __init__(self, right: float, wrong: float):
-        self._right, self._wrong = right, wrong  # numbers of drafts; at first a guess
+        self._right = right  # numbers of drafts; at first a guess
+        self._wrong = wrong
         self.seconds = 0.0  # per draft
 
     def expected(self, count: int) -> float:
@@ -103,19 +105,13 @@ class DraftHistory:
         return sum(chance**n for n in range(count + 1))
 
     def learn(self, drafts: Sequence[int], ids: Sequence[int]) -> None:
-        """Compare drafts with the tokens that the model chose; older results count less."""
+        """Compare drafts with the model's tokens; older results count less."""
         if drafts:
-            kept = agreed(drafts, ids)
+            kept = common_length(drafts, ids)
             self._right = _FADING * self._right + kept
             self._wrong = _FADING * self._wrong + (kept < min(len(drafts), len(ids)))
 
     def fade(self) -> None:
         """Let the next result count more than all before."""
-        self._right, self._wrong = _STALE * self._right, _STALE * self._wrong
-
-
-def agreed(drafts: Sequence[int], ids: Sequence[int]) -> int:
-    """Return the number of drafts before the first that is not the model's token."""
-    pairs = enumerate(zip(drafts, ids, strict=False))
-    wrong = (n for n, (draft, id) in pairs if draft != id)
-    return next(wrong, min(len(drafts), len(ids)))
+        self._right *= _STALE
+        self._wrong *= _STALE

@@ -87,7 +87,7 @@ def working_set(model: GPT2, requests: Sequence[Request], drafts: int = 0) -> in
     config = model.config
     rows = sum(request.rows for request in requests)
     prompt = max((len(row.prompt) for row in requests), default=0)
-    new = [min(r.options.max_tokens, config.n_positions - len(r.prompt)) for r in requests]
+    new = [min(row.options.max_tokens, config.n_positions - len(row.prompt)) for row in requests]
     slots = model.ops.cache_panel
     length = -(-(prompt + max(new, default=0)) // slots) * slots
     cached = all(row.options.use_cache for row in requests)
@@ -180,7 +180,7 @@ def complete(
 def _batches(
     loaded: LoadedModel, requests: list[Request], batch_size: int | None
 ) -> list[list[int]]:
-    """Cut rows into batches by the lengths of their prompts and completions.
+    """Cut rows into batches by the lengths of their prompts and completions; return their indices.
 
     The batch with the first row comes first, since its result is needed first.
     """
@@ -188,19 +188,28 @@ def _batches(
     def length(index: int) -> tuple[int, int]:
         return len(requests[index].prompt), requests[index].options.max_tokens
 
-    def too_large(indices: list[int]) -> bool:
-        batch = [requests[index] for index in indices]
-        needed = working_set(loaded.model, batch) + _prefix_bytes(loaded, batch)
-        rows = sum(request.rows for request in batch)
-        return rows > LARGEST or (free is not None and 2 * needed > free)
-
     indices = sorted(range(len(requests)), key=length, reverse=True)
+    free = loaded.model.ops.free_memory()
     batches = []
-    free = None if batch_size else loaded.model.ops.free_memory()
     while indices:
-        size = batch_size or LARGEST
-        while not batch_size and size > 1 and too_large(indices[:size]):
-            size //= 2
+        first = [requests[index] for index in indices[:LARGEST]]
+        size = batch_size or _fitting_rows(loaded, first, free)
         batches.append(indices[:size])
         indices = indices[size:]
     return sorted(batches, key=min)
+
+
+def _fitting_rows(loaded: LoadedModel, requests: list[Request], free: int | None) -> int:
+    """Return how many of the first requests make a batch: LARGEST, halved until they fit.
+
+    They may take half of the free memory.
+    """
+    size = LARGEST
+    while size > 1:
+        batch = requests[:size]
+        rows = sum(request.rows for request in batch)
+        needed = working_set(loaded.model, batch) + _prefix_bytes(loaded, batch)
+        if rows <= LARGEST and (free is None or 2 * needed <= free):
+            break
+        size //= 2
+    return size

@@ -1,7 +1,7 @@
-"""Which tokens may follow in a text that must match a constraint.
+"""The tokens that may follow in a text that must match a constraint.
 
-Before a token is chosen, llguidance lists the tokens that can begin the rest of a matching text.
-`row.Chooser` removes all others before the filters of sampling. The draw from what remains uses the
+Before a token is sampled, llguidance lists the tokens that can begin the rest of a matching text.
+`row.Sampler` removes all others before the filters of sampling. The draw from what remains uses the
 random number of its position, so a constraint that allows every token changes nothing.
 
 If all matching texts go on in the same way, only the tokens of the tokenizer are allowed, because a
@@ -95,7 +95,8 @@ def _begin(guide: "LLTokenizer", constraint: Constraint) -> "LLMatcher":
     state = with_stack(constraint.kind, lambda: matcher(guide, grammar, log_level=0))
     if state.is_error():  # such as a special token that the tokenizer does not have
         raise constraint.error(state.get_error())
-    for choice in json.loads(constraint.text) if constraint.kind == "choices" else ():
+    choices = json.loads(constraint.text) if constraint.kind == "choices" else []
+    for choice in choices:
         if guide.decode_bytes(guide.tokenize_str(choice)) != choice.encode():
             cure = "leave it out, or write it in other characters"
             raise OptionError("choices", f"has {choice!r:.40}, which no tokens write: {cure}")
@@ -139,7 +140,7 @@ def _guide(tokenizer: Tokenizer, config: GPT2Config) -> "LLTokenizer":
 
 @dataclass(frozen=True)
 class _Wrapped:
-    """A tokenizer, as llguidance reads it."""
+    """A tokenizer with the interface that llguidance needs."""
 
     tokenizer: Tokenizer  # a weak reference: `_guides` keeps this as long as the tokenizer
     tokens: list[bytes]
@@ -150,4 +151,4 @@ class _Wrapped:
     def __call__(self, text: bytes) -> list[int]:
         ids = self.tokenizer.encode_bytes(text)
         # The tokens after an end token in the text cannot be forced.
-        return [*takewhile(lambda id: id not in self.special_token_ids, ids)]
+        return list(takewhile(lambda id: id not in self.special_token_ids, ids))

@@ -1,4 +1,4 @@
-"""Rows of a batch: requests, their texts so far, and the choice of their next tokens."""
+"""Rows of a batch: requests, their texts so far, and the sampling of their next tokens."""
 
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -77,10 +77,15 @@ class Request:
         return self.options.seed
 
 
-ChosenToken: TypeAlias = tuple[int, float, TopLogprobs]  # fields of a `Step`: id, logprob, ...
+class NextToken(NamedTuple):
+    """A token that follows a text; a `Step` has the same fields."""
+
+    id: int
+    logprob: float  # natural logarithm of its probability before any sampling option
+    top_logprobs: TopLogprobs  # the likeliest ids with theirs, if requested
 
 
-class Step(NamedTuple):  # which is made in a third of the time of a frozen dataclass
+class Step(NamedTuple):  # created in a third of the time of a frozen dataclass
     """One new token of one row."""
 
     row: int  # which request
@@ -93,7 +98,7 @@ class Step(NamedTuple):  # which is made in a third of the time of a frozen data
     seconds: float
     # Of what all rows share: a pass and drafting for it, or passes in one call. It is 0 in further
     # steps of these.
-    model_seconds: float
+    model_seconds: float = 0.0
     drafted: int = 0  # tokens that the pass verified; 0 in further steps of a pass, too
     accepted: bool = False  # whether this token was drafted
     hypothesis: int = 0  # of a beam search, from 0, the best
@@ -144,9 +149,10 @@ class BatchRow:
 
     def __init__(self, number: int, request: Request, loaded: LoadedModel):
         self.number = number
+        self.prompt = request.text
         self.options = options = request.options
         self.sampling = options.sampling
-        self._key = request.seed, request.index
+        self._key = (request.seed, request.index)
         self._draws_from = -1  # the first step of the random numbers in `_draws`
         self.ids = list(request.prompt)  # of the whole text
         self.generated: list[int] = []
@@ -154,7 +160,6 @@ class BatchRow:
         self.drafts: list[int] = []  # tokens that may follow: see `gpt_cli.generation.speculate`
         self.ngrams: dict[tuple[int, ...], int] = {}  # in `ids`, by `drafts`: where each ends
         self.indexed = 0  # number of ids whose n-grams are known
-        self.edits = request.text.edits
         self.ended = False  # then it leaves the batch
         self._config = loaded.config
         self._decoder = loaded.tokenizer.stream(request.prompt)
@@ -191,7 +196,8 @@ class BatchRow:
             self._draws = uniforms(self._key, first, _DRAWS)
             self._draws_from = first
         draws = self._draws[step - first : step - first + count]
-        if (known := len(draws)) < count:
+        known = len(draws)
+        if known < count:
             draws = np.concatenate([draws, self.draws(step + known, count - known)])
         return draws
 
@@ -247,28 +253,28 @@ class Position(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """The draws and settings with which the tokens of the next steps are chosen."""
+    """The draws of the next steps of rows, and the settings that all of them share."""
 
     uniforms: Array  # (steps, B), on the host
     banned: Array  # the ids that are never chosen
     params: SamplingParams  # with a temperature above 0
 
 
-class Chooser:
-    """Chooses tokens for one model and tokenizer."""
+class Sampler:
+    """Samples tokens for one model and tokenizer."""
 
     def __init__(self, loaded: LoadedModel):
         self._ops = loaded.model.ops
         size = loaded.config.vocab_size
         ends = {id for id in loaded.config.eos_token_id if id < size}
         missing = [id for id in loaded.missing_ids if id not in ends]
-        banned = missing, [*missing, *ends]  # by `ignore_eos`
+        banned = missing, missing + list(ends)  # by `ignore_eos`
         self._banned = [self._ops.xp.asarray(ids, dtype="int64") for ids in banned]
 
     def draws(self, rows: Sequence[BatchRow], steps: int) -> Draws | None:
-        """Return what decides about the next tokens of rows; None if more than that does.
+        """Return the draws of the next tokens of rows, as `Ops.draft` and `Ops.decode` take them.
 
-        The tokens must depend on nothing but logits, draws and options that the rows share.
+        Return None if a token depends on more than logits, draws and options that the rows share.
         """
         params = rows[0].sampling
         ignore_eos = rows[0].options.ignore_eos
@@ -276,7 +282,7 @@ class Chooser:
             row.sampling == params and row.options.ignore_eos == ignore_eos and not row.matcher
             for row in rows
         )
-        if not alike or params.changes_logits or params.typical_p < 1:
+        if not alike or params.changes_logits or not params.kernels_filter:
             return None
         uniforms = np.zeros((steps, len(rows)))
         if params.temperature:
@@ -293,30 +299,32 @@ class Chooser:
         for index, (row, drafts) in enumerate(positions):
             if row.options.ignore_eos:
                 logits[index, self._banned[True]] = -xp.inf
-            if row.matcher and (allowed := row.matcher.allowed(drafts)).any():
-                logits[index, ~xp.asarray(allowed)] = -xp.inf
+            if row.matcher:
+                allowed = row.matcher.allowed(drafts)
+                if allowed.any():
+                    logits[index, ~xp.asarray(allowed)] = -xp.inf
 
-    def choose(self, logits: Array, positions: Sequence[Position]) -> Array:
-        """Choose the next token at every position: logits (P, V) -> ids (P,).
+    def sample_at(self, logits: Array, positions: Sequence[Position]) -> Array:
+        """Sample the next token at every position: logits (P, V) -> ids (P,).
 
         A draw is keyed by the row and the number of its token. Positions of rows with equal
         parameters are sampled together. The logits of tokens that may not be chosen become -inf.
         """
         xp = self._ops.xp
         self.ban(logits, positions)
-        alike: dict[SamplingParams, list[int]] = {}
+        by_params: dict[SamplingParams, list[int]] = {}  # indices of positions
         for index, at in enumerate(positions):
-            alike.setdefault(at.row.sampling, []).append(index)
+            by_params.setdefault(at.row.sampling, []).append(index)
         ids = xp.empty(len(positions), xp.int64)
-        for params, indices in alike.items():
+        for params, indices in by_params.items():
             group = [positions[index] for index in indices]
-            part = indices if len(alike) > 1 else slice(None)  # a list would make a copy
+            part = indices if len(by_params) > 1 else slice(None)  # a list would make a copy
             draws = []
             seen = []
             generated = []
             if params.changes_logits:
-                seen = [[*row.ids, *drafts] for row, drafts in group]
-                generated = [[*row.generated, *drafts] for row, drafts in group]
+                seen = [[*at.row.ids, *at.drafts] for at in group]
+                generated = [[*at.row.generated, *at.drafts] for at in group]
             if params.temperature:
                 draws = [at.row.draw(len(at.row.generated) + len(at.drafts)) for at in group]
             ids[part] = sample(self._ops, logits[part], xp.asarray(draws), params, seen, generated)

@@ -8,7 +8,7 @@ bits. (A filter must not use `ops.log_normalizer`, whose sums have another order
 What runs on a GPU gives the CPU's bits: `xp` only compares, sorts, selects, counts, and adds,
 multiplies or divides elementwise. `ops` computes exponentials, and NumPy sums of fractions.
 
-To add an option, declare it in `SamplingParams` and apply it in `adjust` or `sample`.
+CONTRIBUTING.md says how to add an option.
 """
 
 import math
@@ -174,8 +174,10 @@ def adjust(
         logits = repeat_penalty(xp, logits, seen, params.repeat_penalty)
     if params.no_repeat_ngram:
         logits = ban_repeats(xp, logits, seen, params.no_repeat_ngram)
-    if any(penalties := (params.presence_penalty, params.frequency_penalty)):
-        logits = generated_penalty(logits, generated, *penalties)
+    presence = params.presence_penalty
+    frequency = params.frequency_penalty
+    if presence or frequency:
+        logits = generated_penalty(logits, generated, presence, frequency)
     return logits
 
 
@@ -187,7 +189,7 @@ def sample(
     seen: Sequence[Sequence[int]],
     generated: Sequence[Sequence[int]] = (),
 ) -> Array:
-    """Choose the next tokens of rows: logits (B, V) -> ids (B,). -inf is never chosen.
+    """Sample the next tokens of rows: logits (B, V) -> ids (B,). -inf is never chosen.
 
     `uniforms` (B,) in [0, 1) are the draws, as fractions of the cumulated probabilities; they are
     not used if the temperature is 0. For `seen` and `generated`, see `adjust`.
@@ -196,10 +198,11 @@ def sample(
     logits = adjust(xp, logits, params, seen, generated)
     if params.temperature == 0:
         return xp.argmax(logits, axis=-1)
-    chosen = ops.choose(logits, uniforms, params) if params.typical_p == 1 else None
+    chosen = ops.choose(logits, uniforms, params) if params.kernels_filter else None
     if chosen is not None:
         return chosen
-    # First, as dividing few columns is cheaper; the temperature does not change which are largest.
+    # Top-k comes first, since the other steps are cheaper for few columns. The temperature does not
+    # change which are largest.
     if 0 < params.top_k < logits.shape[-1]:
         ids = likely_columns(xp, logits, params.top_k)
         logits = top_k(xp, logits[:, ids], params.top_k)

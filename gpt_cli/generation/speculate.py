@@ -5,10 +5,10 @@ so it can also check guesses at what follows. One cycle, for a text that ends wi
 
     draft   D E F        the draft model, in int8, reads c, D and E: a quarter of the bytes
     verify  c D E F      one pass of the model gives the logits after c, D, E and F
-    choose  D E g .      the model's token at every position, with the random draw of that position
+    sample  D E g .      the model's token at every position, with the random draw of that position
     keep    D E g        the right drafts, and the model's token instead of the first wrong one
 
-The model chooses every token, and its results do not depend on what else is in the pass
+Every token is the model's, and its results do not depend on what else is in the pass
 (`Ops.batch_invariant`). So drafts decide how soon a text is ready, and never what it says: in
 Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2022, texts keep
 their distribution; here the draw depends on the position alone, and they stay the same texts.
@@ -20,7 +20,7 @@ from functools import cached_property
 
 from gpt_cli.folder.dtypes import WEIGHT_TYPES
 from gpt_cli.generation.drafts import DraftHistory, DraftModel, ngram_drafts
-from gpt_cli.generation.row import BatchRow, Chooser
+from gpt_cli.generation.row import BatchRow, Sampler
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.texts.speculator import Speculator
 
@@ -43,9 +43,9 @@ _PASS_GPU = (14, 7)
 class DraftPolicy:
     """Drafts as many tokens for rows as save time, by n-grams or by the draft model."""
 
-    def __init__(self, speculator: Speculator, chooser: Chooser):
+    def __init__(self, speculator: Speculator, sampler: Sampler):
         self._speculator = speculator
-        self._chooser = chooser
+        self._sampler = sampler
         self._ngram_history = DraftHistory(1, 1)
         self._model_history = DraftHistory(1, 0.3)
         self._guesses: list[list[int]] = []  # from n-grams, by row
@@ -85,7 +85,7 @@ class DraftPolicy:
     @cached_property
     def _draft_model(self) -> DraftModel | None:
         model = self._speculator.ensure_draft_model()
-        return DraftModel(model, self._chooser) if model else None
+        return DraftModel(model, self._sampler) if model else None
 
     def learn(
         self, rows: Sequence[BatchRow], new: Sequence[Sequence[int]], passes: int = 1

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from gpt_cli.errors import InputError, counted
 from gpt_cli.folder.config import GPT2Config
-from gpt_cli.gpt2.hooks import NO_HOOK, Hook, has_keys, hook_shapes, select_hooks
+from gpt_cli.gpt2.hooks import Hook, has_keys, hook_shapes, select_hooks
 from gpt_cli.ops import Array, Ops
 from gpt_cli.options.declare import OptionError
 
@@ -185,7 +185,9 @@ def bind(edits: Sequence[Edit], length: int, most: int) -> list[Bound]:
             raise EditError(edit.text, f"@{edit.positions} ends before it begins")
         last = most if stop == _AFTER_ALL else stop
         if not 0 <= start <= last <= most:
-            size = counted(length, "token") + f" and {most - length:,} new" * (most > length)
+            size = counted(length, "token")
+            if most > length:
+                size += f" and {most - length:,} new"
             raise EditError(edit.text, f"@{edit.positions} is not in a text of {size}")
         if edit.stored is not None and not np.isin(np.arange(start, last), edit.stored).all():
             count = counted(len(edit.stored), "position")
@@ -197,11 +199,12 @@ def bind(edits: Sequence[Edit], length: int, most: int) -> list[Bound]:
 class Editor(Hook):
     """Applies the edits of the rows of a pass, on the host: CuPy rounds tiny numbers to 0."""
 
-    edits = True
+    changes_values = True
 
     def __init__(self, rows: Sequence[Sequence[Bound]], ops: Ops):
         self._ops = ops
-        self._positions = self._lengths = np.empty(0, np.int64)  # of the pass
+        self._positions: Array = np.empty((0, 0), np.int64)  # of the pass
+        self._lengths: Array = np.empty(0, np.int64)
         self._edits: dict[str, list[tuple[int, Bound]]] = {}  # by hook point, with rows
         for row, bounds in enumerate(rows):
             for bound in bounds:
@@ -228,11 +231,6 @@ class Editor(Hook):
                 new = edit.apply(name, self._ops.to_host(values[columns]), positions[columns])
                 values[columns] = self._ops.xp.asarray(new)
         return edited
-
-
-def editor(rows: Sequence[Sequence[Bound]], ops: Ops) -> Hook:
-    """Return the editor of rows, or NO_HOOK if none has edits."""
-    return Editor(rows, ops) if any(rows) else NO_HOOK
 
 
 def _sizes(shape: tuple[Any, ...]) -> tuple[int, ...]:
@@ -289,7 +287,12 @@ def _range(positions: str, length: int) -> tuple[int, int]:
     match = _SLICE.fullmatch(positions)
     if not match or not match[0]:
         raise InputError(f"@{positions:.40} must be such as @-1, @4, @2:7, @prompt or @generated")
-    first, last = (n if n >= 0 else n + length for n in (int(match[1] or 0), int(match[3] or 0)))
+
+    def from_start(position: str | None) -> int:
+        number = int(position or 0)
+        return number if number >= 0 else number + length
+
+    first = from_start(match[1])
     if not match[2]:
         return first, first + 1
-    return first, last if match[3] else _AFTER_ALL
+    return first, from_start(match[3]) if match[3] else _AFTER_ALL

@@ -1,4 +1,4 @@
-"""Hook points: named values inside the forward pass, for those who read them.
+"""Hook points: named values inside the forward pass, to read or to change.
 
 The names are TransformerLens's. `model.py` gives each value to a `Hook` under its name. As before
 TransformerLens 3, `hook_normalized` is what a LayerNorm returns, with its gain and bias.
@@ -37,14 +37,15 @@ _SHAPES = {
 }
 _NUMBERED = re.compile(r"blocks\.\d+\.")
 FINAL = "ln_final.hook_normalized"  # the states that `hidden_states` returns
-_BEFORE, _AFTER = ("hook_embed", "hook_pos_embed"), (FINAL,)
+_BEFORE = ("hook_embed", "hook_pos_embed")
+_AFTER = (FINAL,)
 
 
 class Hook:
     """Gets the values of some hook points. Without names, nobody listens: values pass unchanged."""
 
     names: Collection[str] = ()
-    edits: bool = False  # whether values change
+    changes_values: bool = False
     _prefix = ""  # of the names in a block
 
     def begin(self, positions: Array, lengths: Array) -> "Hook":
@@ -88,7 +89,7 @@ class Recorder(Hook):
     def __init__(self, names: Iterable[str], inner: Hook = NO_HOOK):
         self._kept = frozenset(names)
         self._inner = inner
-        self.edits = inner.edits
+        self.changes_values = inner.changes_values
         self.names = self._kept.union(inner.names)
         self.values: dict[str, Array] = {}  # in the order of computation
 

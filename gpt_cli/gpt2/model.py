@@ -180,14 +180,14 @@ def hidden_states(
 
 
 @np.errstate(all="ignore")  # the error replaces NumPy's warnings
-def unembed(model: GPT2, x: Array, *, edited: bool = False) -> Array:
+def unembed(model: GPT2, x: Array, hook: Hook = NO_HOOK) -> Array:
     """Compute the logits of the next token: hidden states x (..., C) -> (..., V), float32.
 
-    Raise NotFiniteError if a logit is not finite: the weights are damaged, or values that a hook
-    has `edited` overflow.
+    Raise NotFiniteError if a logit is not finite: the weights are damaged, or values overflow that
+    the hook of the pass has changed.
     """
     logits = model.ops.linear(x, model.lm_head)
-    check_finite(model, logits, edited=edited)
+    check_finite(model, logits, hook)
     return logits
 
 

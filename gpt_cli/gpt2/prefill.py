@@ -51,7 +51,9 @@ def row_states(
     passes = list(prefill(model, rows, cache, hook=hook))
     if not passes:  # no row has ids
         return [xp.empty((0, model.config.n_embd), "f4") for _ in rows]
-    return passes[0] if len(passes) == 1 else [*map(xp.concatenate, zip(*passes, strict=True))]
+    if len(passes) == 1:
+        return passes[0]
+    return [xp.concatenate(parts) for parts in zip(*passes, strict=True)]
 
 
 def next_logits(
@@ -63,7 +65,8 @@ def next_logits(
     """Append rows of ids to a cache; return the logits (B, V) of the next token per row."""
     last: dict[int, Array] = {}  # by row, the state (C,) at its last token
     for states in prefill(model, rows, cache, hook=hook):
-        # Copies, because a view would keep the states of all tokens.
-        last |= {row: x[-1].copy() for row, x in enumerate(states) if len(x)}
+        for row, x in enumerate(states):
+            if len(x):
+                last[row] = x[-1].copy()  # a view would keep the states of all tokens
     states = model.ops.xp.stack([last[row] for row in range(len(rows))])
-    return unembed(model, states, edited=hook.edits)
+    return unembed(model, states, hook)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from gpt_cli.gpt2.hooks import Hook
 from gpt_cli.gpt2.kv_cache import KVCache
-from gpt_cli.gpt2.source import is_edited
+from gpt_cli.gpt2.source import is_modified
 from gpt_cli.ops import Array, AttentionSteps, Ops
 
 
@@ -45,15 +45,15 @@ class RunState:
         scores = ops.xp.empty(shape, "f4")
         pattern = ops.xp.empty(shape, "f4")
         z = z_of(AttentionSteps(scores, pattern))
-        edited = hook("attn.hook_attn_scores", scores)
-        if edited is not scores:
-            z = z_of(AttentionSteps(edited, pattern, "scores"))
-        edited = hook("attn.hook_pattern", pattern)
-        if edited is not pattern:
-            other = z_of(AttentionSteps(scores, edited, "pattern"))
+        new_scores = hook("attn.hook_attn_scores", scores)
+        if new_scores is not scores:
+            z = z_of(AttentionSteps(new_scores, pattern, "scores"))
+        new_pattern = hook("attn.hook_pattern", pattern)
+        if new_pattern is not pattern:
+            other = z_of(AttentionSteps(scores, new_pattern, "pattern"))
             # Queries with an unchanged pattern keep their bits. Patterns are compared as bits,
             # since a GPU takes tiny numbers for 0 in comparisons.
-            changed = (edited.view("i4") != pattern.view("i4")).any(axis=-1, keepdims=True)
+            changed = (new_pattern.view("i4") != pattern.view("i4")).any(axis=-1, keepdims=True)
             z = ops.xp.where(changed, other, z)
         return z
 
@@ -64,13 +64,13 @@ RunBlocks: TypeAlias = Callable[[Array, tuple[Any, ...], int, RunState], Array]
 def in_one_call(blocks: RunBlocks) -> RunBlocks:
     """Let `ops.layers` compute consecutive layers to which nobody listens: the same bits, faster.
 
-    If model.py or this file was edited, they run layer by layer: the edited code is what runs.
+    If model.py or this file was modified, they run layer by layer: the modified code is what runs.
     """
 
     @wraps(blocks)
     def run_layers(x: Array, h: tuple[Any, ...], first: int, run: RunState) -> Array:
         layers = run.ops.layers
-        if layers is None or is_edited():
+        if layers is None or is_modified():
             return blocks(x, h, first, run)
         begin = 0
         for listens, group in groupby(range(len(h)), lambda i: run.hook.at(first + i).listens()):

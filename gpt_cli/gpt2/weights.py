@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from gpt_cli.errors import CheckpointError, InputError, counted, did_you_mean
 from gpt_cli.folder.config import expected_shapes, is_matrix, is_transposed
-from gpt_cli.gpt2.source import MODEL, is_edited
+from gpt_cli.gpt2.hooks import NO_HOOK, Hook
+from gpt_cli.gpt2.source import MODEL, is_modified
 from gpt_cli.ops import Array, Matrix, Ops
 
 _log = logging.getLogger(__name__)
@@ -106,23 +107,27 @@ def damaged_weight(model: Any) -> str | None:
     return None
 
 
-def check_finite(model: Any, logits: Array, *, edited: bool = False) -> None:
+def check_finite(model: Any, logits: Array, hook: Hook = NO_HOOK) -> None:
     """Raise NotFiniteError if logits (..., V) are not finite; the log names a damaged weight.
 
-    `edited` tells whether the pass had edits: see EditOverflowError.
+    Raise EditOverflowError if no weight is damaged, and the hook of the pass changes values.
     """
     if np.isfinite(float(logits.max() - logits.min())):
         return
     damaged = damaged_weight(model)
     _log.info("not finite: %s", damaged or "no weight, only the results")
-    cure = "if dtype float32 does not help, its weights are damaged (-v names one): get the model "
-    kind, cure = NotFiniteError, f"{cure}again"
+    kind = NotFiniteError
+    cure = (
+        "if dtype float32 does not help, its weights are damaged (-v names one): "
+        "get the model again"
+    )
     if damaged and model.ops.dtype == "float16":
         cure = f"float16 holds numbers up to 65504, so choose dtype bfloat16; {cure}"
-    if is_edited():
+    if is_modified():
         cure = f"undo the changes in {MODEL}"
-    elif edited and not damaged:
-        kind, cure = EditOverflowError, "edits make values overflow: give smaller numbers"
+    elif hook.changes_values and not damaged:
+        kind = EditOverflowError
+        cure = "edits make values overflow: give smaller numbers"
     error = kind(f"the model's results are not finite: {cure}")
     finite = model.ops.xp.isfinite(logits).all(-1)
     error.rows = np.flatnonzero(~model.ops.to_host(finite)).tolist()

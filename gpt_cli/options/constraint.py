@@ -252,7 +252,7 @@ def _locate(schema: Any, message: str) -> str:
 
 @dataclass(frozen=True)
 class _Syntax:
-    """How constraints of a kind are written."""
+    """The syntax of a kind of constraints."""
 
     name: str
     grammar: Callable[[str], str]  # from the text of a constraint

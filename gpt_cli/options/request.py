@@ -36,8 +36,11 @@ _BIASES = Range(
     lambda biases: all(id >= 0 and -100 <= bias <= 100 for id, bias in biases),
     "token ids with numbers from -100 to 100",
 )
+# The filters of a draw, with the values at which they keep all tokens.
+_FILTERS = {"top_k": 0, "top_p": 1, "min_p": 0, "typical_p": 1}
+_KERNEL_FILTERS = {"top_k", "top_p", "min_p"}  # of the kernels in C and CUDA
 # Options of a draw and of a beam search, with the values that the other may have.
-_OF_DRAW = {"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "typical_p": 1}
+_OF_DRAW = {"temperature": 0} | _FILTERS
 OF_SEARCH = {"length_penalty": 1, "early_stopping": False}
 CHOICES = Range(lambda texts: texts and "" not in texts, "one or more texts that are not empty")
 
@@ -95,6 +98,12 @@ class SamplingParams(Declared):
     def log_min_p(self) -> float:
         """Return the logarithm of `min_p`; -inf if that drops no token."""
         return log(self.min_p) if self.min_p > 0 else -inf
+
+    @property
+    def kernels_filter(self) -> bool:
+        """Return whether the kernels have all filters that are set: see `Ops.choose`."""
+        others = _FILTERS.keys() - _KERNEL_FILTERS
+        return all(getattr(self, name) == _FILTERS[name] for name in others)
 
     @property
     def changes_logits(self) -> bool:

@@ -43,17 +43,23 @@ class TextActivations:
     @property
     def word_columns(self) -> dict[str, NDArray[Any]]:
         """The words, and where they begin and end in bytes of the text, each (n,)."""
-        places = zip(*((word.text, word.start, word.end) for word in self.words or []), strict=True)
-        return dict(zip(("word", "start", "end"), map(np.array, places), strict=False))
+        if not self.words:
+            return {}
+        return {
+            "word": np.array([word.text for word in self.words]),
+            "start": np.array([word.start for word in self.words]),
+            "end": np.array([word.end for word in self.words]),
+        }
 
 
 def check_pool(pool: str | None, names: Iterable[str]) -> None:
     """Raise OptionError if it is not a pool, or if values cannot be pooled."""
     if pool is not None and pool not in get_args(Pool):
         raise OptionError("pool", f"must be one of {', '.join(get_args(Pool))}, not {pool!r:.40}")
-    if pool and (wide := [name for name in names if has_keys(name)]):
-        why = f"{wide[0]}, which has a number per key"
-        raise OptionError("pool", f"must not be set for {why}: leave it out")
+    wide = [name for name in names if has_keys(name)]
+    if pool and wide:
+        problem = f"must not be set for {wide[0]}, which has a number per key: leave it out"
+        raise OptionError("pool", problem)
 
 
 def text_activations(
@@ -90,14 +96,14 @@ def activations(
         texts: any number, each of 1 to n_positions ids.
         names: of hook points; the values have the shapes of `hook_shapes`.
         spans: the ranges of positions to average, such as those of words: a value is then (ranges,
-            ...). Scores and patterns cannot be averaged.
+            ...). Attention scores and patterns cannot be averaged.
     """
     for group in _groups(model, texts, names, whole=spans is None):
         values: dict[int, Values] = {}
         for computed in states(model, group, names, most_bytes=_BYTES):
             for row in computed.rows:
                 text = group[row.text]
-                check_finite(model, row.states, edited=row.edited)
+                check_finite(model, row.states, computed.hook)
                 arrays = {name: _on_host(model.ops.to_host(row.values[name])) for name in names}
                 if spans:
                     ranges = spans(text)

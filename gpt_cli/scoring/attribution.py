@@ -88,7 +88,7 @@ def attribute(model: GPT2, text: Text, answers: Answers) -> Attribution:
     globs = ["hook_*embed", "*.attn.hook_z", "*.hook_attn_out", "*.hook_mlp_out", final]
     (computed,) = states(model, [text], select_hooks(config, globs))
     (row,) = computed.rows
-    logits = unembed(model, row.states[-1:], edited=computed.edited)
+    logits = unembed(model, row.states[-1:], computed.hook)
     last = {name: _on_host(ops, value[-1]) for name, value in row.values.items()}
 
     unembedding = columns_of(ops, model.lm_head.weight, config.n_embd, answers).astype(np.float64)
@@ -177,7 +177,7 @@ def _answer_logits(model: GPT2, texts: Sequence[Text], answers: Answers) -> list
     measures = [0.0] * len(texts)
     for computed in states(model, texts):
         last = ops.xp.stack([row.states[-1] for row in computed.rows])
-        logits = unembed(model, last, edited=computed.edited)[:, ops.xp.asarray(answers)]
+        logits = unembed(model, last, computed.hook)[:, ops.xp.asarray(answers)]
         for row, measure in zip(computed.rows, _difference(_on_host(ops, logits).T), strict=True):
             measures[row.text] = float(measure)
     return measures

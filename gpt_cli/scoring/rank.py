@@ -4,7 +4,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
+from operator import attrgetter
 from typing import Literal, TypeAlias, get_args
 
 from gpt_cli.errors import ContextError, InputError, counted
@@ -124,23 +125,23 @@ def continuation_logprobs(loaded: LoadedModel, prompts: Sequence[Text]) -> list[
     its continuations.
     """
     model = loaded.model
-    computed = states(model, prompts, prefixes=loaded.prefixes)
-    rows = (
-        (row, prompts[row.text].continuations[row.continuation])
-        for one in computed
-        for row in one.rows
-        if row.continuation is not None
-    )
-    logprobs: dict[tuple[int, int | None], list[float]] = {}  # by prompt and continuation
-    # The logits of many states at a time take less time.
-    while part := list(islice(rows, model.ops.logits_rows)):
-        targets = [ids for _, ids in part]
-        predicting = [row.states for row, _ in part]
-        edited = any(row.edited for row, _ in part)
-        measures = {"logprobs": log_probabilities}
-        measured = measure_states(model, predicting, targets, measures, edited=edited)
-        for (row, _), columns in zip(part, measured, strict=True):
-            logprobs[row.text, row.continuation] = columns["logprobs"]
+    measures = {"logprobs": log_probabilities}
+    logprobs: dict[tuple[int, int], list[float]] = {}  # by prompt and continuation
+    passes = states(model, prompts, prefixes=loaded.prefixes)
+    for hook, group in groupby(passes, attrgetter("hook")):  # all plain prompts have one hook
+        rows = (
+            (row, row.continuation)
+            for computed in group
+            for row in computed.rows
+            if row.continuation is not None
+        )
+        # The logits of many states at a time take less time.
+        while part := list(islice(rows, model.ops.logits_rows)):
+            x = model.ops.xp.concatenate([row.states for row, _ in part])
+            targets = [prompts[row.text].continuations[number] for row, number in part]
+            measured = measure_states(model, x, targets, measures, hook)
+            for (row, number), columns in zip(part, measured, strict=True):
+                logprobs[row.text, number] = columns["logprobs"]
     return [
         [logprobs[index, number] for number in range(len(prompt.continuations))]
         for index, prompt in enumerate(prompts)

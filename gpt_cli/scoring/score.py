@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from gpt_cli.errors import InputError
 from gpt_cli.folder.base_tokenizer import Tokenizer
@@ -145,7 +145,7 @@ def score(
     all but the first n_positions tokens have at least n_positions - stride tokens before them.
 
     `measures` compute more fields of the score. `layers` computes log-probabilities after each
-    layer, too. A text with edits must fit the context.
+    layer, too.
     """
     all_measures = {"token_logprobs": log_probabilities, **(measures or {})}
     of_layers = [name for name in LAYERS if name in all_measures] if layers else []
@@ -194,11 +194,12 @@ def measure_texts(
     if not 1 <= stride < n_positions:
         raise OptionError("stride", f"must be from 1 to {n_positions - 1}, less than the context")
     parts = []  # of all texts
-    places = []  # the text, and the tokens in it that the part measures
+    places = []  # the index of a part's text, and the window in it
     for index, text in enumerate(texts):
-        for start, first, end in windows(len(text.ids), n_positions, stride):
-            parts.append(replace(text, ids=text.ids[start:end], first=first - start))
-            places.append((index, first, end))
+        for window in windows(len(text.ids), n_positions, stride):
+            ids = text.ids[window.start : window.end]
+            parts.append(replace(text, ids=ids, first=window.first - window.start))
+            places.append((index, window))
     unscored: dict[str, Any] = dict.fromkeys(measures)
     for name in of_layers:
         unscored[LAYERS[name]] = [None] * (loaded.config.n_layer + 1)
@@ -206,19 +207,27 @@ def measure_texts(
         {name: [value] * len(text.ids) for name, value in unscored.items()} for text in texts
     ]
     measured = measure_windows(loaded, parts, measures, of_layers)
-    for (index, first, end), values in zip(places, measured, strict=True):
+    for (index, window), values in zip(places, measured, strict=True):
         for name, column in values.items():
-            columns[index][name][first:end] = column
+            columns[index][name][window.first : window.end] = column
     return columns
 
 
-def windows(length: int, n_positions: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Yield start, first token to score and end of windows; all tokens but the first are scored."""
+class Window(NamedTuple):
+    """A part of a text that fits the context."""
+
+    start: int
+    first: int  # the first token that is scored
+    end: int
+
+
+def windows(length: int, n_positions: int, stride: int) -> Iterator[Window]:
+    """Yield the windows of a text of `length` tokens; all tokens but the first are scored once."""
     scored = 1
     for start in range(0, length, stride):
         end = min(start + n_positions, length)
         if scored < end:
-            yield start, scored, end
+            yield Window(start, scored, end)
             scored = end
 
 
@@ -248,7 +257,7 @@ def measure_windows(
             prefix = computed.prefix
             known = {}
         if not known and any(text.first < len(prefix.ids) for text in group):
-            (known,) = measure_states(model, [prefix.states[:-1]], [prefix.ids[1:]], measures)
+            (known,) = measure_states(model, prefix.states[:-1], [prefix.ids[1:]], measures)
         new = _new_columns(model, computed, group, measures)
         for row, values in zip(computed.rows, new, strict=True):
             first = texts[row.text].first
@@ -256,7 +265,7 @@ def measure_windows(
             columns[row.text] = {name: before.get(name, []) + values[name] for name in measures}
         if of_layers:
             inner = {name: measures[name] for name in of_layers}
-            of_texts = _layers(model, computed, group, inner)
+            of_texts = _columns_after_layers(model, computed, group, inner)
             for row, layers in zip(computed.rows, of_texts, strict=True):
                 columns[row.text].update(_with_last(layers, columns[row.text]))
         del computed, row  # the values of a pass take as much memory as the next one
@@ -276,21 +285,22 @@ def _new_columns(
         begin = max(n, text.first)
         predicting.append(x[begin - max(n, 1) :])
         targets.append(text.ids[begin:])
-    return measure_states(model, predicting, targets, measures, edited=computed.edited)
+    x = model.ops.xp.concatenate(predicting)
+    return measure_states(model, x, targets, measures, computed.hook)
 
 
-def _layers(
+def _columns_after_layers(
     model: GPT2, computed: Computed, texts: Sequence[Text], measures: Mapping[str, Measure]
 ) -> list[list[Columns]]:
     """Return, for each text, its columns after each layer except the last."""
+    ops = model.ops
     targets = [text.ids[text.first :] for text in texts]
     layers: list[list[Columns]] = [[] for _ in texts]
     for name in computed.rows[0].values:
-        predicting = []
-        for row, text in zip(computed.rows, texts, strict=True):
-            value = row.values[name][text.first - 1 :]
-            predicting.append(model.ops.layer_norm(value, model.ln_f))
-        measured = measure_states(model, predicting, targets, measures, edited=computed.edited)
+        values = [row.values[name] for row in computed.rows]
+        parts = [value[text.first - 1 :] for value, text in zip(values, texts, strict=True)]
+        x = ops.layer_norm(ops.xp.concatenate(parts), model.ln_f)
+        measured = measure_states(model, x, targets, measures, computed.hook)
         for of_text, of_layer in zip(layers, measured, strict=True):
             of_text.append(of_layer)
     return layers

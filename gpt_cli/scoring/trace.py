@@ -36,14 +36,14 @@ class Trace:
         needs less memory.
         """
         ops = self.model.ops
-        (depth, T, _) = self.residual.shape
+        depth, T, _ = self.residual.shape
         _check_memory(ops, logits_bytes(self.model.config, depth * T), "the logits", T)
         return ops.to_host(self._unembed(self.residual))
 
     def lens(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return the likeliest ids (L + 1, T, count), best first, and their log-probabilities."""
         ops = self.model.ops
-        (depth, T, C) = self.residual.shape
+        depth, T, C = self.residual.shape
         states = self.residual.reshape(-1, C)
         best = [
             likeliest(ops, self._unembed(part), count)
@@ -62,14 +62,15 @@ def trace(model: GPT2, text: Text) -> Trace:
     """Run a pass over a text of 1 to n_positions tokens, and keep its intermediate results."""
     ops = model.ops
     config = model.config
-    T, L = len(text.ids), config.n_layer
+    T = len(text.ids)
+    L = config.n_layer
     floats = (L + 1) * T * config.n_embd + L * config.n_head * T * T
     _check_memory(ops, FLOAT * floats, "the trace", T)
     names = select_hooks(config, ["blocks.0.hook_resid_pre", "*.hook_resid_post", "*.hook_pattern"])
     (computed,) = states(model, [text], names)
     (row,) = computed.rows
     # Checks that all is finite: the last token depends on all others.
-    unembed(model, row.states[-1:], edited=computed.edited)
+    unembed(model, row.states[-1:], computed.hook)
     residual = [ops.to_host(row.values[name]) for name in names if not name.endswith("pattern")]
     attention = [ops.to_host(row.values[name]) for name in names if name.endswith("pattern")]
     return Trace(model, text.ids, np.stack(residual), np.stack(attention))

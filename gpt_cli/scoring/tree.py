@@ -4,11 +4,10 @@ import heapq
 from dataclasses import dataclass, field
 from itertools import count as numbers
 
-from gpt_cli.gpt2.edits import editor
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import GPT2, hidden_states, unembed
 from gpt_cli.texts.measures import likeliest
-from gpt_cli.texts.text import Text
+from gpt_cli.texts.text import Text, editing_hook
 
 
 @dataclass
@@ -30,7 +29,7 @@ def tree(model: GPT2, text: Text, count: int) -> list[Node]:
     ops = model.ops
     config = model.config
     ids = text.ids
-    hook = editor([text.edits], ops)
+    hook = editing_hook([text], ops)
     cache = KVCache(config, ops, 1, min(len(ids) + count, config.n_positions))
     order = numbers()  # breaks ties: first in, first out
     waiting: list[tuple[float, int, Node, list[int], list[Node]]] = []  # a heap, likeliest first
@@ -39,7 +38,7 @@ def tree(model: GPT2, text: Text, count: int) -> list[Node]:
         """Queue the likeliest next tokens of a path, which may become its children."""
         x = hidden_states(model, ops.xp.asarray([path or ids]), cache, hook=hook)
         cache.rewind(cache.lengths - len(path))  # back to the prompt
-        best = likeliest(ops, unembed(model, x[:, -1], edited=hook.edits), most)
+        best = likeliest(ops, unembed(model, x[:, -1], hook), most)
         for id, logprob in zip(*(ops.to_host(row[0]).tolist() for row in best), strict=True):
             node = Node(id, logprob, total + logprob)
             entry = (-node.total_logprob, next(order), node, [*path, id], children)

@@ -33,7 +33,7 @@ def direction(
     if min(len(positive), len(negative)) < 2:
         raise InputError("positive and negative need at least 2 texts each")
     sets = [array.reshape(len(array), -1).astype(np.float64) for array in (positive, negative)]
-    if np.array_equal(*(rows.mean(axis=0) for rows in sets)):
+    if np.array_equal(sets[0].mean(axis=0), sets[1].mean(axis=0)):
         raise InputError("positive and negative have the same mean: no vector tells them apart")
     left_out = slice(_FOLD - 1, None, _FOLD)
     fitted = [np.delete(rows, left_out, axis=0) for rows in sets]

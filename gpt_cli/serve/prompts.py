@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from gpt_cli.errors import CheckpointError
 from gpt_cli.generation.row import Request, Step
-from gpt_cli.gpt2.edits import editor
 from gpt_cli.gpt2.hooks import FINAL, Recorder, hook_shapes, rows_of
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import GPT2, unembed
@@ -22,6 +21,7 @@ from gpt_cli.ops import Array
 from gpt_cli.scoring.activations import mean
 from gpt_cli.texts.measures import TopLogprobs, log_probabilities, top_logprobs
 from gpt_cli.texts.prefix_cache import PrefixCache
+from gpt_cli.texts.text import editing_hook
 
 CHUNK = 72  # tokens of prompts in a pass, or tokens to score: 0.07 s of a CPU with 124M parameters
 
@@ -61,7 +61,7 @@ class PendingText:
     @property
     def cacheable_ids(self) -> list[int]:
         """Return the tokens that may be in the prefix cache, which only holds unedited states."""
-        return self.prefill_ids if self.hook == FINAL and not self.request.text.edits else []
+        return self.prefill_ids if self.hook == FINAL and self.request.text.is_plain else []
 
     def fail(self, error: Exception) -> None:
         """End the text with an error."""
@@ -94,7 +94,7 @@ class PendingScore(MeasuredText):
         states = values[start : start + CHUNK]
         count = len(states)
         if count:
-            logits = unembed(model, states, edited=bool(self.request.text.edits))
+            logits = unembed(model, states, editing_hook([self.request.text], ops))
             targets = ops.xp.asarray(self.request.prompt[start + 1 : start + 1 + count])
             score.logprobs += ops.to_host(log_probabilities(ops, logits, targets)).tolist()
             score.top_logprobs += top_logprobs(ops, logits, [self.prompt_logprobs] * count)
@@ -119,7 +119,7 @@ class PendingVector(MeasuredText):
 
     def measure(self, model: GPT2, values: Array) -> bool:
         """Deliver the mean."""
-        check_finite(model, values, edited=bool(self.request.text.edits))
+        check_finite(model, values, editing_hook([self.request.text], model.ops))
         self.deliver(mean(model.ops, values, self.first))
         return True
 
@@ -142,8 +142,8 @@ class Prompts:
                 self.states[row] = prefix.states[:length].copy()
         self.reused = int(self.cache.lengths.sum())
         rests = [ids[n:] for ids, n in zip(prefill_ids, self.cache.lengths, strict=True)]
-        edits = editor([text.request.text.edits for text in texts], model.ops)
-        self._hook = Recorder({text.hook for text in texts} - {FINAL}, edits)
+        hook = editing_hook([text.request.text for text in texts], model.ops)
+        self._hook = Recorder({text.hook for text in texts} - {FINAL}, hook)
         self._passes = prefill(model, rests, self.cache, CHUNK, self._hook)
         self._passes_left = math.ceil(max(map(len, rests)) / max(1, CHUNK // len(texts)))
         self._unmeasured = deque(

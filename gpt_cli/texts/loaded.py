@@ -10,6 +10,7 @@ from gpt_cli.folder.config import GPT2Config
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.gpt2.edits import Bound, Edit, bind
 from gpt_cli.gpt2.model import GPT2
+from gpt_cli.options.declare import OptionError
 from gpt_cli.options.request import Options
 from gpt_cli.texts.prefix_cache import PrefixCache
 from gpt_cli.texts.speculator import Speculator
@@ -53,7 +54,7 @@ class LoadedModel:
 
     def prompt_ids(self, prompt: str, *, special: bool = False) -> list[int]:
         """Return the ids of a prompt after `start`, or the start token if both are empty."""
-        ids = [*self.start, *self.text_ids(prompt, special=special)]
+        ids = self.start + self.text_ids(prompt, special=special)
         return ids or [self.config.start_token("the prompt is empty")]
 
     def start_ids(self, *, bos: bool) -> list[int]:
@@ -125,6 +126,11 @@ class LoadedModel:
         if edits:
             self.check_fits(length, "text with edits")
         return bind(edits, length, most)
+
+    def refuse_edits(self, complaint: str) -> None:
+        """Raise OptionError with this complaint if there are edits of all texts."""
+        if self.edits:
+            raise OptionError("edits", complaint)
 
     def release(self) -> None:
         """Give back the memory of all but the weights."""

@@ -9,10 +9,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from gpt_cli.gpt2.hooks import NO_HOOK, Hook
 from gpt_cli.gpt2.model import GPT2, unembed
 from gpt_cli.ops import Array, Ops
 from gpt_cli.texts.states import states
-from gpt_cli.texts.text import Text
+from gpt_cli.texts.text import Text, editing_hook
 
 Measure: TypeAlias = Callable[[Ops, Array, Array], Array]  # logits (n, V), ids (n,) -> (n, ...)
 Columns: TypeAlias = dict[str, list[Any]]  # name of a measure -> its value for each token
@@ -21,23 +22,21 @@ TopLogprobs: TypeAlias = list[tuple[int, float]]  # ids with their log-probabili
 
 def measure_states(
     model: GPT2,
-    predicting: Sequence[Array],
+    x: Array,
     targets: Sequence[Sequence[int]],
     measures: Mapping[str, Measure],
-    *,
-    edited: bool = False,
+    hook: Hook = NO_HOOK,
 ) -> list[Columns]:
-    """Return the columns of rows, whose states `predicting` (n, C) come before the targets (n,).
+    """Return the columns of rows, from the states x (N, C) before their N targets in all.
 
-    `edited`: see `unembed`.
+    For `hook`, see `unembed`.
     """
     ops = model.ops
-    x = ops.xp.concatenate(predicting)  # (N, C): all rows
     ids = ops.xp.asarray(np.concatenate(targets))
     values: Columns = {name: [] for name in measures}  # of all rows
     for begin in range(0, len(x), ops.logits_rows):
         part = slice(begin, begin + ops.logits_rows)
-        logits = unembed(model, x[part], edited=edited)
+        logits = unembed(model, x[part], hook)
         for name, measure in measures.items():
             values[name] += ops.to_host(measure(ops, logits, ids[part])).tolist()
     columns = []
@@ -87,20 +86,18 @@ def moments(ops: Ops, logits: Array, ids: Array) -> Array:
 def all_logits(model: GPT2, texts: Sequence[Text]) -> Array:
     """Return the logits (B, T, V) of the next token at all positions of texts of T tokens."""
     x: dict[int, Array] = {}
-    edited = False
     for computed in states(model, texts):
-        edited |= computed.edited
         for row in computed.rows:
             x[row.text] = row.states
     stacked = model.ops.xp.stack([x[index] for index in range(len(texts))])
-    return unembed(model, stacked, edited=edited)
+    return unembed(model, stacked, editing_hook(texts, model.ops))
 
 
 def next_tokens(model: GPT2, text: Text, count: int) -> list[tuple[int, float]]:
     """Return the ids of the likeliest tokens after a text, best first, with log-probabilities."""
     (computed,) = states(model, [text])
     (row,) = computed.rows
-    logits = unembed(model, row.states[-1:], edited=computed.edited)
+    logits = unembed(model, row.states[-1:], computed.hook)
     (best,) = top_logprobs(model.ops, logits, [count])
     return best
 
@@ -124,8 +121,8 @@ def top_logprobs(ops: Ops, logits: Array, counts: Sequence[int]) -> list[TopLogp
     if not any(counts):
         return [[] for _ in counts]
     ids, logprobs = likeliest(ops, logits, max(counts))
-    rows = zip(ops.to_host(ids).tolist(), ops.to_host(logprobs).tolist(), counts, strict=True)
-    return [
-        list(zip(row_ids, row_logprobs, strict=True))[:count]
-        for row_ids, row_logprobs, count in rows
-    ]
+    columns = ops.to_host(ids).tolist(), ops.to_host(logprobs).tolist()
+    top = []
+    for row_ids, row_logprobs, count in zip(*columns, counts, strict=True):
+        top.append(list(zip(row_ids, row_logprobs, strict=True))[:count])
+    return top

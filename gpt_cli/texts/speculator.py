@@ -5,7 +5,7 @@ from contextlib import suppress
 from gpt_cli.gpt2.checkpoint import build
 from gpt_cli.gpt2.memory import weights_bytes
 from gpt_cli.gpt2.model import GPT2
-from gpt_cli.gpt2.source import is_edited
+from gpt_cli.gpt2.source import is_modified
 from gpt_cli.gpt2.weights import named_weights
 
 _MIN_BYTES = 64e6  # of the weights: smaller ones stay in the processor's cache
@@ -23,8 +23,8 @@ class Speculator:
     def pays(self) -> bool:
         """Return whether drafts can save time, and leave the texts as they are."""
         ops = self.model.ops
-        size = weights_bytes(self.model.config, self.model.ops.dtype)
-        return ops.batch_invariant and size >= _MIN_BYTES and not is_edited()  # C drafts, too
+        size = weights_bytes(self.model.config, ops.dtype)
+        return ops.batch_invariant and size >= _MIN_BYTES and not is_modified()  # C drafts, too
 
     @property
     def needed_bytes(self) -> int:

@@ -1,7 +1,7 @@
 """Run the model over texts: their states, and their values at hook points.
 
-Every pass over whole texts is here. The tokens that texts share at their beginning are computed
-once, unless a text has edits or values at hook points are requested. The results are the same.
+Every pass over whole texts is here. The tokens that plain texts share at their beginning are
+computed once, unless values at hook points are requested. The results are the same.
 """
 
 import math
@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
-from gpt_cli.gpt2.edits import editor
 from gpt_cli.gpt2.hooks import Hook, Recorder, hook_shapes, rows_of
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.memory import FLOAT, cache_bytes
@@ -17,12 +16,12 @@ from gpt_cli.gpt2.model import GPT2
 from gpt_cli.gpt2.prefill import row_states
 from gpt_cli.ops import Array
 from gpt_cli.texts.prefix_cache import Prefix, PrefixCache, cache_budget
-from gpt_cli.texts.text import Text
+from gpt_cli.texts.text import Text, editing_hook
 
 
 @dataclass(frozen=True)
 class TextStates:
-    """What a pass has computed for a text, or for one of its continuations.
+    """The results of a pass for a text, or for one of its continuations.
 
     Attributes:
         text: the index of the text.
@@ -30,27 +29,27 @@ class TextStates:
             predict its t tokens.
         values: at hook points, by name, with the shapes of `hook_shapes`.
         continuation: its index; None for a text.
-        edited: whether the text has edits.
     """
 
     text: int
     states: Array
     values: dict[str, Array] = field(default_factory=dict)
     continuation: int | None = None
-    edited: bool = False
 
 
 @dataclass(frozen=True)
 class Computed:
-    """What a pass has computed: texts side by side, after a prefix of all, which may be empty."""
+    """The results of a pass over texts side by side.
+
+    Attributes:
+        prefix: the tokens before them, the same for all; it may be empty.
+        rows: the results of the texts.
+        hook: the editing hook of the texts, for `unembed`.
+    """
 
     prefix: Prefix
     rows: list[TextStates]
-
-    @property
-    def edited(self) -> bool:
-        """Return whether a text has edits."""
-        return any(row.edited for row in self.rows)
+    hook: Hook
 
 
 def states(
@@ -96,23 +95,23 @@ def _groups(
 ) -> Iterator[tuple[int, dict[int, Text]]]:
     """Yield texts that are computed together, by index, after the number of tokens they share.
 
-    With prefixes, texts with edits are a group of their own.
+    Without prefixes, no tokens are shared. With them, plain texts are grouped by shared tokens.
     """
-    alone = {index: text for index, text in enumerate(texts) if text.edits or not prefixes}
+    shared = [index for index, text in enumerate(texts) if prefixes and text.is_plain]
+    alone = {index: text for index, text in enumerate(texts) if not (prefixes and text.is_plain)}
     if alone:
         yield 0, alone
     if prefixes:
-        plain = [index for index in range(len(texts)) if index not in alone]
-        for n, members in prefixes.groups([texts[index].ids for index in plain]):
-            yield n, {plain[member]: texts[plain[member]] for member in members}
+        for n, members in prefixes.groups([texts[index].ids for index in shared]):
+            yield n, {shared[member]: texts[shared[member]] for member in members}
 
 
 def _as_prefix(model: GPT2, text: Text, prefixes: PrefixCache | None) -> Prefix:
-    """Return a whole text as a prefix; one with edits is not shared."""
-    if prefixes and not text.edits:
+    """Return a whole text as a prefix, which is only shared if the text is plain."""
+    if prefixes and text.is_plain:
         return prefixes.prefix(text.ids)
     cache = KVCache(model.config, model.ops, 1, len(text.ids))
-    (x,) = row_states(model, [text.ids], cache, editor([text.edits], model.ops))
+    (x,) = row_states(model, [text.ids], cache, editing_hook([text], model.ops))
     return Prefix(text.ids, cache, x)
 
 
@@ -160,13 +159,12 @@ def _computed(
 ) -> Computed:
     """Run one pass over texts, whose rows of a cache begin with the prefix."""
     texts = list(part.values())
-    hook = Recorder(names, _editor(model, texts))
-    x = row_states(model, [text.ids[len(prefix.ids) :] for text in texts], cache, hook)
-    values = rows_of(hook.values, [len(row) for row in x])
-    rows = []
-    for row, (index, text) in enumerate(part.items()):
-        rows.append(TextStates(index, x[row], values[row], edited=bool(text.edits)))
-    return Computed(prefix, rows)
+    hook = editing_hook(texts, model.ops)
+    recorder = Recorder(names, hook)
+    x = row_states(model, [text.ids[len(prefix.ids) :] for text in texts], cache, recorder)
+    values = rows_of(recorder.values, [len(row) for row in x])
+    rows = [TextStates(index, x[row], values[row]) for row, index in enumerate(part)]
+    return Computed(prefix, rows, hook)
 
 
 def _turns(
@@ -174,11 +172,10 @@ def _turns(
 ) -> Iterator[Computed]:
     """Yield a pass over the first continuation of each computed text, then the second, ..."""
     begun = cache.lengths
-    hook = _editor(model, texts)
     turns = zip_longest(*(text.continuations for text in texts), fillvalue=[])
     for number, turn in enumerate(turns):
         cache.rewind(begun)
-        after = row_states(model, [ids[:-1] for ids in turn], cache, hook)
+        after = row_states(model, [ids[:-1] for ids in turn], cache, computed.hook)
         rows = []
         for row, ids, x in zip(computed.rows, turn, after, strict=True):
             if ids:
@@ -186,13 +183,13 @@ def _turns(
                 before = row.states if len(row.states) else computed.prefix.states
                 predicting = model.ops.xp.concatenate([before[-1:], x])
                 rows.append(replace(row, states=predicting, continuation=number))
-        yield Computed(computed.prefix, rows)
+        yield Computed(computed.prefix, rows, computed.hook)
 
 
 def _continuations_after(model: GPT2, prefix: Prefix, index: int, text: Text) -> Iterator[Computed]:
     """Yield passes over the continuations of one text, which is the prefix, side by side."""
-    whole = TextStates(index, prefix.states[:0], edited=bool(text.edits))
-    yield Computed(prefix, [whole])
+    whole = TextStates(index, prefix.states[:0])
+    yield Computed(prefix, [whole], editing_hook([text], model.ops))
     if not text.continuations:
         return
     rests = [ids[:-1] for ids in text.continuations]
@@ -200,18 +197,13 @@ def _continuations_after(model: GPT2, prefix: Prefix, index: int, text: Text) ->
     whole_cache = _rows_after(model, prefix, len(rests), max(lengths))
     for numbers in passes(lengths, len(whole_cache.lengths), model.ops.pass_tokens):
         cache = whole_cache.view(len(numbers))
-        hook = _editor(model, [text] * len(numbers))
+        hook = editing_hook([text] * len(numbers), model.ops)
         after = row_states(model, [rests[number] for number in numbers], cache, hook)
         rows = []
         for number, x in zip(numbers, after, strict=True):
             predicting = model.ops.xp.concatenate([prefix.states[-1:], x])
             rows.append(replace(whole, states=predicting, continuation=number))
-        yield Computed(prefix, rows)
-
-
-def _editor(model: GPT2, texts: Sequence[Text]) -> Hook:
-    """Return the hook that applies the edits of texts."""
-    return editor([text.edits for text in texts], model.ops)
+        yield Computed(prefix, rows, hook)
 
 
 def _rows_after(model: GPT2, prefix: Prefix, most_rows: int, longest: int) -> KVCache:

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpt_cli.gpt2.edits import Bound
+from gpt_cli.gpt2.edits import Bound, Editor
+from gpt_cli.gpt2.hooks import NO_HOOK, Hook
+from gpt_cli.ops import Ops
 
 
 @dataclass(frozen=True)
@@ -14,7 +16,7 @@ class Text:
         ids: of all tokens.
         first: the index of the first token of the text itself. The tokens before it, such as a
             start token, are context only: no part of scores, means and words.
-        edits: of values in the forward pass.
+        edits: of values in the forward pass; a text with edits must fit the context.
         size: the bytes of the original text in UTF-8; None for those of the decoded tokens, which
             differ if the tokenizer loses or adds characters.
         continuations: ids that may follow, each of which is computed after the text alone.
@@ -30,3 +32,15 @@ class Text:
     def content(self) -> list[int]:
         """Return the ids of the text itself."""
         return self.ids[self.first :]
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether its states depend on its ids alone, so that other texts may share them."""
+        return not self.edits
+
+
+def editing_hook(texts: Sequence[Text], ops: Ops) -> Hook:
+    """Return the hook that applies the edits of texts in a pass; NO_HOOK if there are none."""
+    if all(text.is_plain for text in texts):
+        return NO_HOOK
+    return Editor([text.edits for text in texts], ops)

@@ -149,9 +149,9 @@ def test_a_flipped_bit_in_the_bundled_model_is_exit_code_4(copy, monkeypatch):
 
 
 def test_an_edited_transformer_is_named_with_its_cure(monkeypatch):
-    monkeypatch.setattr(verify, "is_edited", lambda: True)
+    monkeypatch.setattr(verify, "is_modified", lambda: True)
     check, _ = result("source")
-    assert (check.passed, check.detail) == (False, f"{verify.MODEL} was edited")
+    assert (check.passed, check.detail) == (False, f"{verify.MODEL} was modified")
     assert verify.cure(["source", "files"]).startswith(f"undo the changes in {verify.MODEL}")
 
 

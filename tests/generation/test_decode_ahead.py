@@ -13,7 +13,7 @@ import gpt_cli
 from gpt_cli.errors import CheckpointError
 from gpt_cli.generation import decode
 from gpt_cli.generation.generate import Run
-from gpt_cli.generation.row import BatchRow, Chooser, Request
+from gpt_cli.generation.row import BatchRow, Request, Sampler
 from gpt_cli.generation.speculate import DraftPolicy
 from gpt_cli.gpt2.edits import Edit, bind
 from gpt_cli.ops import get_ops
@@ -56,9 +56,9 @@ def requests(*prompts, **options):
 # --- the same texts ------------------------------------------------------------------------------
 
 rows = st.lists(st.tuples(prompts, sampling_options, options), min_size=1, max_size=4)
-known = sampling_options.map(lambda chosen: chosen | {
-    name: VALUES[name][0] for name in VALUES if "penalty" in name or name == "no_repeat_ngram"
-} | {"logit_bias": (), "typical_p": 1.0})  # fmt: skip
+known = st.fixed_dictionaries(
+    {name: st.sampled_from(VALUES[name]) for name in ("temperature", "top_k", "top_p", "min_p")}
+)
 
 
 @st.composite
@@ -226,7 +226,7 @@ def test_rows_with_edits_take_a_pass_after_the_other(model, tokenizer):
 
 
 def test_an_edited_model_takes_a_pass_after_the_other(model, tokenizer, monkeypatch):
-    monkeypatch.setattr(decode, "is_edited", lambda: True)
+    monkeypatch.setattr(decode, "is_modified", lambda: True)
     with decoding_ahead(model.ops) as calls:
         completions_of(model, tokenizer, requests([1, 2]))
     assert calls == []
@@ -303,7 +303,7 @@ def test_the_policy_learns_the_seconds_of_a_pass(model, tokenizer, monkeypatch):
     clock = itertools.count()
     monkeypatch.setattr("gpt_cli.generation.speculate.time.perf_counter", lambda: 8.0 * next(clock))
     loaded = LoadedModel(model, tokenizer)
-    policy = DraftPolicy(Speculator(model), Chooser(loaded))
+    policy = DraftPolicy(Speculator(model), Sampler(loaded))
     row = BatchRow(0, requests([1, 2])[0], loaded)
     policy.draft([row], type("Cache", (), {"capacity": 60}))
     policy.learn([row], [[5] * 16], 16)
@@ -311,7 +311,7 @@ def test_the_policy_learns_the_seconds_of_a_pass(model, tokenizer, monkeypatch):
 
 
 def test_a_gpu_has_its_own_times_of_passes_with_drafts(model, tokenizer):
-    policy = DraftPolicy(Speculator(model), Chooser(LoadedModel(model, tokenizer)))
+    policy = DraftPolicy(Speculator(model), Sampler(LoadedModel(model, tokenizer)))
     one_call_each = policy._times(16)
     with decoding_ahead(model.ops):
         assert policy._times(1) == 1 < policy._times(8) < policy._times(16)
@@ -320,7 +320,7 @@ def test_a_gpu_has_its_own_times_of_passes_with_drafts(model, tokenizer):
 
 def test_many_rows_have_no_drafts(model, tokenizer):
     loaded = LoadedModel(model, tokenizer)
-    policy = DraftPolicy(Speculator(model), Chooser(loaded))
+    policy = DraftPolicy(Speculator(model), Sampler(loaded))
     rows = [BatchRow(0, request, loaded) for request in requests(*[[1, 2, 3, 1, 2, 3]] * 25)]
     policy.draft(rows, type("Cache", (), {"capacity": 60}))
     assert not any(row.drafts or row.ngrams for row in rows)

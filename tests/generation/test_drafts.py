@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt_cli.generation.drafts import _FADING, DraftHistory, DraftModel, agreed, ngram_drafts
-from gpt_cli.generation.row import BatchRow, Chooser, Request
+from gpt_cli.generation.drafts import _FADING, DraftHistory, DraftModel, ngram_drafts
+from gpt_cli.generation.row import BatchRow, Request, Sampler
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.memory import weights_bytes
 from gpt_cli.gpt2.model import hidden_states
@@ -79,15 +79,6 @@ def test_a_text_is_read_once():
 
 
 # --- the history of drafts ------------------------------------------------------------------------
-
-some_ids = st.lists(ids_of_few, max_size=6)
-
-
-@given(drafts=some_ids, ids=some_ids)
-def test_agreed_counts_the_equal_beginning(drafts, ids):
-    count = agreed(drafts, ids)
-    assert drafts[:count] == ids[:count]
-    assert count == min(len(drafts), len(ids)) or drafts[count] != ids[count]
 
 
 def test_a_record_expects_tokens_up_to_the_first_wrong_draft():
@@ -194,7 +185,7 @@ def test_a_draft_model_drafts_what_it_would_generate_and_leaves_the_texts_as_the
     cache = KVCache(model.config, model.ops, 2, 20)
     before = np.array([2, 1])  # the last token of a row is not in the cache
     hidden_states(model, np.array([[1, 2], [4, 0]]), cache, before)
-    drafting = DraftModel(model, Chooser(loaded))
+    drafting = DraftModel(model, Sampler(loaded))
     for _ in range(2):  # the second time, over the first drafts
         drafting.sync(cache)
         drafts = drafting.draft(rows, 9)
@@ -225,13 +216,13 @@ def test_all_drafts_in_one_call_are_those_of_single_steps(
     hidden_states(model, ids, cache, lengths)
     cache.lengths = cache.lengths - 1  # the last token of each row is not in the cache
     draft_model = make_draft_model(model)
-    drafting = synced(DraftModel(draft_model, Chooser(loaded)), cache)
+    drafting = synced(DraftModel(draft_model, Sampler(loaded)), cache)
     with computing(draft_model.ops, *way):
         steps = drafting._by_steps(rows, count)
         before = drafting._cache.lengths.tolist()
         call = drafting._in_one_call(rows, count)
         known = options.temperature == 0 or 0 < options.top_k <= len(VOCAB) + 70
-        others = options.sampling.changes_logits or options.typical_p < 1
+        others = options.sampling.changes_logits or not options.kernels_filter
         assert (call is None) == (others or not known)
         assert call in (None, steps)
         assert drafting._cache.lengths.tolist() == before
@@ -239,14 +230,14 @@ def test_all_drafts_in_one_call_are_those_of_single_steps(
 
 @pytest.fixture
 def one_text(model, tokenizer):
-    """Return a function: a chooser, a row of two tokens, and a cache with the first of them."""
+    """Return a function: a sampler, a row of two tokens, and a cache with the first of them."""
 
     def make(**sampling):
         loaded = LoadedModel(model, tokenizer)
         cache = KVCache(model.config, model.ops, 1, 20)
         hidden_states(model, np.array([[1]]), cache)
         return (
-            Chooser(loaded),
+            Sampler(loaded),
             BatchRow(0, Request(Text([1, 2]), Options(**sampling)), loaded),
             cache,
         )
@@ -267,9 +258,9 @@ def one_text(model, tokenizer):
 def test_the_library_makes_all_drafts_in_one_call_if_it_knows_the_options(
     model, one_text, monkeypatch, sampling, expected
 ):
-    chooser, row, cache = one_text(**sampling)
+    sampler, row, cache = one_text(**sampling)
     monkeypatch.setattr(DraftModel, "_by_steps", lambda *_: "steps")
-    drafts = synced(DraftModel(make_draft_model(model), chooser), cache).draft([row], 3)
+    drafts = synced(DraftModel(make_draft_model(model), sampler), cache).draft([row], 3)
     assert ("steps" if drafts == "steps" else "one call") == expected
 
 
@@ -279,34 +270,34 @@ def test_the_library_makes_all_drafts_in_one_call_if_it_knows_the_options(
 def test_in_one_call_results_that_are_not_finite_give_some_draft(
     model, one_text, damage, count, temperature
 ):
-    chooser, row, cache = one_text(temperature=temperature, top_k=40, top_p=0.9, min_p=0.01)
+    sampler, row, cache = one_text(temperature=temperature, top_k=40, top_p=0.9, min_p=0.01)
     draft_model, bias = make_draft_model(model), np.zeros(len(VOCAB), np.float32)
     bias[np.random.default_rng(1).permutation(len(VOCAB))[:count]] = damage
     draft_model = replace(draft_model, lm_head=replace(draft_model.lm_head, bias=bias))
-    (drafts,) = synced(DraftModel(draft_model, chooser), cache)._in_one_call([row], 9)
+    (drafts,) = synced(DraftModel(draft_model, sampler), cache)._in_one_call([row], 9)
     assert len(drafts) == 9
     assert all(0 <= id < len(VOCAB) for id in drafts)
 
 
 def test_in_one_call_more_drafts_than_the_cache_has_room_for_are_refused(model, one_text):
-    chooser, row, cache = one_text(temperature=0)
+    sampler, row, cache = one_text(temperature=0)
     with pytest.raises(IndexError, match="too many tokens for a cache"):
-        synced(DraftModel(make_draft_model(model), chooser), cache)._in_one_call([row], 40)
+        synced(DraftModel(make_draft_model(model), sampler), cache)._in_one_call([row], 40)
 
 
 def test_by_steps_drafts_end_where_results_are_not_finite(model, one_text):
-    chooser, row, cache = one_text(temperature=0)
+    sampler, row, cache = one_text(temperature=0)
     wpe = model.wpe.copy()
     wpe[3] = np.nan
     draft_model = replace(favouring(model, VOCAB["x"]), wpe=wpe)
-    drafting = synced(DraftModel(draft_model, chooser), cache)
+    drafting = synced(DraftModel(draft_model, sampler), cache)
     assert drafting._by_steps([row], 9) == [[VOCAB["x"]] * 2]
     assert drafting._cache.lengths.tolist() == [1]
 
 
 def test_a_draft_model_follows_a_cache_until_there_is_another(model, one_text):
-    chooser, row, cache = one_text(temperature=0)
-    drafting = synced(DraftModel(make_draft_model(model), chooser), cache)
+    sampler, row, cache = one_text(temperature=0)
+    drafting = synced(DraftModel(make_draft_model(model), sampler), cache)
     first, expected = drafting._cache, drafting.draft([row], 9)
     drafting.sync(cache)
     assert drafting._cache is first

@@ -95,11 +95,11 @@ def test_rows_of_one_prompt_differ_by_seed_and_index(endless, tokenizer):
 def test_every_step_has_its_draw(endless, tokenizer, monkeypatch):
     drawn = []
 
-    def choose(ops, logits, draws, *args):
+    def recording(ops, logits, draws, *args):
         drawn.append(draws.tolist())
         return sample(ops, logits, draws, *args)
 
-    monkeypatch.setattr("gpt_cli.generation.row.sample", choose)
+    monkeypatch.setattr("gpt_cli.generation.row.sample", recording)
     run(endless, tokenizer, [[1], [2]], SAMPLED, seed=7, max_tokens=300, overflow="shift")
     rows = [uniforms((7, row), 0, 300).tolist() for row in range(2)]
     assert drawn == [list(pair) for pair in zip(*rows, strict=True)]

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from gpt_cli.engine import Engine
 from gpt_cli.errors import CheckpointError, InputError
-from gpt_cli.gpt2.edits import Edit, EditError, bind, editor, with_absolute_path
+from gpt_cli.gpt2.edits import Edit, EditError, Editor, bind, with_absolute_path
 from gpt_cli.gpt2.hooks import Recorder, hook_shapes, rows_of
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import hidden_states
@@ -33,7 +33,7 @@ def recorded(model, edits, ids=IDS[0], n=None, folder=None):
     parsed = [Edit.parse(text, model.config, folder) for text in edits]
     bound = bind(parsed, len(ids) if n is None else n, len(ids))
     names = frozenset(hook_shapes(model.config))
-    recorder = Recorder(names, editor([bound], model.ops))
+    recorder = Recorder(names, Editor([bound], model.ops))
     hidden_states(model, np.array([ids]), hook=recorder)
     return rows_of(recorder.values, [len(ids)])[0]
 
@@ -154,16 +154,16 @@ def test_a_row_has_the_same_bits_alone_in_a_batch_and_in_chunks(native, dtype, e
     parsed = [[Edit.parse(text, model.config) for text in texts] for texts in edits]
     bounds = [bind(row, max(len(ids), 4), 80) for row, ids in zip(parsed, IDS, strict=True)]
     alone = [
-        row_states(model, [ids], None, editor([bound], model.ops))[0]
+        row_states(model, [ids], None, Editor([bound], model.ops))[0]
         for ids, bound in zip(IDS, bounds, strict=True)
     ]
-    whole = row_states(model, IDS, None, editor(bounds, model.ops))
+    whole = row_states(model, IDS, None, Editor(bounds, model.ops))
     cache, pieces = KVCache(model.config, model.ops, 3, 80), [[], [], []]
     ids, lengths = right_pad(IDS)
     for start in range(0, ids.shape[1], chunk):
         new = np.clip(lengths - start, 0, min(chunk, ids.shape[1] - start))
         part = ids[:, start : start + chunk]
-        x = hidden_states(model, part, cache, new, editor(bounds, model.ops))
+        x = hidden_states(model, part, cache, new, Editor(bounds, model.ops))
         for row, length in enumerate(new):
             pieces[row].append(x[row, :length])
     for one, other, parts in zip(alone, whole, pieces, strict=True):

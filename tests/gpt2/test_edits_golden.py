@@ -7,7 +7,7 @@ import pytest
 
 from gpt_cli.generation.generate import Run
 from gpt_cli.generation.row import Request
-from gpt_cli.gpt2.edits import Edit, bind, editor
+from gpt_cli.gpt2.edits import Edit, Editor, bind
 from gpt_cli.gpt2.model import unembed
 from gpt_cli.gpt2.prefill import row_states
 from gpt_cli.options.request import Options
@@ -41,10 +41,10 @@ def test_logits_with_edits_are_those_of_transformers(case, together, load_case, 
     reference, model = golden("edits.npz"), load_case(case)
     ids, edits = zip(*bound(case, EDITS), strict=True)
     if together:
-        states = row_states(model, ids, None, editor(edits, model.ops))
+        states = row_states(model, ids, None, Editor(edits, model.ops))
     else:
         states = [
-            row_states(model, [row], None, editor([bounds], model.ops))[0]
+            row_states(model, [row], None, Editor([bounds], model.ops))[0]
             for row, bounds in zip(ids, edits, strict=True)
         ]
     ends = np.cumsum([len(row) for row in ids])[:-1]

@@ -20,7 +20,7 @@ def test_the_layers_in_c_were_written_beside_this_file():
     changed = (
         f"change native/layers.c as model.py was changed, then the digest in {source.__file__}"
     )
-    assert not source.is_edited(), changed
+    assert not source.is_modified(), changed
 
 
 @pytest.fixture
@@ -28,10 +28,10 @@ def edited(tmp_path, monkeypatch, caplog):
     """Let model.py be another file, of the same layers."""
     monkeypatch.setattr(source, "MODEL", tmp_path / "model.py")
     source.MODEL.write_text("an edit")
-    source.is_edited.cache_clear()
+    source.is_modified.cache_clear()
     with caplog.at_level(logging.WARNING):
         yield caplog
-    source.is_edited.cache_clear()
+    source.is_modified.cache_clear()
 
 
 def test_an_edit_of_words_changes_no_bit(edited, tiny):
@@ -41,7 +41,7 @@ def test_an_edit_of_words_changes_no_bit(edited, tiny):
     assert outcomes(texts[0]) == outcomes(texts[1])
     layers = "its layers run in Python, not in one call of C"
     assert edited.messages in (
-        [f"{source.MODEL} was edited: {layers}"],
+        [f"{source.MODEL} was modified: {layers}"],
         [],
     )  # NumPy has no such call
 
@@ -50,12 +50,12 @@ def test_an_edit_of_the_run_state_counts(tmp_path, monkeypatch):
     changed = tmp_path / "run_state.py"
     changed.write_text(source._RUN_STATE.read_text("utf-8") + "\n", "utf-8")
     monkeypatch.setattr(source, "_RUN_STATE", changed)
-    assert source.is_edited.__wrapped__()
+    assert source.is_modified.__wrapped__()
 
 
 def test_without_the_source_nobody_edited_it(monkeypatch):
     monkeypatch.setattr(source, "MODEL", Path("/nowhere/model.py"))
-    assert source.is_edited.__wrapped__() is False
+    assert source.is_modified.__wrapped__() is False
 
 
 @pytest.mark.parametrize("ops", ["native", "numpy"])
@@ -75,4 +75,4 @@ def test_the_edit_of_the_guide_has_the_result_that_it_shows(ops, tmp_path, libra
         stdin=subprocess.DEVNULL, timeout=60,
     )  # fmt: skip
     assert completed.stdout == shown
-    assert (f"{file} was edited" in completed.stderr) == (ops == "native")
+    assert (f"{file} was modified" in completed.stderr) == (ops == "native")

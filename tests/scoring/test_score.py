@@ -105,9 +105,9 @@ def test_how_the_work_is_cut_changes_nothing(
     monkeypatch.setattr(Ops, "pass_tokens", a_pass)
     monkeypatch.setattr(Ops, "logits_rows", a_slice)
 
-    def unembed_slice(model, x, edited):
+    def unembed_slice(model, x, hook):
         assert len(x) <= a_slice
-        return unembed(model, x, edited=edited)
+        return unembed(model, x, hook)
 
     monkeypatch.setattr("gpt_cli.texts.measures.unembed", unembed_slice)
     actual = [
