@@ -196,6 +196,7 @@ class Engine:
         *,
         stride: int | None = None,
         bos: bool = False,
+        eos: bool = False,
         special: bool = False,
         ranks: bool = False,
         entropies: bool = False,
@@ -213,7 +214,9 @@ class Engine:
                 half of it.
             bos: put the start token before texts, so that their first tokens are also scored. Some
                 tokenizers always do that.
-            special: read names such as `<|endoftext|>` in texts as special tokens.
+            eos: also score the end token after each text, so that a text ends where it ends.
+            special: read names such as `<|endoftext|>` in texts as special tokens; a mapping may
+                have its own "special".
             ranks: also return the ranks of tokens.
             entropies: also return the entropies of the distributions of tokens, and their
                 `moments`, which `Score.min_k_plus_plus` needs.
@@ -240,7 +243,8 @@ class Engine:
             return [with_words(self.tokenizer, one) for one in scored] if words else scored
 
         start = self.loaded.start_ids(bos=bos)
-        text_of = partial(self.loaded.text, start=start, special=special)
+        end = self.loaded.end_ids(eos=eos)
+        text_of = partial(self.loaded.text, start=start, end=end, special=special)
         return list(compute_valid(texts, text_of, scores))
 
     @checks_arguments()
@@ -266,7 +270,14 @@ class Engine:
         return Codec(self.model, self.tokenizer)
 
     @checks_arguments()
-    def rank(self, prompt: str, choices: Sequence[str], *, by: RankBy = "total") -> list[Choice]:
+    def rank(
+        self,
+        prompt: str,
+        choices: Sequence[str],
+        *,
+        by: RankBy = "total",
+        special: bool = False,
+    ) -> list[Choice]:
         """Rank continuations of a prompt, the likeliest first.
 
         Args:
@@ -274,37 +285,41 @@ class Engine:
             choices: distinct texts; a word usually begins with its space.
             by: compare the likelihood of the whole choice ("total"), which favours short ones, or
                 its mean per "token" or "byte". The probabilities are normalized over the choices.
+            special: read names such as `<|endoftext|>` in texts as special tokens.
 
         If the end of the prompt forms one token with the beginning of a choice, all choices are
         ranked with that end.
         """
-        return single(self.rank_many([(prompt, choices)], by=by))
+        return single(self.rank_many([(prompt, choices)], by=by, special=special))
 
     @checks_arguments()
     def rank_many(
         self,
-        rows: Iterable[tuple[str, Sequence[str]] | tuple[str, Sequence[str], Sequence[str]]],
+        rows: Iterable[tuple[str, Sequence[str]] | Mapping[str, Any]],
         *,
         by: RankBy = "total",
+        special: bool = False,
     ) -> list[list[Choice] | InputError]:
         """Rank the choices of prompts, or return errors; see `rank`.
 
-        A row is a prompt, its choices, and its edits if it has any. The tokens that prompts share
-        at their beginning are computed once.
+        A row is a prompt and its choices, or a mapping with a "prompt", "choices" and perhaps
+        "edits" and "special". The tokens that prompts share at their beginning are computed once.
         """
         return list(
             compute_valid(
                 rows,
-                self._question,
+                partial(self._question, special=special),
                 lambda questions: rank(self.loaded, list(questions), by),
             )
         )
 
-    def _question(self, row: Sequence[Any]) -> Question:
-        check_type("row", row, Sequence[Any])
-        if len(row) not in (2, 3):
-            raise InputError(f"a row must be a prompt and its choices, not {row!r:.40}")
-        return Question.of_texts(self.loaded, *row)
+    def _question(self, row: Sequence[Any] | Mapping[str, Any], *, special: bool) -> Question:
+        if not isinstance(row, Mapping):
+            check_type("row", row, Sequence[Any])
+            if len(row) != 2:
+                raise InputError(f"a row must be a prompt and its choices, not {row!r:.40}")
+            row = {"prompt": row[0], "choices": row[1]}
+        return Question.of_row(self.loaded, row, special=special)
 
     # --- inside the model -------------------------------------------------------------------------
 
@@ -354,7 +369,8 @@ class Engine:
             pool: the values of the "last" token, the "mean" over the tokens of the text, or the
                 mean over the tokens of each "word": (words, ...), with "word", "start" and "end".
             bos: put the start token before texts; it is no part of a mean.
-            special: read names such as `<|endoftext|>` in texts as special tokens.
+            special: read names such as `<|endoftext|>` in texts as special tokens; a mapping may
+                have its own "special".
         """
         rows = map(checked, self.activation_rows(texts, hooks, pool, bos=bos, special=special))
         if pool in ("last", "mean"):
@@ -409,6 +425,7 @@ class Engine:
         *,
         pool: VectorPool = "mean",
         pca: bool = False,
+        special: bool = False,
     ) -> Direction:
         """Return the vector from the activations of some texts to those of others, at a hook point.
 
@@ -418,6 +435,7 @@ class Engine:
             hook: the name of a hook point without keys: no scores and no pattern.
             pool: the activations of the last token of a text ("last"), or their mean.
             pca: return the first principal component of all texts, not the difference of the means.
+            special: read names such as `<|endoftext|>` in texts as special tokens.
         """
         name, *others = select_hooks(self.model.config, [hook])
         if others:
@@ -428,7 +446,7 @@ class Engine:
             raise OptionError("pool", f"must be one of {', '.join(get_args(VectorPool))}")
         sets = []
         for texts in (positive, negative):
-            rows = self.activations(texts, [name], pool=pool)
+            rows = self.activations(texts, [name], pool=pool, special=special)
             sets.append(np.array([values[name] for values in rows]))
         return direction(name, *sets, pca=pca)
 

@@ -284,6 +284,7 @@ ROWS_FILES = option(
     None, "Same as the argument; repeatable.", flag="--file", aliases=("-f",), metavar="FILE"
 )
 BOS = option(False, "Score the first token of a text, too, after the start token.")
+EOS = option(False, "Score the end token after a text, too.")
 CHOICES_FILE = option(
     None,
     "Read the choices from FILE, one per line (- is standard input).",

@@ -70,6 +70,8 @@ class Form(Declared):
         ),
     )
     bos: bool = flags.BOS
+    eos: bool = flags.EOS
+    special: bool = flags.SPECIAL
     max_perplexity: float | None = _bound("at most")
     min_perplexity: float | None = _bound("at least")
     stride: int | None = option(

@@ -28,6 +28,7 @@ class Values(Declared):
         "none", "Keep all tokens, the last one, the mean of a text, or the mean of each word."
     )
     bos: bool = option(False, "Put the start token before texts; it is no part of a mean.")
+    special: bool = flags.SPECIAL
     lines: bool = option(
         False, "Read each line as a text, as --format lines does.", excludes=("--format",)
     )
@@ -86,7 +87,9 @@ def activations(
     rows = replace(rows, format=rows.format or ("lines" if values.lines else "auto"))
     pool = None if values.pool == "none" else values.pool
     filled = inputs.read_template(template)
-    task = jobs.Activations(tuple(values.hook), pool, values.bos, filled, values.out_dtype)
+    task = jobs.Activations(
+        tuple(values.hook), pool, values.bos, filled, values.out_dtype, values.special
+    )
     run(task, files, rows, loading, where)
 
 

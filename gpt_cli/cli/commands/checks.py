@@ -125,6 +125,7 @@ def compare(
     files: list[str] | None = flags.argument("[FILE]...", "Texts"),
     *,
     from_files: Sequence[str] | None = flags.ROWS_FILES,
+    special: bool = flags.SPECIAL,
     loading: flags.LoadingByName,
     as_json: bool = flags.JSON,
 ) -> None:
@@ -148,10 +149,15 @@ def compare(
     other = loading.load_named(b)
     labels = list(map(storage.label, files))
     for label, text in zip(labels, texts, strict=True):
-        if len(texts) > 1 and not loading.quiet and len(one.encode(text)) < 2:
+        tokens = len(one.encode(text, special=special))
+        if len(texts) > 1 and not loading.quiet and tokens < 2:
             note(f"gpt-cli: {label} has fewer than 2 tokens: nothing to compare")
     with StatusLine(shown=not loading.quiet, delay=LONG) as status:
-        result = compare(one, other, texts, lambda tokens: status.show(status.rate(tokens)))
+
+        def observe(tokens: int) -> None:
+            status.show(status.rate(tokens))
+
+        result = compare(one, other, texts, observe, special=special)
     if as_json:
         record = {"a": a, "b": b, **asdict(result)}
         for token in record["worst"]:

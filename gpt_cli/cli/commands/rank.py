@@ -57,6 +57,7 @@ def rank(
     from_files: Sequence[str] | None = flags.ROWS_FILES,
     question: Choices,
     template: str | None = flags.TEMPLATE,
+    special: bool = flags.SPECIAL,
     rows: flags.RowFiles,
     loading: flags.Loading,
     where: flags.Where,
@@ -84,7 +85,7 @@ def rank(
         files = inputs.files_or_pipe(words, from_files, missing, quiet=loading.quiet)
         flag_names = "--output, --format, --template or --engine"
         inputs.check_files(words, f"with {flag_names}, the arguments are files")
-        task = jobs.Ranking(choices, question.by, question.exact, filled)
+        task = jobs.Ranking(choices, question.by, question.exact, filled, special)
         sink = None if as_json else BestChoices(task.layout.texts)
         run(task, files, rows, loading, where, sink)
         return
@@ -93,7 +94,8 @@ def rank(
     prompt = inputs.read_prompt(words, None, quiet=loading.quiet)
     spaced = jobs.spaced(prompt, choices, exact=question.exact)
     engine = loading.load()
-    records = of_ranking(engine, engine.rank(prompt, list(spaced), by=question.by), spaced)
+    ranked = engine.rank(prompt, list(spaced), by=question.by, special=special)
+    records = of_ranking(engine, ranked, spaced)
     if as_json or not on_terminal(sys.stdout):
         write_json(*records)
     else:

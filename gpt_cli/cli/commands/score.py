@@ -64,6 +64,8 @@ def score(
         details=form.as_json or as_rows,
         layers=form.layers,
         min_k=form.min_k,
+        eos=form.eos,
+        special=form.special,
     )
     if as_rows:
         rows = replace(rows, format=rows.format or ("lines" if form.lines else "auto"))
