@@ -16,7 +16,15 @@ from gpt_cli.cli.output import note
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.storage import NO_FILE, exists, is_address, read_text, without_line_end
 from gpt_cli.options import declare
-from gpt_cli.options.declare import Declared, NamedOptionError, Option, Range
+from gpt_cli.options.declare import (
+    BIASES,
+    NUMBER,
+    WHOLE,
+    Declared,
+    NamedOptionError,
+    Option,
+    Range,
+)
 
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
@@ -90,7 +98,7 @@ def _parameters(declared: Option) -> Iterator[inspect.Parameter]:
     """Yield the parameters of a function for an option: its flag, and its old flag."""
     kind = declared.kind
     metavar = kind.metavar or "|".join(kind.values) or declared.name.upper()
-    help = declared.help + _conditions(declared)
+    help = declared.help + _limits(declared)
     more: dict[str, Any] = {"metavar": metavar, "help": help, **declared.typer}
     if kind.values:
         more["autocompletion"] = lambda: [*kind.values]
@@ -109,9 +117,13 @@ def _parameter(name: str, default: Any, flag_type: Any, flag: Any) -> inspect.Pa
     return inspect.Parameter(name, _KEYWORD, default=default, annotation=annotation)
 
 
-def _conditions(declared: Option) -> str:
-    """Return the sentences about the other flags that an option needs or excludes."""
-    text = f" Needs {declared.needs}." if declared.needs else ""
+def _limits(declared: Option) -> str:
+    """Return the sentences about the range of a number, and about flags needed or excluded."""
+    text = ""
+    if declared.range and declared.kind in (WHOLE, NUMBER, BIASES):
+        text += f" Range: {declared.range.name}."
+    if declared.needs:
+        text += f" Needs {declared.needs}."
     if declared.excludes:
         *others, last = declared.excludes
         text += f" Not with {', '.join(others)} or {last}." if others else f" Not with {last}."

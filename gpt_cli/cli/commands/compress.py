@@ -38,8 +38,8 @@ def compress(
     output: str | None = _OUTPUT,
     segment: int = option(
         SEGMENT_TOKENS,
-        f"Tokens of a segment, {SEGMENT_RANGE.name}. Segments are decompressed side by side, so "
-        "small ones are ready sooner; large ones take fewer bytes.",
+        "Tokens of a segment. Segments are decompressed side by side, so small ones are ready "
+        "sooner; large ones take fewer bytes.",
         SEGMENT_RANGE,
         old_flag="--block",
     ),

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 _ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r", r"\\": "\\"}
 _SAMPLES = option(
     1,
-    "Number of texts, up to 10,000, or the best of --beams; several are printed together at the "
-    "end, separated by ---.",
+    "Number of texts, or the best of --beams; several are printed together at the end, separated "
+    "by ---.",
     between(1, 10_000),  # all are computed side by side
 )
 
@@ -208,7 +208,11 @@ def batch(
     from_files: Sequence[str] | None = flags.ROWS_FILES,
     rows: flags.RowFiles,
     template: str | None = flags.TEMPLATE,
-    batch_size: str = option("auto", "Number of rows to compute at once.", metavar="N|auto"),
+    batch_size: str = option(
+        "auto",
+        "Number of rows to compute at once, 1 or more; auto: 64, or fewer if memory is short.",
+        metavar="N|auto",
+    ),
     options: Options,
     choices_file: str | None = flags.CHOICES_FILE,
     escape: bool = option(False, r"Read \n, \r, \t and \\ in --stop as escapes."),

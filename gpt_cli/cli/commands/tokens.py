@@ -18,7 +18,7 @@ from gpt_cli.records import Record, json_line
 if TYPE_CHECKING:
     from gpt_cli.folder.tokenizer import Tokenizer
 
-_FILE = flags.ONE_FILE("Read from FILE (-: standard input), and append the arguments.")
+_FILE = flags.ONE_FILE("Read from FILE (- is standard input), and append the arguments.")
 _MISSING = "no input: give an argument, --file FILE"
 _LONGEST_ID = 18  # digits; int() refuses thousands
 

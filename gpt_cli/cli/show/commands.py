@@ -123,9 +123,11 @@ def attention(
     words: list[str] | None = WORDS,
     *,
     layer: int | None = option(
-        None, "Layer to show, counted from 0.", aliases=("-l",), metavar="L"
+        None, "Layer to show, counted from 0; all if not set.", aliases=("-l",), metavar="L"
     ),
-    head: int | None = option(None, "Head to show, counted from 0.", metavar="H", needs="--layer"),
+    head: int | None = option(
+        None, "Head to show, counted from 0; all if not set.", metavar="H", needs="--layer"
+    ),
     file: str | None = flags.PROMPT_FILE,
     output: PictureOutput,
     loading: flags.Loading,
@@ -149,7 +151,7 @@ def lens(
     *,
     top: int = option(
         5,
-        "Number of tokens per layer, up to 100; text shows those that fit.",
+        "Number of tokens per layer; text shows those that fit.",
         between(1, 100),  # per token of the prompt and layer
         aliases=("-k",),
     ),
@@ -195,7 +197,7 @@ def tree(
     words: list[str] | None = WORDS,
     *,
     # More are hard to read, and a tree may be as deep as it has continuations.
-    top: int = option(20, "Number of continuations, up to 200.", between(1, 200), aliases=("-k",)),
+    top: int = option(20, "Number of continuations.", between(1, 200), aliases=("-k",)),
     file: str | None = flags.PROMPT_FILE,
     output: Output,
     loading: flags.Loading,
