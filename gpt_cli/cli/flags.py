@@ -221,6 +221,7 @@ class RowFiles(Declared):
         False,
         "Continue an interrupted run: keep the rows in OUT and add the missing ones. Repeat all "
         "flags.",
+        needs="--output",
     )
     format: Format | None = option(
         None,
@@ -233,12 +234,12 @@ class RowFiles(Declared):
     @property
     def used(self) -> bool:
         """Return whether any of the flags is set, so that the input must be rows."""
-        return self.output is not None or self.format is not None or self.resume
+        return self.output is not None or self.format is not None
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Where(Declared):
-    """Where rows are computed."""
+    """The machine or the cluster that computes rows."""
 
     engine: Literal["local", "ray"] = option(
         "local", "Compute on this machine, or on a Ray cluster."

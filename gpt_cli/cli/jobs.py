@@ -9,7 +9,7 @@ from gpt_cli import jobs
 from gpt_cli.cli import flags
 from gpt_cli.cli.output import NoteStream, note, on_terminal, write, write_json
 from gpt_cli.cli.progress import Progress
-from gpt_cli.errors import InputError, RowsError, counted
+from gpt_cli.errors import RowsError, counted
 from gpt_cli.jobs import storage
 from gpt_cli.records import Record
 from gpt_cli.system.terminal import replace_line
@@ -48,11 +48,6 @@ class RowLines(Records):
         write(self.line(record))
 
 
-def needs_output(flag: str) -> InputError:
-    """Return the error of a flag that needs --output."""
-    return InputError(f"{flag} needs a file of records: add --output OUT")
-
-
 def run(
     task: jobs.Task,
     files: Sequence[str],
@@ -65,8 +60,6 @@ def run(
 
     Without --output, the output is `shown`, by default records on standard output.
     """
-    if rows.resume and rows.output is None:
-        raise needs_output("--resume")
     cluster = where.cluster(loading.threads)
     sink = shown if shown and rows.output is None else Records()
     sink.quiet = loading.quiet

@@ -79,10 +79,6 @@ SEE = "; see `gpt-cli generate --help`"
         (["batch", "--batch-size", "x"], '--batch-size must be auto, or 1 or more, not "x"'),
         ([*GENERATE, "-f", "a", "-f", "b"], '--file must be a single file, not ["a", "b"]'),
         (["batch", "-o", ""], "--output is empty: name a file"),
-        *(
-            ([command, "--resume"], "--resume needs a file of records: add --output OUT")
-            for command in ("batch", "rank", "score")
-        ),
         (["serve", "--max-batch", "0", "-q"], "--batch-size must be from 1 to 10000"),
     ],
 )

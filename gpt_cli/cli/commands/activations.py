@@ -57,7 +57,9 @@ def activations(
     rows: ArrayFiles,
     loading: flags.Loading,
     where: flags.Where,
-    as_json: bool = option(False, "Print the list of --hooks as JSON Lines.", flag="--json"),
+    as_json: bool = option(
+        False, "Print the list as JSON, one object per line.", flag="--json", needs="--hooks"
+    ),
 ) -> None:
     """Write the values inside the model for each row of IN: its activations.
 
@@ -76,14 +78,13 @@ def activations(
     if values.hooks:
         _list_hooks(loading, values, as_json=as_json)
         return
-    if as_json:
-        raise InputError("--json prints the list of --hooks: add --hooks, or leave out --json")
     if not values.hook:
         raise InputError("no hook point: give --hook NAME; --hooks lists the names")
     if rows.output is None:
         raise InputError("no output: add --output FOLDER/, or a FILE such as values.npz")
     files = inputs.files_or_pipe(files, from_files, "no text: give a FILE", quiet=loading.quiet)
-    rows = replace(rows, format=rows.format or ("lines" if values.lines else "auto"))
+    if values.lines:
+        rows = replace(rows, format="lines")
     pool = None if values.pool == "none" else values.pool
     filled = inputs.read_template(template)
     task = jobs.Activations(tuple(values.hook), pool, values.bos, filled, values.out_dtype)
@@ -104,11 +105,12 @@ def _list_hooks(model: flags.Model, values: Values, *, as_json: bool) -> None:
         write(f"{'name':{width}}  {'shape':14}  bytes per token\n")
     for name in names:
         shape = shapes[name]
-        per_key = has_keys(name)
         size = itemsize * math.prod(n for n in shape if n != "T")
+        per_key = has_keys(name)
         if as_json:
             unit = "bytes_per_token_and_key" if per_key else "bytes_per_token"
-            write_json({"name": name, "shape": [*shape], unit: size})
+            write_json({"name": name, "shape": list(shape), unit: size})
         else:
             shown = f"({', '.join(map(str, shape))})"
-            write(f"{name:{width}}  {shown:14}  {size}{'*T' * per_key}\n")
+            factor = "*T" if per_key else ""
+            write(f"{name:{width}}  {shown:14}  {size}{factor}\n")

@@ -58,9 +58,10 @@ def generate(
         echo 'Once upon a time' | gpt-cli generate -m tiny --seed 1 --echo
         gpt-cli generate -m tiny --beams 5 --samples 3 --json 'Every day, the fox'
     """
-    if samples > (options.beams or samples):
+    if options.beams is not None and samples > options.beams:
         raise InputError(f"--samples must be at most --beams, which is {options.beams}")
-    options = inputs.with_choices(options, choices_file, [file or (words or ["-"])[0]])
+    first_word = words[0] if words else "-"
+    options = inputs.with_choices(options, choices_file, [file or first_word])
     text = inputs.read_prompt(words, file, quiet=loading.quiet)
     if escape:
         text = _unescape(text)

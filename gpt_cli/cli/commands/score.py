@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gpt_cli import jobs, records
 from gpt_cli.cli import flags, inputs
-from gpt_cli.cli.jobs import RowLines, needs_output, run
+from gpt_cli.cli.jobs import RowLines, run
 from gpt_cli.cli.output import note, write
 from gpt_cli.cli.score_format import SUMS, Form, ScoreTable, as_text, perplexity_of, total
 from gpt_cli.errors import InputError, RowsError, counted
@@ -48,10 +48,10 @@ def score(
     """
     files = inputs.files_or_pipe(files, from_files, "no text: give a FILE", quiet=loading.quiet)
     filled = inputs.read_template(template)
-    as_rows = rows.output is not None or rows.format is not None or filled is not None
+    as_rows = rows.used or filled is not None
     form.check(as_rows=as_rows)
-    if not as_rows and (rows.resume or where.engine == "ray"):
-        raise needs_output("--resume" if rows.resume else "--engine ray")
+    if where.engine == "ray" and not as_rows:
+        raise InputError("--engine ray needs a file of records: add --output OUT")
     if len(files) == 1 and not as_rows:
         inputs.check_files(files, "to score a text, pipe it: echo TEXT | gpt-cli score")
         _check_text(files[0])
@@ -66,7 +66,8 @@ def score(
         min_k=form.min_k,
     )
     if as_rows:
-        rows = replace(rows, format=rows.format or ("lines" if form.lines else "auto"))
+        if form.lines:
+            rows = replace(rows, format="lines")
         run(task, files, rows, loading, where)
     else:
         _score_files(task, files, form, rows, loading, where)
@@ -85,7 +86,8 @@ def _score_files(
     if form.lines or form.filters:
         task = replace(task, every_line=True)
         rows = replace(rows, format="lines")
-        sink: Files = (Totals if form.total else ScoredLines)(form, files, errors)
+        kind = Totals if form.total else ScoredLines
+        sink: Files = kind(form, files, errors)
     else:
         task = replace(task, whole_files=True)
         rows = replace(rows, format="text")
@@ -99,8 +101,10 @@ def _score_files(
             run(task, sink.readable, rows, loading, where, sink)
         else:
             sink.finish(0)
-    except RowsError as error:  # of lines
-        raise RowsError(f"{unread}, and {error}" if unread and not sink.unread else error) from None
+    except RowsError as error:
+        if unread and not sink.unread:  # the error counts only lines
+            raise RowsError(f"{unread}, and {error}") from None
+        raise
     if unread:
         raise RowsError(unread)
 
@@ -233,7 +237,8 @@ class ScoredLines(Files):
         line = record.pop("data")
         form = self._form
         perplexity = math.nan if "error" in record else perplexity_of(record)
-        least, most = form.min_perplexity or 0, form.max_perplexity or math.inf
+        least = form.min_perplexity or 0
+        most = form.max_perplexity or math.inf
         if form.filters and not least <= perplexity <= most:  # NaN never passes
             return b""
         if form.as_json:
