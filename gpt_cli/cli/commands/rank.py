@@ -109,7 +109,7 @@ class BestChoices(RowLines):
     def line(self, record: Record) -> str:
         """Return cells with tabs between them."""
         if "error" in record:
-            cells = ["", "nan", *[""] * len(self._fields)]
+            cells = ["", "nan"] + [""] * len(self._fields)
         else:
             best = record["choices"][0]
             cells = [best["choice"], f"{best['probability']:.4f}"]
@@ -149,10 +149,10 @@ def next_tokens(
     """
     text = inputs.read_prompt(words, file, quiet=loading.quiet)
     engine = loading.load()
-    tokens = [
-        {"rank": rank} | of_token(engine, id, logprob) | {"probability": math.exp(logprob)}
-        for rank, (id, logprob) in enumerate(engine.next_tokens(text, top, special=special), 1)
-    ]
+    tokens = []
+    for rank, (id, logprob) in enumerate(engine.next_tokens(text, top, special=special), 1):
+        token = of_token(engine, id, logprob)
+        tokens.append({"rank": rank, **token, "probability": math.exp(logprob)})
     if as_json or not on_terminal(sys.stdout):
         write_json(*tokens)
         return

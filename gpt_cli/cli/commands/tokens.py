@@ -61,7 +61,8 @@ def _texts(
     """Return texts with the names of their files, if there are several."""
     if not (words and len(words) > 1 and inputs.are_files(words, quiet=quiet)):
         return [({}, b"".join(_read(words, file, quiet=quiet)))]
-    names = inputs.files_or_pipe(words, file and [file], _MISSING, quiet=quiet)
+    option = None if file is None else [file]
+    names = inputs.files_or_pipe(words, option, _MISSING, quiet=quiet)
     files = list(chain.from_iterable(map(find, names)))
     return (({"file": name}, read_bytes(name)) for name in files)
 

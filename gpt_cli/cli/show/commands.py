@@ -43,13 +43,11 @@ class Output(Declared):
         words: list[str] | None,
         file: str | None,
         loading: flags.Loading,
-        *details: int | str | None,
-        **switches: bool,
+        **details: Any,
     ) -> None:
         """Compute a view of a prompt: see `show`."""
         self.check(loading)
-        text = inputs.read_prompt(words, file, quiet=loading.quiet)
-        self.show(name, loading, text, *details, **switches)
+        self.show(name, inputs.read_prompt(words, file, quiet=loading.quiet), loading, **details)
 
     def check(self, loading: flags.Loading) -> None:
         """Check the names of files before anything is read or computed."""
@@ -59,12 +57,17 @@ class Output(Declared):
         if self.png is not None:
             check_picture("--png", self.png, force=self.force)
 
-    def show(self, name: str, loading: flags.Loading, *details: Any, **switches: bool) -> None:
-        """Compute a view with the function of this name in `views`; write its files or print it."""
+    def show(
+        self, name: str, prompt: str | list[str], loading: flags.Loading, **details: Any
+    ) -> None:
+        """Compute a view, and write its files or print it.
+
+        The view comes from the function of this name in `views`, which takes the details, too.
+        """
         engine = loading.load()
         from gpt_cli.cli.show import page, views
 
-        view = getattr(views, name)(engine, *details, special=self.special, **switches)
+        view = getattr(views, name)(engine, prompt, special=self.special, **details)
         files = {}
         if self.html is not None:
             files[self.html] = page.page(view).encode()
@@ -143,7 +146,7 @@ def attention(
         gpt-cli show attention -m tiny --layer 1 --head 0 'A girl named Emma.'
         gpt-cli show attention -m tiny --html new.html 'A girl named Emma.'
     """
-    output.show_prompt("attention", words, file, loading, layer, head)
+    output.show_prompt("attention", words, file, loading, layer=layer, head=head)
 
 
 def lens(
@@ -169,7 +172,7 @@ def lens(
         gpt-cli show lens -m tiny 'Every day, the fox'
         gpt-cli show lens -m tiny --html new.html 'Every day, the fox'
     """
-    output.show_prompt("lens", words, file, loading, top)
+    output.show_prompt("lens", words, file, loading, top=top)
 
 
 def surprise(
@@ -211,7 +214,7 @@ def tree(
         gpt-cli show tree -m tiny 'Once upon a time'
         gpt-cli show tree -m tiny -k 60 --html new.html 'Once upon a time'
     """
-    output.show_prompt("tree", words, file, loading, top)
+    output.show_prompt("tree", words, file, loading, top=top)
 
 
 def attribution(
@@ -230,7 +233,7 @@ def attribution(
     Examples:
         gpt-cli show attribution -m tiny --answer ' moon' 'Emma looked at the'
     """
-    output.show_prompt("attribution", words, file, loading, answers.answer, answers.wrong)
+    output.show_prompt("attribution", words, file, loading, **vars(answers))
 
 
 def patch(
@@ -254,7 +257,7 @@ def patch(
         gpt-cli show patch -m tiny --answer ' moon' 'She saw the' 'She ate the'
     """
     output.check(loading)
-    output.show("patch", loading, [clean, corrupt], answers.answer, answers.wrong, what)
+    output.show("patch", [clean, corrupt], loading, what=what, **vars(answers))
 
 
 def ablate(
@@ -273,7 +276,7 @@ def ablate(
     Examples:
         gpt-cli show ablate -m tiny --answer ' moon' 'Emma looked at the'
     """
-    output.show_prompt("ablate", words, file, loading, answers.answer, answers.wrong)
+    output.show_prompt("ablate", words, file, loading, **vars(answers))
 
 
 for command in (attention, lens, surprise, tree, attribution, patch, ablate):
