@@ -64,16 +64,18 @@ def of_small_request(error: Exception) -> str:
 def of_storage(error: Exception, *, silent: float | None) -> str:
     """Return why a file did not come from the storage that speaks Xet.
 
-    If the storage was left because it was silent, `silent` is for how many seconds.
+    `silent` is the number of seconds without a byte if the storage was left for that reason.
     """
-    text = str(error)
-    response = getattr(error, "response", None)
     if silent is not None:
         return f"the storage sent nothing for {silent:.0f} s"
+    text = str(error)
+    response = getattr(error, "response", None)
     status = re.search(r"HTTP status \w+ error \((\d+)", text)
-    code = status[1] if status else None
+    code: str | None = None
     if response is not None:
         code = str(response.status_code)
+    elif status:
+        code = status[1]
     host = re.search(r"\w+://([^/\s)]+)", text)
     if response is not None or "oken" in text or "Timeout" in type(error).__name__:
         answer = f" ({code})" if code else ""
