@@ -168,11 +168,12 @@ class EngineLM(TemplateLM):
             self._request(context, options, seed, index)
             for index, (context, options) in enumerate(arguments)
         ]
-        texts: list[str] = []
-        completions = complete(replace(self.engine.loaded), rows)  # with new prefixes
+        texts = []
         label = "Running generate_until requests"
-        for completion in tqdm(completions, label, len(rows), disable=disable_tqdm):
-            self.cache_hook.add_partial("generate_until", arguments[len(texts)], completion.text)
+        completions = complete(replace(self.engine.loaded), rows)  # with new prefixes
+        shown = tqdm(completions, label, len(rows), disable=disable_tqdm)
+        for request, completion in zip(arguments, shown, strict=True):
+            self.cache_hook.add_partial("generate_until", request, completion.text)
             texts.append(completion.text)
         return texts
 

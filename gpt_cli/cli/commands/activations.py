@@ -27,7 +27,7 @@ class Values(Declared):
     pool: Literal["none", "last", "mean", "word"] = option(
         "none", "Keep all tokens, the last one, the mean of a text, or the mean of each word."
     )
-    bos: bool = option(False, "Put the start token before texts; it is no part of a mean.")
+    bos: bool = option(False, "Put the start token before texts; a mean leaves it out.")
     lines: bool = option(
         False, "Read each line as a text, as --format lines does.", excludes=("--format",)
     )

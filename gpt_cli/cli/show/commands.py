@@ -241,7 +241,8 @@ def patch(
     corrupt: str = typer.Argument(metavar="CORRUPT", help="Text of as many tokens."),
     *,
     what: Literal["resid_pre", "attn_out", "mlp_out", "z"] = option(
-        "resid_pre", "Activations to patch: of each token and layer, or z: each head."
+        "resid_pre",
+        "Activations to patch: of each token in each layer; with z, of each head in each layer.",
     ),
     answers: Answers,
     output: PictureOutput,
