@@ -49,12 +49,12 @@ class Comparison:
 
 
 def compare(
-    a: Engine, b: Engine, texts: Iterable[str], observe: Callable[[int], None] | None = None
+    a: Engine, b: Engine, texts: Iterable[str], observe: Callable[[int], None] = lambda tokens: None
 ) -> Comparison:
     """Compare two models at all tokens but the first of each text.
 
     A text longer than the context is read in windows, as by `score`. `observe` gets the number of
-    tokens so far. InputError if the models have different tokens, or no text has two.
+    tokens so far. Raise InputError if the models have different tokens, or no text has two.
     """
     if a.loaded.edits or b.loaded.edits:
         raise OptionError("edits", "cannot be used in a comparison")
@@ -62,7 +62,7 @@ def compare(
         cure = "models with the same tokenizer can be compared"
         raise InputError(f"{a.name} and {b.name} have different tokens: only {cure}")
     rows = [a.model.config.check_ids(a.encode(text)) for text in texts]
-    tokens = np.fromiter(_compare(a, b, rows, observe or (lambda _: None)), _TOKEN)
+    tokens = np.fromiter(_compare(a, b, rows, observe), _TOKEN)
     if not len(tokens):
         raise InputError("a text needs at least 2 tokens: the first has nothing before it")
     kl = tokens["kl"]

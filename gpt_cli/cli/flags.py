@@ -238,7 +238,7 @@ class RowFiles(Declared):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Where(Declared):
+class Placement(Declared):
     """The machine or the cluster that computes rows."""
 
     engine: Literal["local", "ray"] = option(

@@ -53,15 +53,16 @@ def run(
     files: Sequence[str],
     rows: flags.RowFiles,
     loading: flags.Loading,
-    where: flags.Where,
-    shown: Records | None = None,
+    placement: flags.Placement,
+    sink: Records | None = None,
 ) -> None:
     """Run a job; raise RowsError if it is complete and rows failed.
 
-    Without --output, the output is `shown`, by default records on standard output.
+    Without --output, the records go to `sink`, by default to standard output.
     """
-    cluster = where.cluster(loading.threads)
-    sink = shown if shown and rows.output is None else Records()
+    cluster = placement.cluster(loading.threads)
+    if sink is None or rows.output is not None:
+        sink = Records()
     sink.quiet = loading.quiet
     hidden = loading.quiet or (rows.output is None and on_terminal(sys.stdout))
     progress = Progress(shown=not hidden, notes=not loading.quiet, totals=sink.totals)

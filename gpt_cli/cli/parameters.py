@@ -7,6 +7,7 @@ whose default is an `option` is a single flag. `command` turns both into typer's
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import Field
 from typing import Annotated, Any
 
@@ -56,9 +57,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def run(context: typer.Context, **values: Any) -> None:
-        flags = dict(_shown_flags(options, context))
         _rename(options, values, context)
-        try:
+        with _flags_in_errors(options, context):
             for name, declared in options.items():
                 if values[name] is not None:
                     values[name] = declared.parse(values[name])
@@ -66,14 +66,22 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             for name, group in groups.items():
                 values[name] = _filled(group, values)
             function(**values)
-        except NamedOptionError as error:
-            name, complaint = error.args
-            shown = flags.get(name) or flags.get(_SETTINGS.get(name, name), name)
-            error.args = shown, complaint
-            raise
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
+
+
+@contextmanager
+def _flags_in_errors(options: Mapping[str, Option], context: typer.Context) -> Iterator[None]:
+    """Replace the name of an option in an error by the flag or the variable that has set it."""
+    flags = dict(_shown_flags(options, context))
+    try:
+        yield
+    except NamedOptionError as error:
+        name, complaint = error.args
+        setting = _SETTINGS.get(name, name)
+        error.args = (flags.get(name) or flags.get(setting, name), complaint)
+        raise
 
 
 def _filled(group: type[Declared], values: dict[str, Any]) -> Declared:

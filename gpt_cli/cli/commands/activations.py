@@ -56,7 +56,7 @@ def activations(
     template: str | None = flags.TEMPLATE,
     rows: ArrayFiles,
     loading: flags.Loading,
-    where: flags.Where,
+    placement: flags.Placement,
     as_json: bool = option(
         False, "Print the list as JSON, one object per line.", flag="--json", needs="--hooks"
     ),
@@ -88,7 +88,7 @@ def activations(
     pool = None if values.pool == "none" else values.pool
     filled = inputs.read_template(template)
     task = jobs.Activations(tuple(values.hook), pool, values.bos, filled, values.out_dtype)
-    run(task, files, rows, loading, where)
+    run(task, files, rows, loading, placement)
 
 
 def _list_hooks(model: flags.Model, values: Values, *, as_json: bool) -> None:

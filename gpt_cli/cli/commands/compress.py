@@ -135,7 +135,10 @@ class _Copy(StatusLine):
         self._sources = sources
         self._target = target
         self._source = next(sources, None)  # that is read
-        self._read = self._written = self._stored = self._tokens = 0
+        self._read = 0  # bytes
+        self._written = 0
+        self._stored = 0  # as they are
+        self._tokens = 0
         self._total: int | None = None  # tokens to decode, if known
 
     def count(self, *, salvage: bool) -> None:

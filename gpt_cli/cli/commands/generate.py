@@ -219,7 +219,7 @@ def batch(
     escape: bool = option(False, r"Read \n, \r, \t and \\ in --stop as escapes."),
     logprobs: int | None = flags.LOGPROBS(),
     loading: flags.Generating,
-    where: flags.Where,
+    placement: flags.Placement,
 ) -> None:
     r"""Continue each prompt of IN.
 
@@ -240,7 +240,7 @@ def batch(
         options = _with_escapes(options)
     options = replace(options, top_logprobs=logprobs or 0)
     task = jobs.Generation(options, size, logprobs is not None, inputs.read_template(template))
-    run_job(task, files, rows, loading, where)
+    run_job(task, files, rows, loading, placement)
 
 
 def _batch_size(value: str) -> int | None:

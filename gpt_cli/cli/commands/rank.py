@@ -59,7 +59,7 @@ def rank(
     template: str | None = flags.TEMPLATE,
     rows: flags.RowFiles,
     loading: flags.Loading,
-    where: flags.Where,
+    placement: flags.Placement,
     as_json: bool = flags.JSON,
 ) -> None:
     r"""Rank continuations of PROMPT, or of each row of IN, by probability.
@@ -77,7 +77,7 @@ def rank(
     """
     choices = question.read(words or from_files or ["-"])
     filled = inputs.read_template(template)
-    many = from_files is not None or filled or rows.used or where.engine != "local"
+    many = from_files is not None or filled or rows.used or placement.engine != "local"
     cure = "--choices takes commas, as in happy,sad; put quotes around a prompt"
     if many or inputs.are_files(words or ["-"], quiet=loading.quiet, cure=cure):
         missing = "no prompt: give a PROMPT, a FILE of rows"
@@ -86,7 +86,7 @@ def rank(
         inputs.check_files(words, f"with {flag_names}, the arguments are files")
         task = jobs.Ranking(choices, question.by, question.exact, filled)
         sink = None if as_json else BestChoices(task.layout.texts)
-        run(task, files, rows, loading, where, sink)
+        run(task, files, rows, loading, placement, sink)
         return
     if not choices:
         raise InputError("no choices: give --choices A,B,C or --choices-file FILE")

@@ -24,7 +24,7 @@ def score(
     template: str | None = flags.TEMPLATE,
     rows: flags.RowFiles,
     loading: flags.Loading,
-    where: flags.Where,
+    placement: flags.Placement,
 ) -> None:
     r"""Show how likely a text is.
 
@@ -50,7 +50,7 @@ def score(
     filled = inputs.read_template(template)
     as_rows = rows.used or filled is not None
     form.check(as_rows=as_rows)
-    if where.engine == "ray" and not as_rows:
+    if placement.engine == "ray" and not as_rows:
         raise InputError("--engine ray needs a file of records: add --output OUT")
     if len(files) == 1 and not as_rows:
         inputs.check_files(files, "to score a text, pipe it: echo TEXT | gpt-cli score")
@@ -68,9 +68,9 @@ def score(
     if as_rows:
         if form.lines:
             rows = replace(rows, format="lines")
-        run(task, files, rows, loading, where)
+        run(task, files, rows, loading, placement)
     else:
-        _score_files(task, files, form, rows, loading, where)
+        _score_files(task, files, form, rows, loading, placement)
 
 
 def _score_files(
@@ -79,7 +79,7 @@ def _score_files(
     form: Form,
     rows: flags.RowFiles,
     loading: flags.Loading,
-    where: flags.Where,
+    placement: flags.Placement,
 ) -> None:
     """Write the scores of whole files or of their lines; raise RowsError if some have none."""
     errors = _errors(files, quiet=loading.quiet)
@@ -98,7 +98,7 @@ def _score_files(
         unread = f"{failed:,} of {counted(len(files), 'file')} could not be scored"
     try:
         if sink.readable:
-            run(task, sink.readable, rows, loading, where, sink)
+            run(task, sink.readable, rows, loading, placement, sink)
         else:
             sink.finish(0)
     except RowsError as error:

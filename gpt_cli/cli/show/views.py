@@ -122,7 +122,8 @@ def pooled(weights: NDArray[np.float32], most: int) -> tuple[NDArray[np.float32]
     T = weights.shape[-1]
     size = -(-T // most)
     starts = np.arange(0, T, size)
-    return np.maximum.reduceat(np.maximum.reduceat(weights, starts, -1), starts, -2), size
+    columns = np.maximum.reduceat(weights, starts, axis=-1)
+    return np.maximum.reduceat(columns, starts, axis=-2), size
 
 
 def _triangle(weights: NDArray[np.float32]) -> str:
