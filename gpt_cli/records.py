@@ -76,44 +76,43 @@ def json_line(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _record(schema: Schema, *values: Any) -> Record:
-    return dict(zip(schema, values, strict=True))
-
-
 def timing(engine: "Engine", completion: "Completion") -> Record:
     """Return seconds to load and to the first token, tokens per second after it, and drafts."""
     times = completion.seconds
     rate = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else None
-    return _record(
-        COMPLETION["timing"],
-        round(engine.load_seconds, 4),
-        round(times[0], 4) if times else None,
-        rate and round(rate, 2),
-        completion.drafted,
-        completion.accepted,
-    )
+    return {
+        "load_s": round(engine.load_seconds, 4),
+        "ttft_s": round(times[0], 4) if times else None,
+        "decode_tok_s": rate and round(rate, 2),
+        "drafted": completion.drafted,
+        "accepted": completion.accepted,
+    }
 
 
 def of_completion(engine: "Engine", completion: "Completion", *, logprobs: bool = False) -> Record:
     """Return the record of a completion; `logprobs` adds the log-probabilities of its tokens."""
-    record = _record(
-        COMPLETION,
-        completion.text,
-        completion.finish_reason,
-        completion.seed,
-        engine.name,
-        engine.adapter,
-        _record(COMPLETION["usage"], completion.prompt_tokens, len(completion.ids)),
-        timing(engine, completion),
-    )
+    record: Record = {
+        "text": completion.text,
+        "finish_reason": completion.finish_reason,
+        "seed": completion.seed,
+        "model": engine.name,
+        "adapter": engine.adapter,
+        "usage": {
+            "prompt_tokens": completion.prompt_tokens,
+            "completion_tokens": len(completion.ids),
+        },
+        "timing": timing(engine, completion),
+    }
     if completion.score is not None:
-        record |= _record(HYPOTHESIS, completion.score)
+        record["score"] = completion.score
     if logprobs:
+        tokens = []
         steps = zip(completion.ids, completion.logprobs, completion.top_logprobs, strict=True)
-        record["logprobs"] = [
-            of_token(engine, id, logprob) | {"top": [of_token(engine, *pair) for pair in top]}
-            for id, logprob, top in steps
-        ]
+        for id, logprob, top in steps:
+            token = of_token(engine, id, logprob)
+            token["top"] = [of_token(engine, *pair) for pair in top]
+            tokens.append(token)
+        record["logprobs"] = tokens
     return record
 
 
@@ -125,18 +124,18 @@ def of_score(
     `logprobs` adds the log-likelihoods of tokens, with more about their distributions, if it was
     computed; `min_k` adds Min-K% and Min-K%++ of this percentage of tokens.
     """
-    record = _record(
-        SCORE,
-        engine.name,
-        engine.adapter,
-        len(score.ids),
-        score.tokens_scored,
-        score.total_logprob,
-        finite(score.perplexity),
-        score.bits_per_byte,
-    )
+    record: Record = {
+        "model": engine.name,
+        "adapter": engine.adapter,
+        "tokens": len(score.ids),
+        "tokens_scored": score.tokens_scored,
+        "total_logprob": score.total_logprob,
+        "perplexity": finite(score.perplexity),
+        "bits_per_byte": score.bits_per_byte,
+    }
     if min_k is not None:
-        record |= _record(MIN_K, score.min_k(min_k), finite(score.min_k_plus_plus(min_k)))
+        record["min_k"] = score.min_k(min_k)
+        record["min_k_plus_plus"] = finite(score.min_k_plus_plus(min_k))
     if logprobs:
         record["logprobs"] = _scored_tokens(engine, score)
     if score.words is not None:
@@ -165,8 +164,13 @@ def _scored_tokens(engine: "Engine", score: "Score") -> list[Record]:
 
 
 def _of_word(word: "Word", *, layers: bool) -> Record:
-    """Return the record of a word."""
-    record = _record(WORD, word.text, word.start, word.end, word.tokens, word.surprisal)
+    record: Record = {
+        "word": word.text,
+        "start": word.start,
+        "end": word.end,
+        "tokens": word.tokens,
+        "surprisal": word.surprisal,
+    }
     if layers:
         record["layers"] = word.layers
     return record
@@ -182,25 +186,24 @@ def of_ranking(
 ) -> list[Record]:
     """Return the records of choices, the likeliest first; `written` maps texts to user input."""
     return [
-        _record(
-            CHOICE,
-            rank,
-            written[choice.text],
-            choice.text,
-            choice.probability,
-            choice.logprob,
-            len(choice.ids),
-            choice.bytes,
-            engine.name,
-            engine.adapter,
-        )
+        {
+            "rank": rank,
+            "choice": written[choice.text],
+            "text": choice.text,
+            "probability": choice.probability,
+            "logprob": choice.logprob,
+            "tokens": len(choice.ids),
+            "bytes": choice.bytes,
+            "model": engine.name,
+            "adapter": engine.adapter,
+        }
         for rank, choice in enumerate(ranked, 1)
     ]
 
 
 def of_error(error: InputError) -> Record:
     """Return the record of a row that failed."""
-    return {"error": _record(ERROR["error"], error.code, str(error))}
+    return {"error": {"code": error.code, "message": str(error)}}
 
 
 def of_token(engine: "Engine", id: int, logprob: float | None) -> Record:
@@ -215,4 +218,4 @@ def of_token(engine: "Engine", id: int, logprob: float | None) -> Record:
     except InputError:
         name = f"<{id}>"
         data = None
-    return _record(TOKEN, id, name, list(data or b""), logprob)
+    return {"id": id, "token": name, "bytes": list(data or b""), "logprob": logprob}

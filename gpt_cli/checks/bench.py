@@ -137,8 +137,9 @@ def measure(
         for mode, mode_engine in engines.items():
             name = f"{mode}, repetition {repetition}"
             starting(f"{name} of {plan.repetitions}")
-            runs[mode].append(_run(mode_engine, texts, plan.max_tokens, mode, name))
-            _check_alike(runs[plan.modes[0]][0], runs[mode][-1])
+            run = _run(mode_engine, texts, plan.max_tokens, mode, name)
+            runs[mode].append(run)
+            _check_alike(runs[plan.modes[0]][0], run)
     return _summary(engine, plan, runs, len(engine.encode(texts[0])))
 
 
@@ -232,7 +233,8 @@ def _run(engine: Engine, texts: Sequence[str], max_tokens: int, mode: ModeName, 
     first, _ = rows[0][0]
     arrivals = [_arrivals(start, steps) for steps in rows]
     # The times when every row has its token.
-    complete = [start] + [max(times) for times in zip(*arrivals, strict=True)]
+    complete = [start]
+    complete += [max(times) for times in zip(*arrivals, strict=True)]
     token_s = [after - before for before, after in pairwise(complete)]
     figures = {
         "tokenize_s": tokenize_s,

@@ -51,15 +51,14 @@ def compare(
     a: Engine,
     b: Engine,
     texts: Iterable[str],
-    observe: Callable[[int], None] | None = None,
+    observe: Callable[[int], None] = lambda tokens: None,
     *,
     special: bool = False,
 ) -> Comparison:
     """Compare two models at all tokens but the first of each text.
 
     A text longer than the context is read in windows, as by `score`. `observe` gets the number of
-    tokens so far. With `special`, names of special tokens in texts are these tokens.
-
+    tokens so far. With `special`, names of special tokens in texts are these tokens. Raise
     InputError if the models have different tokens, or no text has two.
     """
     for engine in (a, b):
@@ -68,7 +67,7 @@ def compare(
         cure = "models with the same tokenizer can be compared"
         raise InputError(f"{a.name} and {b.name} have different tokens: only {cure}")
     rows = [a.loaded.start + a.loaded.text_ids(text, special=special) for text in texts]
-    tokens = np.fromiter(_compare(a, b, rows, observe or (lambda _: None)), _TOKEN)
+    tokens = np.fromiter(_compare(a, b, rows, observe), _TOKEN)
     if not len(tokens):
         raise InputError("a text needs at least 2 tokens: the first has nothing before it")
     kl = tokens["kl"]

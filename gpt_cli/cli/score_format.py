@@ -177,7 +177,7 @@ class ScoreTable:
         """Yield the cells of rows, in their order in a pipe."""
         if self._form.plain:
             text = line.removesuffix(b"\n").decode(errors="surrogateescape")
-            yield {**self._numbers(record), "text": text}
+            yield self._numbers(record) | {"text": text}
             return
         place = {}
         if self._form.lines:

@@ -145,11 +145,11 @@ def compare(
     prepare(loading.threads)
     from gpt_cli.checks.compare import compare
 
-    one = loading.load_named(a)
-    other = loading.load_named(b)
+    engine_a = loading.load_named(a)
+    engine_b = loading.load_named(b)
     labels = list(map(storage.label, files))
     for label, text in zip(labels, texts, strict=True):
-        tokens = len(one.encode(text, special=special))
+        tokens = len(engine_a.encode(text, special=special))
         if len(texts) > 1 and not loading.quiet and tokens < 2:
             note(f"gpt-cli: {label} has fewer than 2 tokens: nothing to compare")
     with StatusLine(shown=not loading.quiet, delay=LONG) as status:
@@ -157,7 +157,7 @@ def compare(
         def observe(tokens: int) -> None:
             status.show(status.rate(tokens))
 
-        result = compare(one, other, texts, observe, special=special)
+        result = compare(engine_a, engine_b, texts, observe, special=special)
     if as_json:
         record = {"a": a, "b": b, **asdict(result)}
         for token in record["worst"]:
