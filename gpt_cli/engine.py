@@ -35,6 +35,7 @@ from gpt_cli.scoring.attribution import (
     attribute,
     patch,
 )
+from gpt_cli.scoring.classify import Classification, LongTexts, classify
 from gpt_cli.scoring.rank import Choice, Question, RankBy, rank
 from gpt_cli.scoring.score import Score, ScoreOptions, score, too_short, with_words
 from gpt_cli.scoring.trace import Trace, trace
@@ -320,6 +321,44 @@ class Engine:
                 raise InputError(f"a row must be a prompt and its choices, not {row!r:.40}")
             row = {"prompt": row[0], "choices": row[1]}
         return Question.of_row(self.loaded, row, special=special)
+
+    @checks_arguments()
+    def classify(
+        self,
+        texts: Iterable[str | Mapping[str, Any]],
+        *,
+        overflow: LongTexts = "error",
+        special: bool = False,
+    ) -> list[Classification | InputError]:
+        """Return the labels of texts, or errors, with a model that is a classifier.
+
+        The result of a text is that of GPT2ForSequenceClassification in transformers.
+
+        Args:
+            texts: any number, or mappings with a "text", and perhaps "edits" and "special".
+            overflow: a text longer than the context is an error ("error"), or its beginning is
+                classified ("truncate").
+            special: read names such as `<|endoftext|>` in texts as special tokens; a mapping may
+                have its own "special".
+        """
+        classifier = self.loaded.required_classifier()
+        if overflow not in get_args(LongTexts):
+            raise OptionError("overflow", f"must be one of {', '.join(get_args(LongTexts))}")
+
+        def text_of(item: str | Mapping[str, Any]) -> Text:
+            text = self.loaded.text(item, start=self.loaded.start, special=special)
+            if not text.ids:
+                raise InputError("the text is empty: it has no tokens")
+            if overflow == "truncate":
+                text = replace(text, ids=text.ids[: self.model.config.n_positions])
+            self.loaded.check_fits(len(text.ids), "text")
+            return text
+
+        return list(
+            compute_valid(
+                texts, text_of, lambda valid: classify(self.loaded, classifier, list(valid))
+            )
+        )
 
     # --- inside the model -------------------------------------------------------------------------
 

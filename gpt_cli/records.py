@@ -10,13 +10,15 @@ from gpt_cli.errors import InputError
 if TYPE_CHECKING:
     from gpt_cli.engine import Engine
     from gpt_cli.generation.generate import Completion
+    from gpt_cli.scoring.classify import Classification
     from gpt_cli.scoring.rank import Choice
     from gpt_cli.scoring.score import Score
     from gpt_cli.texts.words import Word
 
 Record: TypeAlias = dict[str, Any]
 # From names to types of pyarrow. A list holds the type of its items, and a dict is a struct. Lists
-# of one size are a tuple of the type and the number of their items.
+# of one size are a tuple of the type and the number of their items. An object whose names are not
+# known before is a tuple of the types of names and values.
 Schema: TypeAlias = dict[str, Any]
 
 IDENTITY: Schema = {"index": "int64", "id": "string"}
@@ -66,6 +68,15 @@ CHOICE: Schema = {
     "logprob": "double",
     "tokens": "int64",
     "bytes": "int64",
+    "model": "string",
+    "adapter": "string",
+}
+CLASSIFICATION: Schema = {
+    "label": "string",
+    "probabilities": ("string", "double"),
+    "value": "double",
+    "logits": ("string", "double"),
+    "tokens": "int64",
     "model": "string",
     "adapter": "string",
 }
@@ -199,6 +210,19 @@ def of_ranking(
         }
         for rank, choice in enumerate(ranked, 1)
     ]
+
+
+def of_classification(engine: "Engine", result: "Classification") -> Record:
+    """Return the record of the labels of a text."""
+    return {
+        "label": result.label,
+        "probabilities": result.probabilities,
+        "value": result.value,
+        "logits": result.logits,
+        "tokens": len(result.ids),
+        "model": engine.name,
+        "adapter": engine.adapter,
+    }
 
 
 def of_error(error: InputError) -> Record:

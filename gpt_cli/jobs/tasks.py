@@ -1,4 +1,4 @@
-"""The tasks: to continue, score or rank the texts of rows, or to compute their activations."""
+"""The tasks: to continue, score, rank or classify the texts of rows, or to compute activations."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpt_cli.engine import Engine
     from gpt_cli.generation.generate import Completion
     from gpt_cli.scoring.activations import Pool, TextActivations
+    from gpt_cli.scoring.classify import Classification, LongTexts
     from gpt_cli.scoring.rank import Choice, RankBy
     from gpt_cli.scoring.score import Score, ScoreOptions
 
@@ -253,6 +254,26 @@ class Activations(_OfTexts):
                 value = value.swapaxes(0, 1) if has_keys(name) else value
                 arrays[name] = value.astype(self.out_dtype)
         return arrays
+
+    def tokens(self, record: Record) -> int:
+        return int(record["tokens"])
+
+
+@dataclass(frozen=True)
+class Classifying(_OfTexts):
+    """Find the labels of texts: see `Engine.classify`."""
+
+    overflow: "LongTexts" = "error"
+    template: Template | None = None
+    special: bool = False  # of rows without a field "special"
+
+    schema: ClassVar[Schema] = records.CLASSIFICATION
+
+    def results(self, engine: "Engine", rows: Rows) -> "list[Classification | InputError]":
+        return engine.classify(self.texts(rows), overflow=self.overflow, special=self.special)
+
+    def record(self, engine: "Engine", row: InputRow, result: "Classification") -> Record:
+        return records.of_classification(engine, result)
 
     def tokens(self, record: Record) -> int:
         return int(record["tokens"])

@@ -10,6 +10,7 @@ from typing import Any
 from gpt_cli.errors import ContextError, InputError, counted
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.folder.tokenizer import Tokenizer
+from gpt_cli.gpt2.classifier import ClassifierHead
 from gpt_cli.gpt2.edits import Bound, Edit, bind
 from gpt_cli.gpt2.model import GPT2
 from gpt_cli.options.declare import OptionError
@@ -32,6 +33,7 @@ class LoadedModel:
     speculator: Speculator | None = None  # without one, nothing is drafted
     kept_bytes: float = 0  # limit of the prefixes that are kept; the last one always is
     edits: tuple[Edit, ...] = ()  # of all texts
+    classifier: ClassifierHead | None = None  # the head of a classifier
 
     @property
     def config(self) -> GPT2Config:
@@ -136,6 +138,13 @@ class LoadedModel:
         ids = self.prompt_ids(prompt, special=special)
         self.check_fits(len(ids), "prompt")
         return self.text_of_ids(ids, most=most)
+
+    def required_classifier(self) -> ClassifierHead:
+        """Return the head of a classifier; raise InputError if the model has none."""
+        if self.classifier is None:
+            cure = "use a model that was trained as GPT2ForSequenceClassification"
+            raise InputError(f"this model is no classifier: it has no score.weight: {cure}")
+        return self.classifier
 
     def check_fits(self, tokens: int, what: str) -> None:
         """Raise ContextError if tokens do not fit the context."""
