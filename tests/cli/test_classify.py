@@ -39,7 +39,9 @@ def test_a_model_for_a_number_has_it_in_place_of_the_probability(folders):
     out, _ = run_here("classify", "-q", "-m", folders["number"], input=b"the and\n")
     (result,) = gpt_cli.load(folders["number"]).classify(["the and"])
     assert out.decode() == f"\t{result.value:.4f}\tthe and\n"
-    (record,) = records_here("classify", "-q", "-m", folders["number"], "--json", input=b"the and\n")
+    (record,) = records_here(
+        "classify", "-q", "-m", folders["number"], "--json", input=b"the and\n"
+    )
     assert (record["value"], record["label"]) == (result.value, None)
 
 
