@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from gpt_cli.errors import InputError, counted
 from gpt_cli.folder.config import GPT2Config
-from gpt_cli.gpt2.hooks import Hook, has_keys, hook_shapes, select_hooks
+from gpt_cli.gpt2.hooks import Hook, has_key_axis, hook_shapes, select_hooks
 from gpt_cli.ops import Array, Ops
 from gpt_cli.options.declare import OptionError
 
@@ -114,7 +114,7 @@ class Edit:
             raise InputError(f"{source} has several rows: give a file with the activations of one")
         converted = {}
         for hook, array in arrays.items():
-            keys = has_keys(hook)
+            keys = has_key_axis(hook)
             if keys and stored is None:
                 raise InputError(f"{hook} can be a number or the activations of a row")
             expected = _sizes(self.hooks[hook])
@@ -134,7 +134,7 @@ class Edit:
         All arrays are on the host.
         """
         new: Any = np.float32(self.number)
-        keys = has_keys(hook)
+        keys = has_key_axis(hook)
         hidden = np.float32(0 if hook.endswith("pattern") else -np.inf)
         if hook in self.arrays:
             array = self.arrays[hook]

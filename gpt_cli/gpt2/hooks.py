@@ -124,7 +124,7 @@ def _end(name: str) -> str:
     return name.split(".", 2)[2] if name.startswith("blocks.") else name
 
 
-def has_keys(name: str) -> bool:
+def has_key_axis(name: str) -> bool:
     """Return whether a value has numbers for each pair of tokens, as attention scores have."""
     return _SHAPES[_end(name)] == ("H", "T", "T")
 

@@ -223,12 +223,12 @@ class Activations(_OfTexts):
         """Return the arrays of a record; raise FloatingPointError if a value overflows."""
         from numpy import errstate
 
-        from gpt_cli.gpt2.hooks import has_keys
+        from gpt_cli.gpt2.hooks import has_key_axis
 
         arrays = result.word_columns if self.pool else result.token_columns
         with errstate(over="raise"):
             for name, value in result.values.items():
-                value = value.swapaxes(0, 1) if has_keys(name) else value
+                value = value.swapaxes(0, 1) if has_key_axis(name) else value
                 arrays[name] = value.astype(self.out_dtype)
         return arrays
 

@@ -93,7 +93,7 @@ def activations(
 def _list_hooks(model: flags.Model, values: Values, *, as_json: bool) -> None:
     """Write the hook points of a model, or those that match, with their shapes and sizes."""
     from gpt_cli import hub
-    from gpt_cli.gpt2.hooks import has_keys, hook_shapes, select_hooks
+    from gpt_cli.gpt2.hooks import has_key_axis, hook_shapes, select_hooks
 
     about = hub.describe(model.model, revision=model.revision, offline=model.offline)
     shapes = hook_shapes(about.config)
@@ -104,7 +104,7 @@ def _list_hooks(model: flags.Model, values: Values, *, as_json: bool) -> None:
         write(f"{'name':{width}}  {'shape':14}  bytes per token\n")
     for name in names:
         shape = shapes[name]
-        per_key = has_keys(name)
+        per_key = has_key_axis(name)
         size = itemsize * math.prod(n for n in shape if n != "T")
         if as_json:
             unit = "bytes_per_token_and_key" if per_key else "bytes_per_token"
