@@ -186,7 +186,7 @@ class Engine:
         """Return the log-likelihood of a text, token by token; see `score_many`."""
         scored = single(self.score_many([text], **options))
         if not scored.tokens_scored:
-            raise too_short(bos=options.get("bos", False))
+            raise too_short(self.loaded.start_ids(bos=options.get("bos", False)))
         return scored
 
     @checks_arguments()

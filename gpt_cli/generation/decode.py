@@ -115,8 +115,11 @@ class Batch:
     def step(self) -> list[Step]:
         """Append the next tokens of rows, at least one per row, and drop the rows that end.
 
-        After `fill`, these are the first tokens. Then a step needs the cache.
+        The first step after `fill` takes the logits that it has computed. Without a cache, call
+        `fill` before each step; else ValueError.
         """
+        if self._logits is None and self.cache is None:
+            raise ValueError("without a cache, fill the batch before each step")
         began = time.perf_counter() - self._fill_seconds
         logits = self._logits
         self._logits = None

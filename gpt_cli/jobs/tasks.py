@@ -139,16 +139,21 @@ class Scoring(_OfTexts):
         results = engine.score_many(self.texts(rows), **self.options)
         if not self.whole_files:
             return results
-        return [self._of_file(row, result) for row, result in zip(rows, results, strict=True)]
+        start = engine.loaded.start_ids(bos=self.bos)
+        return [
+            self._of_file(row, result, start) for row, result in zip(rows, results, strict=True)
+        ]
 
-    def _of_file(self, row: InputRow, result: "Score | InputError") -> "Score | InputError":
+    def _of_file(
+        self, row: InputRow, result: "Score | InputError", start: list[int]
+    ) -> "Score | InputError":
         """Return the result of a whole file, or an error with its name."""
         from gpt_cli.scoring.score import too_short  # brings NumPy
 
         if not isinstance(result, InputError):
             if result.tokens_scored:
                 return result
-            result = too_short(bos=self.bos)
+            result = too_short(start)
         return InputError(f"{storage.label(row.file or '')}: {result}")
 
     @property

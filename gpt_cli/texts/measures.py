@@ -27,18 +27,21 @@ def measure_states(
     measures: Mapping[str, Measure],
     hook: Hook = NO_HOOK,
 ) -> list[Columns]:
-    """Return the columns of rows, from the states x (N, C) before their N targets in all.
+    """Return the columns of rows of targets, from the states x (N, C) that predict all N of them.
 
-    For `hook`, see `unembed`.
+    A value that is nan becomes None. For `hook`, see `unembed`.
     """
     ops = model.ops
-    ids = ops.xp.asarray(np.concatenate(targets))
+    ids = ops.xp.asarray([id for row in targets for id in row], dtype="int64")
     values: Columns = {name: [] for name in measures}  # of all rows
     for begin in range(0, len(x), ops.logits_rows):
         part = slice(begin, begin + ops.logits_rows)
         logits = unembed(model, x[part], hook)
         for name, measure in measures.items():
-            values[name] += ops.to_host(measure(ops, logits, ids[part])).tolist()
+            numbers = ops.to_host(measure(ops, logits, ids[part]))
+            column = numbers.astype(object)
+            column[np.isnan(numbers)] = None
+            values[name] += column.tolist()
     columns = []
     begin = 0
     for row in targets:

@@ -134,7 +134,7 @@ def _texts_after(
         capacity = max(sum(pair) for pair in zip(lengths, after, strict=True))
         whole_cache = _rows_after(model, prefix, most_rows, capacity)
         most_rows = len(whole_cache.lengths)
-    if most_bytes:
+    if most_bytes and names:
         fitting = most_bytes // value_bytes(model, names, max(lengths))
         most_rows = min(most_rows, max(1, fitting))
     indices = list(group)

@@ -143,6 +143,11 @@ def test_many_continuations_are_computed_side_by_side(model, edited):
     assert computed[1].hook.changes_values == edited
 
 
+def test_a_limit_of_values_without_values_is_no_limit(model):
+    (computed,) = states(model, [Text([1, 2])] * 3, most_bytes=1)
+    assert len(computed.rows) == 3
+
+
 def test_values_of_a_pass_are_not_kept_in_the_next(model):
     kept = []
     for computed in states(model, [Text([1, 2])] * 3, HOOKS, most_bytes=1):
