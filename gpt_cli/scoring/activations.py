@@ -102,13 +102,13 @@ def activations(
         values: dict[int, Values] = {}
         for computed in states(model, group, names, most_bytes=_BYTES):
             for row in computed.rows:
-                text = group[row.text]
+                text = group[row.text_index]
                 check_finite(model, row.states, computed.hook)
                 arrays = {name: _on_host(model.ops.to_host(row.values[name])) for name in names}
                 if spans:
                     ranges = spans(text)
                     arrays = {name: _means(array, ranges) for name, array in arrays.items()}
-                values[row.text] = arrays
+                values[row.text_index] = arrays
             del computed, row  # the values of a pass take as much memory as the next one
         yield from (values.pop(index) for index in range(len(group)))
 

@@ -255,7 +255,7 @@ def measure_windows(
     prefix: Prefix | None = None
     known: Columns = {}  # of the tokens of the prefix
     for computed in states(model, inputs, names, prefixes=loaded.prefixes):
-        group = [texts[row.text] for row in computed.rows]
+        group = [texts[row.text_index] for row in computed.rows]
         if computed.prefix is not prefix:
             prefix = computed.prefix
             known = {}
@@ -263,14 +263,16 @@ def measure_windows(
             (known,) = measure_states(model, prefix.states[:-1], [prefix.ids[1:]], measures)
         new = _new_columns(model, computed, group, measures)
         for row, values in zip(computed.rows, new, strict=True):
-            first = texts[row.text].first
+            first = texts[row.text_index].first
             before = {name: column[first - 1 :] for name, column in known.items()}
-            columns[row.text] = {name: before.get(name, []) + values[name] for name in measures}
+            columns[row.text_index] = {
+                name: before.get(name, []) + values[name] for name in measures
+            }
         if of_layers:
             inner = {name: measures[name] for name in of_layers}
             of_texts = _columns_after_layers(model, computed, group, inner)
             for row, layers in zip(computed.rows, of_texts, strict=True):
-                columns[row.text].update(_with_last(layers, columns[row.text]))
+                columns[row.text_index].update(_with_last(layers, columns[row.text_index]))
         del computed, row  # the values of a pass take as much memory as the next one
     return columns
 
