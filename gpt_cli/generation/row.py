@@ -42,8 +42,8 @@ class Request:
         check(loaded.tokenizer, loaded.config, options.constraint)
         n_positions = loaded.config.n_positions
         ids = fit(ids, n_positions, options)
-        most = min(len(ids) + options.max_tokens, n_positions)
-        text = Text(ids, edits=loaded.bound_edits(options.edits, len(ids), most))
+        final_length = min(len(ids) + options.max_tokens, n_positions)
+        text = Text(ids, edits=loaded.bound_edits(options.edits, len(ids), final_length))
         if text.edits and options.overflow == "shift":
             raise OptionError("overflow", "cannot be shift with edits, which name positions")
         return cls(text, options, index)

@@ -82,16 +82,17 @@ class LoadedModel:
         ids: Sequence[int],
         edits: str | Sequence[str] | None = None,
         continuations: Sequence[list[int]] = (),
-        most: int | None = None,
+        final_length: int | None = None,
     ) -> Text:
         """Return a text, as ids, with the edits of all texts and its own.
 
-        It will have up to `most` tokens; by default those of its longest continuation are last.
+        `final_length` is the number of tokens that the text may grow to: positions of edits must be
+        among them. By default, these are the ids and those of the longest continuation.
         """
         ids = self.config.check_ids(ids)
-        if most is None:
-            most = len(ids) + max(map(len, continuations), default=0)
-        bounds = self.bound_edits(edits, len(ids), most)
+        if final_length is None:
+            final_length = len(ids) + max(map(len, continuations), default=0)
+        bounds = self.bound_edits(edits, len(ids), final_length)
         return Text(ids, edits=bounds, continuations=continuations)
 
     def prompt(self, prompt: str, *, special: bool = False, most: int | None = None) -> Text:
@@ -101,7 +102,7 @@ class LoadedModel:
         """
         ids = self.prompt_ids(prompt, special=special)
         self.check_fits(len(ids), "prompt")
-        return self.text_of_ids(ids, most=most)
+        return self.text_of_ids(ids, final_length=most)
 
     def check_fits(self, tokens: int, what: str) -> None:
         """Raise ContextError if tokens do not fit the context."""
@@ -113,7 +114,7 @@ class LoadedModel:
             )
 
     def bound_edits(
-        self, written: str | Sequence[str] | None, length: int, most: int
+        self, written: str | Sequence[str] | None, length: int, final_length: int
     ) -> list[Bound]:
         """Return the edits of a text, those of all texts and its own: see `edits.bind`.
 
@@ -125,7 +126,7 @@ class LoadedModel:
             edits += [Edit.parse(text, self.config) for text in valid]
         if edits:
             self.check_fits(length, "text with edits")
-        return bind(edits, length, most)
+        return bind(edits, length, final_length)
 
     def refuse_edits(self, complaint: str) -> None:
         """Raise OptionError with this complaint if there are edits of all texts."""
