@@ -19,7 +19,7 @@ from gpt_cli.generation.generate import Completion, Run, complete
 from gpt_cli.generation.row import Request
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.edits import Edit
-from gpt_cli.gpt2.hooks import has_keys, select_hooks
+from gpt_cli.gpt2.hooks import has_key_axis, select_hooks
 from gpt_cli.gpt2.weights import Weights
 from gpt_cli.options.arguments import check_type, checks_arguments
 from gpt_cli.options.declare import AT_LEAST_1, OptionError, check
@@ -187,7 +187,7 @@ class Engine:
         """Return the log-likelihood of a text, token by token; see `score_many`."""
         scored = single(self.score_many([text], **options))
         if not scored.tokens_scored:
-            raise too_short(bos=options.get("bos", False))
+            raise too_short(self.loaded.start_ids(bos=options.get("bos", False)))
         return scored
 
     @checks_arguments()
@@ -479,7 +479,7 @@ class Engine:
         name, *others = select_hooks(self.model.config, [hook])
         if others:
             raise OptionError("hook", f"must name one hook point: {hook} names {len(others) + 1}")
-        if has_keys(name):
+        if has_key_axis(name):
             raise OptionError("hook", f"cannot be {name}: a vector has no tokens")
         if pool not in get_args(VectorPool):
             raise OptionError("pool", f"must be one of {', '.join(get_args(VectorPool))}")

@@ -10,7 +10,7 @@ from gpt_cli.cli import flags
 from gpt_cli.cli import table as tables
 from gpt_cli.cli.output import on_terminal, token_label
 from gpt_cli.errors import InputError
-from gpt_cli.options.declare import Declared, Range, option
+from gpt_cli.options.declare import PERCENT, Declared, Range, option
 from gpt_cli.records import Record, json_line
 
 _TEXTS = ("text", "token", "word")  # columns of any width
@@ -20,7 +20,6 @@ _NUMBER_WIDTH = 12
 SUMS = ("tokens", "tokens_scored", "total_logprob")
 _OF_RECORDS = ("--output", "--format", "--template")
 _POSITIVE = Range(lambda number: number > 0, "above 0")
-_PERCENT = Range(lambda number: 0 < number <= 100, "above 0 and at most 100")
 
 
 def _bound(words: str) -> Any:
@@ -51,7 +50,7 @@ class Form(Declared):
         None,
         "Show Min-K% and Min-K%++ of the K percent least likely tokens, which are higher for texts "
         "that the model was trained on.",
-        _PERCENT,
+        PERCENT,
         metavar="K",
     )
     total: bool = option(

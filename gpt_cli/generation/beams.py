@@ -63,7 +63,7 @@ class BeamSearch:
         self._width = request.rows
         # Continuations per pass. If all beams go on with all end tokens, others are left.
         self._count = max(2, 1 + len(ends)) * self._width
-        self._longest = prompt.growth
+        self._longest = prompt.tokens_left
         self.beams = [prompt]
         self.hypotheses = list[Beam]()
 
@@ -84,7 +84,7 @@ class BeamSearch:
             beam.total = best.total
             beam.score = best.total / len(beam.generated) ** self._options.length_penalty
             step = Step(
-                beam.number,
+                beam.request_number,
                 *best.token,
                 text,
                 finish_reason,

@@ -25,20 +25,20 @@ from gpt_cli.texts.measures import top_logprobs
 from gpt_cli.texts.prefix_cache import common_length
 from gpt_cli.texts.text import editing_hook
 
-_SMALLEST = 128  # tokens: the least capacity of a cache that rows join
-# Passes in one call. A GPU takes about half a millisecond for each, so a stream stays smooth,
-# a row that joins waits for milliseconds, and a row that ends drops few tokens.
-_AHEAD = 16
+_MIN_CAPACITY = 128  # tokens: of a cache that rows join
+# A GPU takes about half a millisecond for a pass, so a stream stays smooth, a row that joins waits
+# for milliseconds, and a row that ends drops few tokens.
+_PASSES_PER_CALL = 16
 
 
 class Batch:
     """Rows that are continued side by side; they may join and leave between passes."""
 
-    def __init__(self, loaded: LoadedModel, most: int = 1, *, speculate: bool = True):
-        """Make an empty batch, to which up to `most` rows may be added."""
+    def __init__(self, loaded: LoadedModel, max_rows: int = 1, *, speculate: bool = True):
+        """Make an empty batch, to which up to `max_rows` rows may be added."""
         self._loaded = loaded
         self._model = loaded.model
-        self._most = most
+        self._max_rows = max_rows
         self._sampler = Sampler(loaded)
         self._policy: DraftPolicy | None = None
         if loaded.speculator and speculate:
@@ -64,9 +64,10 @@ class Batch:
         self.rows = rows
         texts = [row.window for row in rows]
         if use_cache:
-            capacity = max(len(row.window) + row.growth for row in rows)
-            most = sum({row.number: row.options.beams or 1 for row in rows}.values())
-            self._memory = KVCache(self._model.config, self._model.ops, most, capacity)
+            capacity = max(len(row.window) + row.tokens_left for row in rows)
+            rows_of = {row.request_number: row.options.beams or 1 for row in rows}
+            max_rows = sum(rows_of.values())
+            self._memory = KVCache(self._model.config, self._model.ops, max_rows, capacity)
             self.cache = cache = self._memory.view(len(rows))
             prefixes = self._loaded.prefixes
             # The last token must be computed.
@@ -80,14 +81,17 @@ class Batch:
         self._fill_seconds = time.perf_counter() - began
 
     def add(self, row: BatchRow, cache: KVCache | None, cache_row: int) -> None:
-        """Add a row, whose tokens except the last are in a row of a cache; None if it has one."""
+        """Add a row, whose tokens except the last are in a row of a cache.
+
+        `cache` is None if the row has a single token.
+        """
         memory = self._memory
         config = self._model.config
-        capacity = len(row.window) + row.growth
+        capacity = len(row.window) + row.tokens_left
         if not memory or capacity > memory.capacity:
-            capacity = max(_SMALLEST, 2 ** (capacity - 1).bit_length())  # seldom a larger one
+            capacity = max(_MIN_CAPACITY, 2 ** (capacity - 1).bit_length())  # seldom a larger one
             capacity = min(capacity, config.n_positions)
-            memory = KVCache(config, self._model.ops, self._most, capacity)
+            memory = KVCache(config, self._model.ops, self._max_rows, capacity)
             for index, other in enumerate(self.rows):
                 assert self._memory  # noqa: S101 (narrows the type)
                 memory.copy_row(index, self._memory, index, len(other.window) - 1)
@@ -115,8 +119,11 @@ class Batch:
     def step(self) -> list[Step]:
         """Append the next tokens of rows, at least one per row, and drop the rows that end.
 
-        After `fill`, these are the first tokens. Then a step needs the cache.
+        The first step after `fill` takes the logits that it has computed. Without a cache, call
+        `fill` before each step; else ValueError.
         """
+        if self._logits is None and self.cache is None:
+            raise ValueError("without a cache, fill the batch before each step")
         began = time.perf_counter() - self._fill_seconds
         logits = self._logits
         self._logits = None
@@ -133,8 +140,9 @@ class Batch:
         model_seconds = time.perf_counter() - began
         alone = [index for index, row in enumerate(self.rows) if not isinstance(row, Beam)]
         rows = [self.rows[index] for index in alone]
-        part = logits[alone] if searches else logits  # which has more rows if there are drafts
-        new = verified_tokens(self._model.ops, self._sampler, part, rows) if rows else []
+        # Without searches, the logits may have further rows: those after drafts.
+        part = logits[alone] if searches else logits
+        new = sampled_tokens(self._model.ops, self._sampler, part, rows) if rows else []
         seconds = time.perf_counter() - self._start
         steps = self._append(rows, new, repeat(seconds), model_seconds)
         for search in searches:
@@ -153,9 +161,9 @@ class Batch:
                 self._policy = None
 
     def _decode_ahead(self) -> list[list[NextToken]] | None:
-        """Return the tokens of some passes, which one call computes: equally many for each row.
+        """Decode up to _PASSES_PER_CALL passes in one call of `Ops.decode`; None if that cannot.
 
-        Return None if one call cannot compute them. No row is a beam.
+        Each row has one token per pass. No row is a beam.
         """
         model = self._model
         rows = self.rows
@@ -163,12 +171,12 @@ class Batch:
         decode = model.ops.decode
         if decode is None or cache is None or is_modified() or not all(map(_is_plain, rows)):
             return None
-        count = min(_AHEAD, *(row.growth for row in rows))
-        draws = self._sampler.draws(rows, count)
-        if draws is None:
+        count = min(_PASSES_PER_CALL, *(row.tokens_left for row in rows))
+        sampling = self._sampler.shared_sampling(rows, count)
+        if sampling is None:
             return None
         last = np.array([row.window[-1] for row in rows])
-        decoded = decode(model, cache, last, *draws)
+        decoded = decode(model, cache, last, *sampling)
         if decoded is None:
             return None  # it lacks an option, or `_next_logits` will report damaged weights
         ids, logprobs = decoded  # (passes, rows)
@@ -277,11 +285,17 @@ def _steps(
     """Append tokens to a row until it ends; return the steps."""
     steps: list[Step] = []
     drafted = len(row.drafts)
-    right = len(tokens) - 1 if drafted else 0
+    accepted = len(tokens) - 1 if drafted else 0
     for number, (token, token_seconds) in enumerate(zip(tokens, seconds, strict=False)):
         text, finish_reason = row.push(token.id)
-        accepted = number < right
-        step = Step(row.number, *token, text, finish_reason, token_seconds, accepted=accepted)
+        step = Step(
+            row.request_number,
+            *token,
+            text,
+            finish_reason,
+            token_seconds,
+            accepted=number < accepted,
+        )
         steps.append(step)
         if finish_reason is not None:
             row.ended = True
@@ -290,10 +304,10 @@ def _steps(
     return steps
 
 
-def verified_tokens(
+def sampled_tokens(
     ops: Ops, sampler: Sampler, logits: Array, rows: Sequence[BatchRow]
 ) -> list[list[NextToken]]:
-    """Return the next tokens of rows: the drafts that are right, and the token after them.
+    """Return the next tokens of rows: the accepted drafts, and the token after them.
 
     logits (P, V) are those after the last token of a row and after its drafts.
     """
@@ -305,9 +319,9 @@ def verified_tokens(
     ids = sampler.sample_at(logits, positions)
     logprobs = ops.to_host(logits[ops.xp.arange(len(ids)), ids] - normalizer).tolist()
     sampled = map(NextToken, ops.to_host(ids).tolist(), logprobs, top)
-    verified = []
+    new = []
     for row in rows:
         tokens = list(islice(sampled, len(row.drafts) + 1))
-        right = common_length(row.drafts, [token.id for token in tokens])
-        verified.append(tokens[: right + 1])
-    return verified
+        accepted = common_length(row.drafts, [token.id for token in tokens])
+        new.append(tokens[: accepted + 1])
+    return new

@@ -62,21 +62,21 @@ class DraftModel:
         return self._by_steps(rows, count) if drafts is None else drafts
 
     def _in_one_call(self, rows: Sequence[BatchRow], count: int) -> list[list[int]] | None:
-        """Draft by `Ops.draft`, or return None if that does not know the rows' options."""
+        """Draft by `Ops.draft`; return None if that cannot."""
         model = self._model
         if model.ops.draft is None:
             return None
-        draws = self._sampler.draws(rows, count)
-        if draws is None:
+        sampling = self._sampler.shared_sampling(rows, count)
+        if sampling is None:
             return None
         last = np.array([row.ids[-1] for row in rows])
-        drafts = model.ops.draft(model, self._cache, last, *draws)
+        drafts = model.ops.draft(model, self._cache, last, *sampling)
         return None if drafts is None else drafts.T.tolist()
 
     def _by_steps(self, rows: Sequence[BatchRow], count: int) -> list[list[int]]:
         model = self._model
         cache = self._cache
-        past = self._cache.lengths
+        past = cache.lengths
         drafts: list[list[int]] = [[] for _ in rows]
         positions = [Position(row, ids) for row, ids in zip(rows, drafts, strict=True)]
         last = [row.ids[-1] for row in rows]
@@ -92,26 +92,27 @@ class DraftModel:
 
 
 class DraftHistory:
-    """The numbers of right and wrong drafts of a source, and their time."""
+    """The numbers of accepted and rejected drafts of a source, and their time."""
 
-    def __init__(self, right: float, wrong: float):
-        self._right = right  # numbers of drafts; at first a guess
-        self._wrong = wrong
+    def __init__(self, accepted: float, rejected: float):
+        self._accepted = accepted  # numbers of drafts; at first a guess
+        self._rejected = rejected
         self.seconds = 0.0  # per draft
 
     def expected(self, count: int) -> float:
         """Return the expected number of tokens from a pass with `count` drafts of a row."""
-        chance = self._right / (self._right + self._wrong)
+        chance = self._accepted / (self._accepted + self._rejected)
         return sum(chance**n for n in range(count + 1))
 
-    def learn(self, drafts: Sequence[int], ids: Sequence[int]) -> None:
+    def learn(self, drafts: list[int], ids: list[int]) -> None:
         """Compare drafts with the model's tokens; older results count less."""
         if drafts:
-            kept = common_length(drafts, ids)
-            self._right = _FADING * self._right + kept
-            self._wrong = _FADING * self._wrong + (kept < min(len(drafts), len(ids)))
+            accepted = common_length(drafts, ids)
+            rejected = accepted < min(len(drafts), len(ids))
+            self._accepted = _FADING * self._accepted + accepted
+            self._rejected = _FADING * self._rejected + rejected
 
     def fade(self) -> None:
         """Let the next result count more than all before."""
-        self._right *= _STALE
-        self._wrong *= _STALE
+        self._accepted *= _STALE
+        self._rejected *= _STALE

@@ -9,7 +9,7 @@ from gpt_cli.generation.beams import new_row
 from gpt_cli.generation.decode import Batch
 from gpt_cli.generation.row import FinishReason, Request, Step
 from gpt_cli.generation.sampling import BAND
-from gpt_cli.generation.speculate import DRAFTS
+from gpt_cli.generation.speculate import MAX_DRAFTS
 from gpt_cli.gpt2.memory import FLOAT, cache_bytes, logits_bytes
 from gpt_cli.gpt2.model import GPT2
 from gpt_cli.system.machine import check_room
@@ -124,7 +124,7 @@ def _fit_memory(loaded: LoadedModel, requests: Sequence[Request]) -> tuple[bool,
     share = needed + prefixes <= free
     if not speculator:
         return share, False
-    needed = working_set(model, requests, DRAFTS) + speculator.needed_bytes
+    needed = working_set(model, requests, MAX_DRAFTS) + speculator.needed_bytes
     return share, needed + (prefixes if share else 0) <= free
 
 
@@ -144,7 +144,7 @@ def _passes(
             batch.fill(rows, use_cache=use_cache, share=share)
         yield batch.step()
         rows = batch.rows
-        full = [row for row in rows if row.growth == 0]
+        full = [row for row in rows if row.tokens_left == 0]
         for row in full:
             row.window = row.window[-(loaded.config.n_positions // 2) :]
         # Positions are learned, so cached keys and values cannot be moved to other positions.

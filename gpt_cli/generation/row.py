@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -17,18 +18,18 @@ from gpt_cli.texts.loaded import LoadedModel
 from gpt_cli.texts.measures import TopLogprobs
 from gpt_cli.texts.text import Text
 
-_DRAWS = 128  # drawn together: the generator takes longer to set up than to run
+_DRAWS_AT_ONCE = 128  # the generator takes longer to set up than to run
 
 FinishReason: TypeAlias = Literal["stop", "length", "eos", "context", "interrupted"] | End
 
 
 @dataclass(frozen=True)
 class Request:
-    """One row of a batch: a prompt with its options."""
+    """A prompt with its options: one row of a batch, or in a beam search one row per beam."""
 
     text: Text  # the prompt: at least one token, and fewer than n_positions
     options: Options  # a seed is drawn if they have none
-    index: int = 0  # with the seed, the key of the row's draws
+    index: int = 0  # with the seed, the key of its draws
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", self.options.with_seed())
@@ -41,8 +42,8 @@ class Request:
         check(loaded.tokenizer, loaded.config, options.constraint)
         n_positions = loaded.config.n_positions
         ids = fit(ids, n_positions, options)
-        most = min(len(ids) + options.max_tokens, n_positions)
-        text = Text(ids, edits=loaded.bound_edits(options.edits, len(ids), most))
+        final_length = min(len(ids) + options.max_tokens, n_positions)
+        text = Text(ids, edits=loaded.bound_edits(options.edits, len(ids), final_length))
         if text.edits and options.overflow == "shift":
             raise OptionError("overflow", "cannot be shift with edits, which name positions")
         return cls(text, options, index)
@@ -67,12 +68,12 @@ class Request:
 
     @property
     def rows(self) -> int:
-        """Return the number of rows that it takes in a batch: a search has one for each beam."""
+        """Return the number of rows that it takes in a batch."""
         return self.options.beams or 1
 
     @property
     def seed(self) -> int:
-        """Return the seed of the row's draws."""
+        """Return the seed of the draws."""
         assert self.options.seed is not None  # noqa: S101 (narrows the type)
         return self.options.seed
 
@@ -86,21 +87,21 @@ class NextToken(NamedTuple):
 
 
 class Step(NamedTuple):  # created in a third of the time of a frozen dataclass
-    """One new token of one row."""
+    """One new token of one request."""
 
-    row: int  # which request
+    row: int  # the number of the request, counted from 0
     id: int  # of the token
     logprob: float  # natural logarithm of its probability before any sampling option
     top_logprobs: TopLogprobs  # the likeliest ids with theirs, if requested
     text: str  # the characters that are now certain; those of the token may come later
-    finish_reason: FinishReason | None  # set on the row's last step
+    finish_reason: FinishReason | None  # set on the last step
     # Since the first pass began. Tokens of passes in one call share its time evenly.
     seconds: float
     # Of what all rows share: a pass and drafting for it, or passes in one call. It is 0 in further
     # steps of these.
     model_seconds: float = 0.0
     drafted: int = 0  # tokens that the pass verified; 0 in further steps of a pass, too
-    accepted: bool = False  # whether this token was drafted
+    accepted: bool = False  # whether this token was drafted and accepted
     hypothesis: int = 0  # of a beam search, from 0, the best
     score: float | None = None  # of the hypothesis up to this token
 
@@ -145,10 +146,10 @@ class StopStrings:
 
 
 class BatchRow:
-    """The state of one request, whose number steps name."""
+    """A row of a batch: the text so far of a request, or of one of its beams."""
 
-    def __init__(self, number: int, request: Request, loaded: LoadedModel):
-        self.number = number
+    def __init__(self, request_number: int, request: Request, loaded: LoadedModel):
+        self.request_number = request_number  # in steps
         self.prompt = request.text
         self.options = options = request.options
         self.sampling = options.sampling
@@ -169,8 +170,8 @@ class BatchRow:
             self.matcher = Matcher(loaded.tokenizer, loaded.config, options.constraint)
 
     @property
-    def growth(self) -> int:
-        """Return the number of tokens that the window has room for."""
+    def tokens_left(self) -> int:
+        """Return the number of tokens until the row has `max_tokens`, or its window is full."""
         left = self.options.max_tokens - len(self.generated)
         return min(left, self._config.n_positions - len(self.window))
 
@@ -191,9 +192,9 @@ class BatchRow:
 
     def draws(self, step: int, count: int) -> Array:
         """Return the random numbers of steps: (count,) float64, on the host."""
-        first = step - step % _DRAWS
+        first = step - step % _DRAWS_AT_ONCE
         if self._draws_from != first:
-            self._draws = uniforms(self._key, first, _DRAWS)
+            self._draws = uniforms(self._key, first, _DRAWS_AT_ONCE)
             self._draws_from = first
         draws = self._draws[step - first : step - first + count]
         known = len(draws)
@@ -252,10 +253,10 @@ class Position(NamedTuple):
     drafts: Sequence[int] = ()
 
 
-class Draws(NamedTuple):
-    """The draws of the next steps of rows, and the settings that all of them share."""
+class SharedSampling(NamedTuple):
+    """What rows with the same options need to sample their next tokens from logits."""
 
-    uniforms: Array  # (steps, B), on the host
+    uniforms: Array  # (steps, B) random numbers, on the host
     banned: Array  # the ids that are never chosen
     params: SamplingParams  # with a temperature above 0
 
@@ -268,13 +269,15 @@ class Sampler:
         size = loaded.config.vocab_size
         ends = {id for id in loaded.config.eos_token_id if id < size}
         missing = [id for id in loaded.missing_ids if id not in ends]
-        banned = missing, missing + list(ends)  # by `ignore_eos`
-        self._banned = [self._ops.xp.asarray(ids, dtype="int64") for ids in banned]
+        as_ids = partial(self._ops.xp.asarray, dtype="int64")
+        self._missing = as_ids(missing)
+        self._missing_and_ends = as_ids(missing + list(ends))
 
-    def draws(self, rows: Sequence[BatchRow], steps: int) -> Draws | None:
-        """Return the draws of the next tokens of rows, as `Ops.draft` and `Ops.decode` take them.
+    def shared_sampling(self, rows: Sequence[BatchRow], steps: int) -> SharedSampling | None:
+        """Return what `Ops.draft` and `Ops.decode` need to sample the next `steps` tokens of rows.
 
-        Return None if a token depends on more than logits, draws and options that the rows share.
+        Return None if they cannot: the options of the rows differ, or need a bias, a penalty,
+        typical-p or a matcher.
         """
         params = rows[0].sampling
         ignore_eos = rows[0].options.ignore_eos
@@ -284,24 +287,25 @@ class Sampler:
         )
         if not alike or params.changes_logits or not params.kernels_filter:
             return None
-        uniforms = np.zeros((steps, len(rows)))
+        draws = np.zeros((steps, len(rows)))
         if params.temperature:
             for index, row in enumerate(rows):
-                uniforms[:, index] = row.draws(len(row.generated), steps)
+                draws[:, index] = row.draws(len(row.generated), steps)
         else:  # of the likeliest tokens, a draw of 0 takes the first
             params = SamplingParams(temperature=1, top_k=1, top_p=1)
-        return Draws(uniforms, self._banned[ignore_eos], params)
+        banned = self._missing_and_ends if ignore_eos else self._missing
+        return SharedSampling(draws, banned, params)
 
     def ban(self, logits: Array, positions: Sequence[Position]) -> None:
         """Set the logits (P, V) of tokens that may not be chosen at positions to -inf."""
         xp = self._ops.xp
-        logits[:, self._banned[False]] = -xp.inf
+        logits[:, self._missing] = -xp.inf
         for index, (row, drafts) in enumerate(positions):
             if row.options.ignore_eos:
-                logits[index, self._banned[True]] = -xp.inf
+                logits[index, self._missing_and_ends] = -xp.inf
             if row.matcher:
                 allowed = row.matcher.allowed(drafts)
-                if allowed.any():
+                if allowed.any():  # else the drafts end the row, and this token is dropped
                     logits[index, ~xp.asarray(allowed)] = -xp.inf
 
     def sample_at(self, logits: Array, positions: Sequence[Position]) -> Array:

@@ -6,7 +6,7 @@ so it can also check guesses at what follows. One cycle, for a text that ends wi
     draft   D E F        the draft model, in int8, reads c, D and E: a quarter of the bytes
     verify  c D E F      one pass of the model gives the logits after c, D, E and F
     sample  D E g .      the model's token at every position, with the random draw of that position
-    keep    D E g        the right drafts, and the model's token instead of the first wrong one
+    keep    D E g        the accepted drafts, and the model's token instead of the first other one
 
 Every token is the model's, and its results do not depend on what else is in the pass
 (`Ops.batch_invariant`). So drafts decide how soon a text is ready, and never what it says: in
@@ -24,14 +24,14 @@ from gpt_cli.generation.row import BatchRow, Sampler
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.texts.speculator import Speculator
 
-MOST = 11  # drafts of a row: with its last token, one tile of the products
-DRAFTS = 24  # of all rows of a batch
-_COUNTS = (1, 2, 3, 5, 7, 9, MOST)
+MAX_ROW_DRAFTS = 11  # drafts of a row: with its last token, one tile of the products
+MAX_DRAFTS = 24  # of all rows of a batch
+_COUNTS = (1, 2, 3, 5, 7, 9, MAX_ROW_DRAFTS)
 _MIN_TOKENS = 64  # still to come; to make a draft model takes as long as 5 to 10 tokens
 _PATIENCE = 16  # passes without the draft model before it is tried again, doubled each time
 _DRAFT_COST = 0.3  # seconds of a draft / seconds of a pass: a guess that measurements correct
 # If constraints force so many tokens per row, only these are drafted: they cost nothing.
-_FORCED = 2
+_MIN_FORCED = 2
 MIN_SPEEDUP = 1.05  # that drafts must promise, since estimates are uncertain
 _OLDER = 0.7  # weight of earlier measurements
 
@@ -61,10 +61,10 @@ class DraftPolicy:
         if cache is None:
             return
         free_slots = cache.capacity - max(len(row.window) for row in rows)
-        most = min(MOST, DRAFTS // len(rows), free_slots)
+        most = min(MAX_ROW_DRAFTS, MAX_DRAFTS // len(rows), free_slots)
         if most < 1:
             return
-        sizes = [min(most, row.growth - 1) for row in rows]
+        sizes = [min(most, row.tokens_left - 1) for row in rows]
         if _force(rows, sizes):
             return
         self._guesses = [ngram_drafts(row, size) for row, size in zip(rows, sizes, strict=True)]
@@ -87,9 +87,7 @@ class DraftPolicy:
         model = self._speculator.ensure_draft_model()
         return DraftModel(model, self._sampler) if model else None
 
-    def learn(
-        self, rows: Sequence[BatchRow], new: Sequence[Sequence[int]], passes: int = 1
-    ) -> None:
+    def learn(self, rows: Sequence[BatchRow], new: Sequence[list[int]], passes: int = 1) -> None:
         """Learn from the new tokens of the rows, and from the time of the passes since `draft`."""
         if self._drafted_at is None:
             return
@@ -117,7 +115,7 @@ class DraftPolicy:
         for n in counts:
             plans[n, False] = self._rate(self._ngram_history, n, lengths)
         speculator = self._speculator
-        is_worth = speculator.draft_model or sum(row.growth for row in rows) >= _MIN_TOKENS
+        is_worth = speculator.draft_model or sum(row.tokens_left for row in rows) >= _MIN_TOKENS
         if is_worth and speculator.may_have_draft_model:
             for n in counts:
                 plans[n, True] = self._rate(self._model_history, n, sizes)
@@ -151,7 +149,7 @@ def _force(rows: Sequence[BatchRow], sizes: Sequence[int]) -> bool:
     """Set the drafts of rows to the tokens that their constraints force, if these are enough."""
     forced = [row.matcher.forced() if row.matcher else [] for row in rows]
     drafts = [ids[:size] for ids, size in zip(forced, sizes, strict=True)]
-    if sum(map(len, drafts)) < _FORCED * len(rows):
+    if sum(map(len, drafts)) < _MIN_FORCED * len(rows):
         return False
     for row, ids in zip(rows, drafts, strict=True):
         row.drafts = ids

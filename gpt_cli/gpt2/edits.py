@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from gpt_cli.errors import InputError, counted
 from gpt_cli.folder.config import GPT2Config
-from gpt_cli.gpt2.hooks import Hook, has_keys, hook_shapes, select_hooks
+from gpt_cli.gpt2.hooks import Hook, has_key_axis, hook_shapes, select_hooks
 from gpt_cli.ops import Array, Ops
 from gpt_cli.options.declare import OptionError
 
@@ -114,7 +114,7 @@ class Edit:
             raise InputError(f"{source} has several rows: give a file with the activations of one")
         converted = {}
         for hook, array in arrays.items():
-            keys = has_keys(hook)
+            keys = has_key_axis(hook)
             if keys and stored is None:
                 raise InputError(f"{hook} can be a number or the activations of a row")
             expected = _sizes(self.hooks[hook])
@@ -134,7 +134,7 @@ class Edit:
         All arrays are on the host.
         """
         new: Any = np.float32(self.number)
-        keys = has_keys(hook)
+        keys = has_key_axis(hook)
         hidden = np.float32(0 if hook.endswith("pattern") else -np.inf)
         if hook in self.arrays:
             array = self.arrays[hook]
@@ -173,8 +173,8 @@ class Bound(NamedTuple):
     stop: int
 
 
-def bind(edits: Sequence[Edit], length: int, most: int) -> list[Bound]:
-    """Return edits for a text whose prompt has `length` tokens, and which has up to `most`.
+def bind(edits: Sequence[Edit], length: int, final_length: int) -> list[Bound]:
+    """Return edits for a prompt of `length` tokens, whose text may grow to `final_length`.
 
     Raise EditError if a position is not in the text, or has no stored activations.
     """
@@ -183,11 +183,11 @@ def bind(edits: Sequence[Edit], length: int, most: int) -> list[Bound]:
         start, stop = _range(edit.positions, length)
         if 0 <= stop < start:
             raise EditError(edit.text, f"@{edit.positions} ends before it begins")
-        last = most if stop == _AFTER_ALL else stop
-        if not 0 <= start <= last <= most:
+        last = final_length if stop == _AFTER_ALL else stop
+        if not 0 <= start <= last <= final_length:
             size = counted(length, "token")
-            if most > length:
-                size += f" and {most - length:,} new"
+            if final_length > length:
+                size += f" and {final_length - length:,} new"
             raise EditError(edit.text, f"@{edit.positions} is not in a text of {size}")
         if edit.stored is not None and not np.isin(np.arange(start, last), edit.stored).all():
             count = counted(len(edit.stored), "position")
@@ -204,7 +204,7 @@ class Editor(Hook):
     def __init__(self, rows: Sequence[Sequence[Bound]], ops: Ops):
         self._ops = ops
         self._positions: Array = np.empty((0, 0), np.int64)  # of the pass
-        self._lengths: Array = np.empty(0, np.int64)
+        self._new: Array = np.empty(0, np.int64)  # numbers of its tokens
         self._edits: dict[str, list[tuple[int, Bound]]] = {}  # by hook point, with rows
         for row, bounds in enumerate(rows):
             for bound in bounds:
@@ -212,18 +212,18 @@ class Editor(Hook):
                     self._edits.setdefault(name, []).append((row, bound))
         self.names = self._edits.keys()
 
-    def begin(self, positions: Array, lengths: Array) -> "Editor":
+    def begin(self, positions: Array, new: Array) -> "Editor":
         """Return the editor of a pass."""
         editor = copy(self)
         editor._positions = positions
-        editor._lengths = lengths
+        editor._new = new
         return editor
 
     def take(self, name: str, value: Array) -> Array:
         """Return the value, or a changed copy."""
         edited = value
         for row, (edit, start, stop) in self._edits.get(name, ()):
-            positions = self._positions[row, : self._lengths[row]]
+            positions = self._positions[row, : self._new[row]]
             columns = np.flatnonzero((positions >= start) & (positions < stop))
             if len(columns):
                 edited = value.copy() if edited is value else edited
@@ -234,7 +234,7 @@ class Editor(Hook):
 
 
 def _sizes(shape: tuple[Any, ...]) -> tuple[int, ...]:
-    """Return the sizes of a value at one token, but the number of keys."""
+    """Return the sizes of a value at one token, without the number of keys."""
     return tuple(size for size in shape if size != "T")
 
 

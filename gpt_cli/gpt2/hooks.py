@@ -48,8 +48,8 @@ class Hook:
     changes_values: bool = False
     _prefix = ""  # of the names in a block
 
-    def begin(self, positions: Array, lengths: Array) -> "Hook":
-        """Return the hook of a pass: positions (B, T), and lengths (B,) without padding."""
+    def begin(self, positions: Array, new: Array) -> "Hook":
+        """Return the hook of a pass: positions (B, T), numbers of tokens without padding (B,)."""
         return self
 
     def at(self, layer: int) -> "Hook":
@@ -67,7 +67,7 @@ class Hook:
         return any(self._prefix + name in self.names for name in names)
 
     def __call__(self, name: str, value: Array) -> Array:
-        """Return a value, which the pass continues with.
+        """Return the value that the pass continues with: this one, or a changed copy.
 
         A value is (B, T, ...), but (B, H, T, D) for q, k, v and z, and (B, H, T, S) for scores and
         the pattern.
@@ -93,10 +93,10 @@ class Recorder(Hook):
         self.names = self._kept.union(inner.names)
         self.values: dict[str, Array] = {}  # in the order of computation
 
-    def begin(self, positions: Array, lengths: Array) -> "Recorder":
+    def begin(self, positions: Array, new: Array) -> "Recorder":
         """Return the recorder of a pass with the same values."""
         recorder = copy(self)
-        recorder._inner = self._inner.begin(positions, lengths)
+        recorder._inner = self._inner.begin(positions, new)
         return recorder
 
     def take(self, name: str, value: Array) -> Array:
@@ -124,7 +124,7 @@ def _end(name: str) -> str:
     return name.split(".", 2)[2] if name.startswith("blocks.") else name
 
 
-def has_keys(name: str) -> bool:
+def has_key_axis(name: str) -> bool:
     """Return whether a value has numbers for each pair of tokens, as attention scores have."""
     return _SHAPES[_end(name)] == ("H", "T", "T")
 

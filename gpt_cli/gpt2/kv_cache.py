@@ -34,9 +34,9 @@ class KVCache:
 
     def reserve(self, new: NDArray[np.int64]) -> None:
         """Set `new`; raise IndexError if a text would exceed the capacity."""
-        most = max((self.lengths + new).tolist(), default=0)
-        if most > self.capacity:
-            raise IndexError(f"the cache has room for {self.capacity} tokens, not for {most}")
+        needed = max((self.lengths + new).tolist(), default=0)
+        if needed > self.capacity:
+            raise IndexError(f"the cache has room for {self.capacity} tokens, not for {needed}")
         self.new = new
 
     def append(self, layer: int, k: Array, v: Array) -> tuple[Array, Array]:

@@ -1,8 +1,9 @@
 """GPT-2: the whole transformer, from its parts to the forward pass, written in `ops`.
 
 Shapes: B batch, T new tokens, S = past + T, H heads, D head size, C = H * D width, V vocabulary.
-Names are the checkpoint's. The architecture is that of Radford et al., "Language Models are
-Unsupervised Multitask Learners", 2019: a block normalizes its input (pre-norm).
+4C is the inner width of the MLP, unless the configuration says otherwise. Names are the
+checkpoint's. The architecture is that of Radford et al., "Language Models are Unsupervised
+Multitask Learners", 2019: a block normalizes its input (pre-norm).
 
 `hook` gets each named value and may replace it; the names are TransformerLens's. By default nobody
 listens.
@@ -46,9 +47,9 @@ class MLP:
     activation: str
 
 
-@dataclass(frozen=True, eq=False)  # hashable by identity
+@dataclass(frozen=True, eq=False)  # hashable by identity: the library keeps what it makes of one
 class Block:
-    """One of the n_layer layers."""
+    """One of the n_layer layers: attention, then an MLP."""
 
     ln_1: LayerNorm
     attn: Attention
@@ -62,7 +63,7 @@ class GPT2:
 
     config: GPT2Config
     ops: Ops
-    wte: Matrix  # (C, V) token embedding, one column per token
+    wte: Matrix  # (C, V) token embedding, one column per token: the checkpoint's is (V, C)
     wpe: Array  # (n_positions, C) position embedding
     h: tuple[Block, ...]
     ln_f: LayerNorm
@@ -89,11 +90,11 @@ def embed(model: GPT2, ids: Array, positions: Array, hook: Hook) -> Array:
     ops = model.ops
     if not hook.listens("hook_embed", "hook_pos_embed"):
         return ops.embed(model.wte, model.wpe, ids, positions)
-    nowhere = ops.xp.full_like(model.wpe[:1], -0.0)  # x + -0.0 is x
-    tokens = ops.embed(model.wte, nowhere, ids, np.zeros_like(positions))
-    tokens = hook("hook_embed", tokens)
-    places = hook("hook_pos_embed", model.wpe[ops.xp.asarray(positions)])
-    return ops.add(tokens, places)
+    zero = ops.xp.full_like(model.wpe[:1], -0.0)  # x + -0.0 is x
+    of_tokens = ops.embed(model.wte, zero, ids, np.zeros_like(positions))
+    of_tokens = hook("hook_embed", of_tokens)
+    of_positions = hook("hook_pos_embed", model.wpe[ops.xp.asarray(positions)])
+    return ops.add(of_tokens, of_positions)
 
 
 def attention(x: Array, attn: Attention, layer: int, run: RunState) -> Array:
@@ -147,7 +148,7 @@ def hidden_states(
     model: GPT2,
     ids: Array,
     cache: KVCache | None = None,
-    lengths: Counts | None = None,
+    new: Counts | None = None,
     hook: Hook = NO_HOOK,
 ) -> Array:
     """Compute the last layer's normalized output for all tokens: ids (B, T) -> (B, T, C).
@@ -156,9 +157,9 @@ def hidden_states(
 
     Args:
         model: the weights.
-        ids: the whole texts, or the tokens that follow those in `cache`, which are added to it.
+        ids: the whole texts, or with a cache the tokens to append to its texts.
         cache: the keys and values of the previous tokens.
-        lengths: (B,) numbers of real ids in the rows, by default T. The rest of a row is padding on
+        new: (B,) the number of tokens in each row, by default T. The rest of a row is padding on
             the right; its results are undefined.
         hook: is called with each value, in the order of computation.
     """
@@ -166,11 +167,12 @@ def hidden_states(
     B, T = ids.shape
     if cache is None:  # make one with room for one layer, which the next layer overwrites
         cache = KVCache(model.config, ops, B, T, layers=1)
-    new = np.full(B, T) if lengths is None else lengths
+    if new is None:
+        new = np.full(B, T)
     cache.reserve(new)
     positions = cache.lengths[:, None] + np.minimum(np.arange(T), new[:, None] - 1)  # (B, T)
     positions = np.maximum(positions, 0)  # a row of only padding would be at -1
-    visible = positions + 1  # the causal mask: a token sees itself and the tokens before it
+    visible = positions + 1  # the causal mask: how many keys each token sees, up to its own
 
     hook = hook.begin(positions, new)
     x = embed(model, ids, positions, hook)  # (B, T, C)
@@ -192,7 +194,7 @@ def unembed(model: GPT2, x: Array, hook: Hook = NO_HOOK) -> Array:
 
 
 def forward(
-    model: GPT2, ids: Array, cache: KVCache | None = None, lengths: Counts | None = None
+    model: GPT2, ids: Array, cache: KVCache | None = None, new: Counts | None = None
 ) -> Array:
     """Run the transformer: ids (B, T) -> logits (B, T, V) of the next tokens, float32."""
-    return unembed(model, hidden_states(model, ids, cache, lengths))
+    return unembed(model, hidden_states(model, ids, cache, new))

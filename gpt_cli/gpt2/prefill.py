@@ -23,16 +23,17 @@ def prefill(
     model: GPT2,
     rows: Sequence[Sequence[int]],
     cache: KVCache | None,
-    tokens: int | None = None,
+    max_tokens: int | None = None,
     hook: Hook = NO_HOOK,
 ) -> Iterator[list[Array]]:
     """Append rows of ids to a cache; yield the states (t, C) of the t tokens per row of a pass.
 
-    A pass has up to `tokens` tokens, by default `ops.pass_tokens`. Without a cache it has all.
+    A pass has up to `max_tokens` tokens, by default `ops.pass_tokens`. Without a cache, there is
+    one pass.
     """
     ids, lengths = right_pad(rows)
-    most = tokens or model.ops.pass_tokens
-    width = max(1, most // len(rows)) if cache else max(1, ids.shape[1])
+    max_tokens = max_tokens or model.ops.pass_tokens
+    width = max(1, max_tokens // len(rows)) if cache else max(1, ids.shape[1])
     for start in range(0, ids.shape[1], width):
         part = ids[:, start : start + width]
         new = np.clip(lengths - start, 0, part.shape[1])

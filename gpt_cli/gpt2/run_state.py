@@ -18,7 +18,7 @@ class RunState:
 
     Attributes:
         ops: the operations of the device.
-        visible: (B, T) the causal mask: the number of tokens, from the first on, that each sees.
+        visible: (B, T) the causal mask: the number of keys, from the first on, that a token sees.
         cache: the keys and values of all S tokens so far.
         hook: gets the values at hook points.
     """
@@ -29,10 +29,10 @@ class RunState:
     hook: Hook
 
     def attend(self, q: Array, keys: Array, values: Array, scale: float, layer: int) -> Array:
-        """Return the means of the values, weighted by the attention: (B, H, T, D) -> (B, H, T, D).
+        """Return the means of the values, weighted by the attention: q (B, H, T, D) -> the same.
 
-        A hook that listens to scores or the pattern gets them. If it changes them, the means are
-        computed again from what it returns.
+        `keys` and `values` are one layer of the cache. A hook that listens to scores or the pattern
+        gets them. If it changes them, the means are computed again from what it returns.
         """
         ops, hook = self.ops, self.hook.at(layer)
         if not hook.listens("attn.hook_attn_scores", "attn.hook_pattern"):
@@ -44,10 +44,10 @@ class RunState:
         shape = *q.shape[:3], int(self.visible.max())  # (B, H, T, S)
         scores = ops.xp.empty(shape, "f4")
         pattern = ops.xp.empty(shape, "f4")
-        z = z_of(AttentionSteps(scores, pattern))
+        z = z_of(AttentionSteps(scores, pattern))  # fills both in place
         new_scores = hook("attn.hook_attn_scores", scores)
         if new_scores is not scores:
-            z = z_of(AttentionSteps(new_scores, pattern, "scores"))
+            z = z_of(AttentionSteps(new_scores, pattern, "scores"))  # fills the pattern
         new_pattern = hook("attn.hook_pattern", pattern)
         if new_pattern is not pattern:
             other = z_of(AttentionSteps(scores, new_pattern, "pattern"))

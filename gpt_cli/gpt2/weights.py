@@ -56,11 +56,11 @@ def untied_weights(model: Any) -> dict[str, Any]:
 
 def columns_of(ops: Ops, matrix: Matrix, n_in: int, indices: Sequence[int]) -> Array:
     """Return columns of a matrix (n_in, n_out) on the host, in float32: (indices, n_in)."""
-    # As embeddings. The position -0.0 changes no bit of them.
+    # They are read as embeddings of tokens. That of the position, -0.0, changes no bit.
     ids = ops.xp.asarray([indices])
     positions = ops.xp.zeros((1, 1), int)
-    nowhere = ops.xp.full((1, n_in), -0.0, np.float32)
-    return ops.to_host(ops.embed(matrix, nowhere, ids, positions))[0]
+    zero = ops.xp.full((1, n_in), -0.0, np.float32)
+    return ops.to_host(ops.embed(matrix, zero, ids, positions))[0]
 
 
 class Weights(Mapping[str, NDArray[np.float32]]):
@@ -102,7 +102,8 @@ def damaged_weight(model: Any) -> str | None:
     """Return the name of the first weight of a model that has an infinity or a NaN."""
     isfinite = model.ops.xp.isfinite
     for name, weight in named_weights(model):
-        if not (weight.is_finite() if hasattr(weight, "is_finite") else isfinite(weight).all()):
+        is_packed = hasattr(weight, "is_finite")
+        if not (weight.is_finite() if is_packed else isfinite(weight).all()):
             return name
     return None
 

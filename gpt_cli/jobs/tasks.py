@@ -156,16 +156,21 @@ class Scoring(_OfTexts):
         results = engine.score_many(self.texts(rows), **self.options)
         if not self.whole_files:
             return results
-        return [self._of_file(row, result) for row, result in zip(rows, results, strict=True)]
+        start = engine.loaded.start_ids(bos=self.bos)
+        return [
+            self._of_file(row, result, start) for row, result in zip(rows, results, strict=True)
+        ]
 
-    def _of_file(self, row: InputRow, result: "Score | InputError") -> "Score | InputError":
+    def _of_file(
+        self, row: InputRow, result: "Score | InputError", start: list[int]
+    ) -> "Score | InputError":
         """Return the result of a whole file, or an error with its name."""
         from gpt_cli.scoring.score import too_short  # brings NumPy
 
         if not isinstance(result, InputError):
             if result.tokens_scored:
                 return result
-            result = too_short(bos=self.bos)
+            result = too_short(start)
         return InputError(f"{storage.label(row.file or '')}: {result}")
 
     @property
@@ -246,12 +251,12 @@ class Activations(_OfTexts):
         """Return the arrays of a record; raise FloatingPointError if a value overflows."""
         from numpy import errstate
 
-        from gpt_cli.gpt2.hooks import has_keys
+        from gpt_cli.gpt2.hooks import has_key_axis
 
         arrays = result.word_columns if self.pool else result.token_columns
         with errstate(over="raise"):
             for name, value in result.values.items():
-                value = value.swapaxes(0, 1) if has_keys(name) else value
+                value = value.swapaxes(0, 1) if has_key_axis(name) else value
                 arrays[name] = value.astype(self.out_dtype)
         return arrays
 

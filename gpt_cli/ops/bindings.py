@@ -95,7 +95,7 @@ Narrow = _struct("narrow", "P x y; N rows stride n")
 Attend = _struct(
     "attend",
     f"P q keys values visible y scratch scores pattern; N {_HEADS} y_stride {_CACHE} S;"
-    "F scale; I half edited",
+    "F scale; I half known_step",
 )
 AllLayers = _struct(
     "layers",

@@ -45,7 +45,7 @@ class AttentionSteps(NamedTuple):
 
     scores: Array
     pattern: Array
-    edited: Literal["scores", "pattern"] | None = None  # the step that the computation begins with
+    known_step: Literal["scores", "pattern"] | None = None  # the computation begins with it
 
 
 class Rows(Protocol):
@@ -166,20 +166,21 @@ class Ops(ABC):
         visible: Array,
         steps: AttentionSteps,
     ) -> Array:
-        """Return what `attend` does, and fill in its steps, or begin with the edited step.
+        """Return what `attend` does, and fill in its steps in place.
 
+        If a step is known, the computation begins with it, and fills in only the one after it.
         The scores are scaled, and -inf for keys that are not visible. S is at least the largest of
         `visible`.
         """
         xp = self.xp
-        scores, pattern, edited = steps
+        scores, pattern, known_step = steps
         S = scores.shape[-1]
         k = keys[:, :, :S].astype("f4")
         v = values[:, :, :S].astype("f4")
         hidden = xp.arange(S) >= xp.asarray(visible)[:, None, :, None]
-        if edited is None:
+        if known_step is None:
             scores[...] = scale * (q @ k.swapaxes(-1, -2))
-        if edited != "pattern":
+        if known_step != "pattern":
             scores[...] = xp.where(hidden, -xp.inf, scores)
             exponentials = xp.exp(scores - scores.max(axis=-1, keepdims=True))
             pattern[...] = exponentials / exponentials.sum(axis=-1, keepdims=True)

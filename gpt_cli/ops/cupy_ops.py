@@ -32,7 +32,7 @@ from gpt_cli.ops.cuda.layers import Layers, Tokens, norm_of
 from gpt_cli.ops.cuda.passes import Passes, Places
 from gpt_cli.ops.cuda.placed import Placed
 from gpt_cli.ops.int8 import LARGEST, Int8Rows, invalid, quantize
-from gpt_cli.ops.kernels import ACTIVATIONS, EDITED, LARGEST_TOP_K, strides
+from gpt_cli.ops.kernels import ACTIVATIONS, KNOWN_STEPS, LARGEST_TOP_K, strides
 from gpt_cli.ops.short import round_to
 from gpt_cli.options.request import SamplingParams
 
@@ -219,9 +219,9 @@ class CuPyOps(Ops):
     ) -> Array:
         scores = cupy.ascontiguousarray(steps.scores, np.float32)
         pattern = cupy.ascontiguousarray(steps.pattern, np.float32)
-        edited = EDITED.index(steps.edited)
+        known_step = KNOWN_STEPS.index(steps.known_step)
         y = self._attend(
-            q, keys, values, scale, visible, scores=scores, pattern=pattern, edited=edited
+            q, keys, values, scale, visible, scores=scores, pattern=pattern, known_step=known_step
         )
         if scores is not steps.scores:
             steps.scores[...] = scores

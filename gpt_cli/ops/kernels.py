@@ -3,9 +3,9 @@
 from gpt_cli.folder import config
 from gpt_cli.ops.contract import Array
 
-# In the order of the enums `activation` and `edited`.
+# In the order of the enums `activation` and `known_step`.
 ACTIVATIONS = (None, *config.ACTIVATIONS)
-EDITED = (None, "scores", "pattern")
+KNOWN_STEPS = (None, "scores", "pattern")
 LARGEST_TOP_K = 1024  # in `choose`: for more, NumPy's sort is faster
 
 

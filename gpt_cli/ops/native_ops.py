@@ -24,7 +24,7 @@ from gpt_cli.ops.contract import (
     Model,
     Rows,
 )
-from gpt_cli.ops.kernels import ACTIVATIONS, EDITED, LARGEST_TOP_K, strides
+from gpt_cli.ops.kernels import ACTIVATIONS, KNOWN_STEPS, LARGEST_TOP_K, strides
 from gpt_cli.ops.memory import Arena, Workspace, address
 from gpt_cli.ops.packing import Packed
 from gpt_cli.options.request import SamplingParams
@@ -177,7 +177,7 @@ class NativeOps(DraftOps):
             check(right and array.dtype == FLOAT32 and array.flags.c_contiguous, "steps", array)
         return self._attend(
             q, keys, values, visible, scale=scale, S=scores.shape[3], scores=scores,
-            pattern=pattern, edited=EDITED.index(steps.edited),
+            pattern=pattern, known_step=KNOWN_STEPS.index(steps.known_step),
         )  # fmt: skip
 
     def _attend(self, q: Array, keys: Array, values: Array, visible: Array, **fields: Any) -> Array:

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt_cli.gpt2.hooks import has_keys
+from gpt_cli.gpt2.hooks import has_key_axis
 from gpt_cli.gpt2.model import GPT2
 from gpt_cli.gpt2.weights import check_finite
 from gpt_cli.ops import Array, Ops
@@ -56,7 +56,7 @@ def check_pool(pool: str | None, names: Iterable[str]) -> None:
     """Raise OptionError if it is not a pool, or if values cannot be pooled."""
     if pool is not None and pool not in get_args(Pool):
         raise OptionError("pool", f"must be one of {', '.join(get_args(Pool))}, not {pool!r:.40}")
-    wide = [name for name in names if has_keys(name)]
+    wide = [name for name in names if has_key_axis(name)]
     if pool and wide:
         problem = f"must not be set for {wide[0]}, which has a number per key: leave it out"
         raise OptionError("pool", problem)
@@ -102,13 +102,13 @@ def activations(
         values: dict[int, Values] = {}
         for computed in states(model, group, names, most_bytes=_BYTES):
             for row in computed.rows:
-                text = group[row.text]
+                text = group[row.text_index]
                 check_finite(model, row.states, computed.hook)
                 arrays = {name: _on_host(model.ops.to_host(row.values[name])) for name in names}
                 if spans:
                     ranges = spans(text)
                     arrays = {name: _means(array, ranges) for name, array in arrays.items()}
-                values[row.text] = arrays
+                values[row.text_index] = arrays
             del computed, row  # the values of a pass take as much memory as the next one
         yield from (values.pop(index) for index in range(len(group)))
 

@@ -179,7 +179,7 @@ def _answer_logits(model: GPT2, texts: Sequence[Text], answers: Answers) -> list
         last = ops.xp.stack([row.states[-1] for row in computed.rows])
         logits = unembed(model, last, computed.hook)[:, ops.xp.asarray(answers)]
         for row, measure in zip(computed.rows, _difference(_on_host(ops, logits).T), strict=True):
-            measures[row.text] = float(measure)
+            measures[row.text_index] = float(measure)
     return measures
 
 

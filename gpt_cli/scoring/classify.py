@@ -51,13 +51,13 @@ def classify(
         # A text may end within the prefix, whose states come first.
         rows = []
         for row in computed.rows:
-            index = classifier.position(texts[row.text].ids)
+            index = classifier.position(texts[row.text_index].ids)
             rows.append(_state_at(index, computed.prefix.states, row.states))
         logits = model.ops.linear(model.ops.xp.stack(rows), classifier.score)
         check_finite(model, logits, computed.hook)
         outputs = model.ops.to_host(logits)
         for row, output in zip(computed.rows, outputs, strict=True):
-            results[row.text] = _classification(classifier, texts[row.text].ids, output)
+            results[row.text_index] = _classification(classifier, texts[row.text_index].ids, output)
     return [results[index] for index in range(len(texts))]
 
 

@@ -133,18 +133,18 @@ def continuation_logprobs(loaded: LoadedModel, prompts: Sequence[Text]) -> list[
     passes = states(model, prompts, prefixes=loaded.prefixes)
     for hook, group in groupby(passes, attrgetter("hook")):  # all plain prompts have one hook
         rows = (
-            (row, row.continuation)
+            (row, row.continuation_index)
             for computed in group
             for row in computed.rows
-            if row.continuation is not None
+            if row.continuation_index is not None
         )
         # The logits of many states at a time take less time.
         while part := list(islice(rows, model.ops.logits_rows)):
             x = model.ops.xp.concatenate([row.states for row, _ in part])
-            targets = [prompts[row.text].continuations[number] for row, number in part]
+            targets = [prompts[row.text_index].continuations[number] for row, number in part]
             measured = measure_states(model, x, targets, measures, hook)
             for (row, number), columns in zip(part, measured, strict=True):
-                logprobs[row.text, number] = columns["logprobs"]
+                logprobs[row.text_index, number] = columns["logprobs"]
     return [
         [logprobs[index, number] for number in range(len(prompt.continuations))]
         for index, prompt in enumerate(prompts)

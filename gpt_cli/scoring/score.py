@@ -10,7 +10,7 @@ from gpt_cli.errors import InputError
 from gpt_cli.folder.base_tokenizer import Tokenizer
 from gpt_cli.gpt2.hooks import select_hooks
 from gpt_cli.gpt2.model import GPT2
-from gpt_cli.options.declare import OptionError
+from gpt_cli.options.declare import PERCENT, OptionError, check
 from gpt_cli.texts.loaded import LoadedModel
 from gpt_cli.texts.measures import Columns, Measure, log_probabilities, measure_states
 from gpt_cli.texts.prefix_cache import Prefix
@@ -50,8 +50,9 @@ class Score:
     ranks: list[int | None] | None = None  # of the ids by probability; 1 is the likeliest
     moments: list[list[float] | None] | None = None  # mean and deviation of log p, under p
     gaps: list[float | None] | None = None  # to the log-probabilities of the likeliest tokens
-    initial_logprobs: list[float | None] | None = None  # see `words.among`
-    words: list[Word] | None = None  # of the text
+    # Of the initial tokens among all such tokens, see `gpt_cli.texts.words`; None for other tokens.
+    initial_logprobs: list[float | None] | None = None
+    words: list[Word] | None = None
     layers: list[list[float | None]] | None = None  # `token_logprobs` after 0 to n_layer layers
     initial_layers: list[list[float | None]] | None = None  # of `initial_logprobs`
 
@@ -84,9 +85,10 @@ class Score:
         return bits / self.bytes_scored if self.tokens_scored and self.bytes_scored else None
 
     def min_k(self, percent: float) -> float | None:
-        """Return Min-K%: the mean log-probability of the least likely tokens.
+        """Return Min-K%: the mean log-probability of the least likely tokens, at least of one.
 
-        Shi et al., arXiv 2310.16789. None if no token is scored.
+        Shi et al., arXiv 2310.16789. None if no token is scored. InputError if `percent` is not
+        above 0 and at most 100.
         """
         return _mean_of_lowest((x for x in self.token_logprobs if x is not None), percent)
 
@@ -120,14 +122,15 @@ def _standardized(logprob: float, mean: float, std: float) -> float:
 
 
 def _mean_of_lowest(values: Iterable[float], percent: float) -> float | None:
+    check("percent", percent, PERCENT)
     ordered = sorted(values)
     count = max(1, int(len(ordered) * percent / 100))
     return math.fsum(ordered[:count]) / count if ordered else None
 
 
-def too_short(*, bos: bool) -> InputError:
-    """Return the error of a text of which no token can be scored."""
-    needed = "1 token" if bos else "2 tokens: the first has nothing before it"
+def too_short(start: Sequence[int]) -> InputError:
+    """Return the error of a text without tokens to score; `start` are the ids before every text."""
+    needed = "1 token" if start else "2 tokens: the first has nothing before it"
     return InputError(f"a text needs at least {needed}")
 
 
@@ -253,7 +256,7 @@ def measure_windows(
     prefix: Prefix | None = None
     known: Columns = {}  # of the tokens of the prefix
     for computed in states(model, inputs, names, prefixes=loaded.prefixes):
-        group = [texts[row.text] for row in computed.rows]
+        group = [texts[row.text_index] for row in computed.rows]
         if computed.prefix is not prefix:
             prefix = computed.prefix
             known = {}
@@ -261,14 +264,16 @@ def measure_windows(
             (known,) = measure_states(model, prefix.states[:-1], [prefix.ids[1:]], measures)
         new = _new_columns(model, computed, group, measures)
         for row, values in zip(computed.rows, new, strict=True):
-            first = texts[row.text].first
+            first = texts[row.text_index].first
             before = {name: column[first - 1 :] for name, column in known.items()}
-            columns[row.text] = {name: before.get(name, []) + values[name] for name in measures}
+            columns[row.text_index] = {
+                name: before.get(name, []) + values[name] for name in measures
+            }
         if of_layers:
             inner = {name: measures[name] for name in of_layers}
             of_texts = _columns_after_layers(model, computed, group, inner)
             for row, layers in zip(computed.rows, of_texts, strict=True):
-                columns[row.text].update(_with_last(layers, columns[row.text]))
+                columns[row.text_index].update(_with_last(layers, columns[row.text_index]))
         del computed, row  # the values of a pass take as much memory as the next one
     return columns
 

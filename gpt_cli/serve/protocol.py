@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError, ResourceError, counted, did_you_mean
 from gpt_cli.gpt2.edits import Edit, EditError, bind
-from gpt_cli.gpt2.hooks import FINAL, has_keys, hook_shapes, select_hooks
+from gpt_cli.gpt2.hooks import FINAL, has_key_axis, hook_shapes, select_hooks
 from gpt_cli.options.declare import AT_LEAST_0, Declared, OptionError, between, option
 from gpt_cli.options.request import OF_SEARCH, Options, SamplingParams, check_search
 from gpt_cli.serve import trial
@@ -187,7 +187,7 @@ def _vector_size(engine: Engine, hook: str) -> int:
         raise RequestError(str(error), "hook") from None
     if names != [hook]:
         raise RequestError(f"hook {hook!r:.80} must name one hook point, without * and ?", "hook")
-    if has_keys(hook):
+    if has_key_axis(hook):
         raise RequestError(f"hook {hook} has no vector for each token", "hook")
     return math.prod(map(int, hook_shapes(config)[hook][1:]))
 

@@ -33,7 +33,7 @@ from gpt_cli.gpt2.weights import NotFiniteError
 from gpt_cli.serve.prompts import CHUNK, MeasuredText, PendingText, Prompts
 from gpt_cli.serve.refusals import QueueFullError, StoppedError
 from gpt_cli.texts.loaded import LoadedModel
-from gpt_cli.texts.prefix_cache import SHORTEST, Prefix, cache_budget, common_length
+from gpt_cli.texts.prefix_cache import MIN_PREFIX_TOKENS, Prefix, cache_budget, common_length
 
 _LOOK_AHEAD = 16  # waiting texts that others may overtake
 _IDLE_SECONDS = 60.0  # until the memory of earlier texts is released
@@ -63,7 +63,7 @@ class Scheduler:
         self._max_queue = max_queue
         self._batch = Batch(self._loaded, self.max_batch)
         self._running: set[PendingText] = set()  # all that do not wait
-        self._decoded: dict[int, PendingText] = {}  # by `BatchRow.number`
+        self._decoded: dict[int, PendingText] = {}  # by `BatchRow.request_number`
         self._prompts: deque[Prompts] = deque()
         self._waiting: list[_Waiting] = []  # a heap
         self._prefixes = self._loaded.prefixes
@@ -154,7 +154,7 @@ class Scheduler:
 
     def _drop(self, numbers: Set[int]) -> list[PendingText]:
         """Drop the rows with these numbers from the batch; return their texts."""
-        self._batch.drop([row for row in self._batch.rows if row.number in numbers])
+        self._batch.drop([row for row in self._batch.rows if row.request_number in numbers])
         texts = [self._decoded.pop(number) for number in numbers]
         self._running.difference_update(texts)
         return texts
@@ -221,7 +221,7 @@ class Scheduler:
         for prompts in self._prompts:
             others += prompts.texts
         common = [common_length(text.cacheable_ids, other.cacheable_ids) for other in others]
-        return max(common, default=0) >= max(cached + 1, SHORTEST)
+        return max(common, default=0) >= max(cached + 1, MIN_PREFIX_TOKENS)
 
     def _advance(self) -> None:
         """Compute a chunk of the first prompts; once they are ready, let their texts join."""
@@ -237,7 +237,7 @@ class Scheduler:
     def _finish(self, prompts: Prompts) -> None:
         """Keep prompts that are ready, and let their texts join."""
         for row, text in enumerate(prompts.texts):
-            if self._prefixes.keeps and len(text.cacheable_ids) >= SHORTEST:
+            if self._prefixes.keeps and len(text.cacheable_ids) >= MIN_PREFIX_TOKENS:
                 cache = prompts.cache
                 length = len(text.prefill_ids)
                 if len(prompts.texts) > 1:
@@ -265,7 +265,7 @@ class Scheduler:
         except (GPTCLIError, MemoryError) as error:
             # Perhaps only a few texts use the damaged weights.
             damaged = error.rows if isinstance(error, NotFiniteError) else ()
-            numbers = {self._batch.rows[index].number for index in damaged}
+            numbers = {self._batch.rows[index].request_number for index in damaged}
             self._end(self._drop(numbers or set(self._decoded)), error)
             return
         for step in steps:

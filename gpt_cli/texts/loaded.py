@@ -118,16 +118,17 @@ class LoadedModel:
         ids: Sequence[int],
         edits: str | Sequence[str] | None = None,
         continuations: Sequence[list[int]] = (),
-        most: int | None = None,
+        final_length: int | None = None,
     ) -> Text:
         """Return a text, as ids, with the edits of all texts and its own.
 
-        It will have up to `most` tokens; by default those of its longest continuation are last.
+        `final_length` is the number of tokens that the text may grow to: positions of edits must be
+        among them. By default, these are the ids and those of the longest continuation.
         """
         ids = self.config.check_ids(ids)
-        if most is None:
-            most = len(ids) + max(map(len, continuations), default=0)
-        bounds = self.bound_edits(edits, len(ids), most)
+        if final_length is None:
+            final_length = len(ids) + max(map(len, continuations), default=0)
+        bounds = self.bound_edits(edits, len(ids), final_length)
         return Text(ids, edits=bounds, continuations=continuations)
 
     def prompt(self, prompt: str, *, special: bool = False, most: int | None = None) -> Text:
@@ -137,7 +138,7 @@ class LoadedModel:
         """
         ids = self.prompt_ids(prompt, special=special)
         self.check_fits(len(ids), "prompt")
-        return self.text_of_ids(ids, most=most)
+        return self.text_of_ids(ids, final_length=most)
 
     def required_classifier(self) -> ClassifierHead:
         """Return the head of a classifier; raise InputError if the model has none."""
@@ -156,7 +157,7 @@ class LoadedModel:
             )
 
     def bound_edits(
-        self, written: str | Sequence[str] | None, length: int, most: int
+        self, written: str | Sequence[str] | None, length: int, final_length: int
     ) -> list[Bound]:
         """Return the edits of a text, those of all texts and its own: see `edits.bind`.
 
@@ -168,7 +169,7 @@ class LoadedModel:
             edits += [Edit.parse(text, self.config) for text in valid]
         if edits:
             self.check_fits(length, "text with edits")
-        return bind(edits, length, most)
+        return bind(edits, length, final_length)
 
     def refuse_edits(self, complaint: str) -> None:
         """Raise OptionError with this complaint if there are edits of all texts."""

@@ -27,18 +27,21 @@ def measure_states(
     measures: Mapping[str, Measure],
     hook: Hook = NO_HOOK,
 ) -> list[Columns]:
-    """Return the columns of rows, from the states x (N, C) before their N targets in all.
+    """Return the columns of rows of targets, from the states x (N, C) that predict all N of them.
 
-    For `hook`, see `unembed`.
+    A value that is nan becomes None. For `hook`, see `unembed`.
     """
     ops = model.ops
-    ids = ops.xp.asarray(np.concatenate(targets))
+    ids = ops.xp.asarray([id for row in targets for id in row], dtype="int64")
     values: Columns = {name: [] for name in measures}  # of all rows
     for begin in range(0, len(x), ops.logits_rows):
         part = slice(begin, begin + ops.logits_rows)
         logits = unembed(model, x[part], hook)
         for name, measure in measures.items():
-            values[name] += ops.to_host(measure(ops, logits, ids[part])).tolist()
+            numbers = ops.to_host(measure(ops, logits, ids[part]))
+            column = numbers.astype(object)
+            column[np.isnan(numbers)] = None
+            values[name] += column.tolist()
     columns = []
     begin = 0
     for row in targets:
@@ -68,9 +71,9 @@ def gaps(ops: Ops, logits: Array, ids: Array) -> Array:
 
 
 def moments(ops: Ops, logits: Array, ids: Array) -> Array:
-    """Return mean and standard deviation of log p under p, in nats: (n, 2) float64.
+    """Return the mean and the standard deviation of log p of a token that p gives: (n, 2) float64.
 
-    The mean is the negative entropy.
+    They are in nats. The mean is the negative entropy.
     """
     pairs = []
     # Row by row: a row of GPT-2's vocabulary fits in the processor's cache.
@@ -88,12 +91,12 @@ def all_logits(model: GPT2, texts: Sequence[Text]) -> Array:
     x: dict[int, Array] = {}
     for computed in states(model, texts):
         for row in computed.rows:
-            x[row.text] = row.states
+            x[row.text_index] = row.states
     stacked = model.ops.xp.stack([x[index] for index in range(len(texts))])
     return unembed(model, stacked, editing_hook(texts, model.ops))
 
 
-def next_tokens(model: GPT2, text: Text, count: int) -> list[tuple[int, float]]:
+def next_tokens(model: GPT2, text: Text, count: int) -> TopLogprobs:
     """Return the ids of the likeliest tokens after a text, best first, with log-probabilities."""
     (computed,) = states(model, [text])
     (row,) = computed.rows

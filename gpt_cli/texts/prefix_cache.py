@@ -15,11 +15,12 @@ from gpt_cli.gpt2.model import GPT2
 from gpt_cli.gpt2.prefill import prefill
 from gpt_cli.ops import Array
 
-SHORTEST = 16  # tokens of a prefix
-_LEAST = 128  # tokens that a group of texts must save: a prefix takes one more pass
-_BYTES = 128e6  # of prefixes, keys and values of texts side by side; or this share of the weights
-_SHARE = 0.25
-_MOST = 64  # prefixes that are kept: all are compared with every text
+MIN_PREFIX_TOKENS = 16
+_MIN_SAVED_TOKENS = 128  # by a group of texts: a prefix takes one more pass
+# The bytes of prefixes, and of keys and values of texts side by side: see `cache_budget`.
+_MIN_BUDGET = 128e6
+_BUDGET_SHARE = 0.25  # of the weights
+_MAX_PREFIXES = 64  # that are kept: all are compared with every text
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,9 @@ class PrefixCache:
         self.keeps = model.ops.batch_invariant  # else results would depend on earlier texts
 
     def groups(self, texts: Sequence[list[int]]) -> list[tuple[int, list[int]]]:
-        """Group texts where that saves tokens: return their common tokens, and their indices.
+        """Group texts where that saves tokens: return the lengths of their prefixes, and indices.
 
-        The number of tokens is 0 for texts that have too little in common with others.
+        Texts that have too little in common with others are one group, whose prefix is empty.
 
         In lexicographic order, texts that begin alike are neighbours. Groups are nested: those with
         more in common lie within those with less. A group stays apart from the one around it if it
@@ -69,11 +70,11 @@ class PrefixCache:
         for index, neighbour in zip_longest(order, order[1:]):
             nested.append((len(texts[index]), [index]))
             common = 0 if neighbour is None else common_length(texts[index], texts[neighbour])
-            common = common if common >= SHORTEST else 0
+            common = common if common >= MIN_PREFIX_TOKENS else 0
             while nested[-1][0] > common:  # the neighbour is not in this group
                 length, group = nested.pop()
                 around = max(common, nested[-1][0] if nested else 0)
-                if length * (len(group) - 1) >= max(_LEAST, around * len(group)):
+                if length * (len(group) - 1) >= max(_MIN_SAVED_TOKENS, around * len(group)):
                     shared.append((length, group))
                     group = []
                 if not nested or nested[-1][0] < around:
@@ -106,7 +107,7 @@ class PrefixCache:
         self.keep(prefix)
         return prefix
 
-    def find(self, ids: Sequence[int]) -> tuple[Prefix | None, int]:
+    def find(self, ids: list[int]) -> tuple[Prefix | None, int]:
         """Return the prefix that has most tokens in common with a text, and their number."""
         lengths = [common_length(prefix.ids, ids) for prefix in self._kept]
         longest = max(lengths, default=0)
@@ -121,7 +122,7 @@ class PrefixCache:
         if not self.keeps or not prefix.ids:
             return
         others = [other for other in self._kept if prefix.ids[: len(other.ids)] != other.ids]
-        self._kept = [*others, prefix][-_MOST:]
+        self._kept = [*others, prefix][-_MAX_PREFIXES:]
         while len(self._kept) > 1 and sum(kept.bytes for kept in self._kept) > self._most_bytes:
             del self._kept[0]
 
@@ -132,17 +133,17 @@ class PrefixCache:
 
 def cache_budget(model: GPT2) -> float:
     """Return the bytes that prefixes, keys and values may take beside the weights."""
-    return max(_BYTES, _SHARE * weights_bytes(model.config, model.ops.dtype))
+    return max(_MIN_BUDGET, _BUDGET_SHARE * weights_bytes(model.config, model.ops.dtype))
 
 
-def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+def common_length(one: list[int], other: list[int]) -> int:
     """Return the number of ids that two texts have in common at their beginning."""
-    known = 0
+    least = 0
     most = min(len(one), len(other))
-    while known < most:  # halving: slices are compared in C
-        middle = (known + most + 1) // 2
-        if one[known:middle] == other[known:middle]:
-            known = middle
+    while least < most:  # binary search: slices are compared in C
+        middle = (least + most + 1) // 2
+        if one[least:middle] == other[least:middle]:
+            least = middle
         else:
             most = middle - 1
-    return known
+    return least

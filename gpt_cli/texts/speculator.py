@@ -24,7 +24,8 @@ class Speculator:
         """Return whether drafts can save time, and leave the texts as they are."""
         ops = self.model.ops
         size = weights_bytes(self.model.config, ops.dtype)
-        return ops.batch_invariant and size >= _MIN_BYTES and not is_modified()  # C drafts, too
+        # Drafts come from the library as well, whose layers are those of the unmodified model.
+        return ops.batch_invariant and size >= _MIN_BYTES and not is_modified()
 
     @property
     def needed_bytes(self) -> int:

@@ -24,17 +24,17 @@ class TextStates:
     """The results of a pass for a text, or for one of its continuations.
 
     Attributes:
-        text: the index of the text.
-        states: (t, C) of a text, at its t tokens after the prefix; of a continuation, those that
-            predict its t tokens.
+        text_index: of the text.
+        states: (t, C). Of a text: the states at its t tokens after the prefix. Of a continuation:
+            those that predict its t tokens, at the tokens before them.
         values: at hook points, by name, with the shapes of `hook_shapes`.
-        continuation: its index; None for a text.
+        continuation_index: None for a text.
     """
 
-    text: int
+    text_index: int
     states: Array
     values: dict[str, Array] = field(default_factory=dict)
-    continuation: int | None = None
+    continuation_index: int | None = None
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ def states(
         members = list(group.values())
         longest = max(len(text.ids) for text in members) - n
         side_by_side = min(len(members), model.ops.pass_tokens // max(1, longest))
-        # Fewer passes: one for each turn of the texts' continuations, or one for each text?
+        # A pass is one turn of texts side by side, the i-th continuation of each, or it is all the
+        # continuations of one text. Choose what takes fewer passes.
         if side_by_side < max(len(text.continuations) for text in members):
             for index, text in group.items():
                 prefix = _as_prefix(model, text, prefixes)
@@ -125,20 +126,19 @@ def _texts_after(
     """Yield passes over texts from the end of a prefix on, and over their continuations in turn."""
     n = len(prefix.ids)
     lengths = [len(text.ids) - n for text in group.values()]
-    # The last token of a continuation is only predicted, so it needs no state.
-    after = [max([1, *map(len, text.continuations)]) - 1 for text in group.values()]
-    widths = [max(pair) for pair in zip(lengths, after, strict=True)]
-    most_rows = len(group)
+    continuation_lengths = [_computed_length(text.continuations) for text in group.values()]
+    pairs = list(zip(lengths, continuation_lengths, strict=True))
+    max_rows = len(group)
     whole_cache = None
     if n or any(text.continuations for text in group.values()):
-        capacity = max(sum(pair) for pair in zip(lengths, after, strict=True))
-        whole_cache = _rows_after(model, prefix, most_rows, capacity)
-        most_rows = len(whole_cache.lengths)
-    if most_bytes:
+        max_new = max(length + further for length, further in pairs)
+        whole_cache = _rows_after(model, prefix, max_rows, max_new)
+        max_rows = len(whole_cache.lengths)
+    if most_bytes and names:
         fitting = most_bytes // value_bytes(model, names, max(lengths))
-        most_rows = min(most_rows, max(1, fitting))
+        max_rows = min(max_rows, max(1, fitting))
     indices = list(group)
-    for members in passes(widths, most_rows, model.ops.pass_tokens):
+    for members in passes([max(pair) for pair in pairs], max_rows, model.ops.pass_tokens):
         part = {indices[member]: group[indices[member]] for member in members}
         if whole_cache is None:
             # Without a name, so that its memory is free in the next pass.
@@ -148,6 +148,11 @@ def _texts_after(
             computed = _computed(model, prefix, part, cache, names)
             yield computed
             yield from _turns(model, computed, list(part.values()), cache)
+
+
+def _computed_length(continuations: Sequence[list[int]]) -> int:
+    """Return the most tokens of a continuation that need a state: the last is only predicted."""
+    return max([1, *map(len, continuations)]) - 1
 
 
 def _computed(
@@ -171,18 +176,18 @@ def _turns(
     model: GPT2, computed: Computed, texts: Sequence[Text], cache: KVCache
 ) -> Iterator[Computed]:
     """Yield a pass over the first continuation of each computed text, then the second, ..."""
-    begun = cache.lengths
+    text_lengths = cache.lengths
     turns = zip_longest(*(text.continuations for text in texts), fillvalue=[])
     for number, turn in enumerate(turns):
-        cache.rewind(begun)
-        after = row_states(model, [ids[:-1] for ids in turn], cache, computed.hook)
+        cache.rewind(text_lengths)
+        states_after = row_states(model, [ids[:-1] for ids in turn], cache, computed.hook)
         rows = []
-        for row, ids, x in zip(computed.rows, turn, after, strict=True):
+        for row, ids, x in zip(computed.rows, turn, states_after, strict=True):
             if ids:
                 # The text may end with the prefix.
                 before = row.states if len(row.states) else computed.prefix.states
                 predicting = model.ops.xp.concatenate([before[-1:], x])
-                rows.append(replace(row, states=predicting, continuation=number))
+                rows.append(replace(row, states=predicting, continuation_index=number))
         yield Computed(computed.prefix, rows, computed.hook)
 
 
@@ -198,35 +203,35 @@ def _continuations_after(model: GPT2, prefix: Prefix, index: int, text: Text) ->
     for numbers in passes(lengths, len(whole_cache.lengths), model.ops.pass_tokens):
         cache = whole_cache.view(len(numbers))
         hook = editing_hook([text] * len(numbers), model.ops)
-        after = row_states(model, [rests[number] for number in numbers], cache, hook)
+        states_after = row_states(model, [rests[number] for number in numbers], cache, hook)
         rows = []
-        for number, x in zip(numbers, after, strict=True):
+        for number, x in zip(numbers, states_after, strict=True):
             predicting = model.ops.xp.concatenate([prefix.states[-1:], x])
-            rows.append(replace(whole, states=predicting, continuation=number))
+            rows.append(replace(whole, states=predicting, continuation_index=number))
         yield Computed(prefix, rows, hook)
 
 
-def _rows_after(model: GPT2, prefix: Prefix, most_rows: int, longest: int) -> KVCache:
-    """Return a cache of rows that begin with a prefix, for up to `longest` tokens after it.
+def _rows_after(model: GPT2, prefix: Prefix, max_rows: int, max_new: int) -> KVCache:
+    """Return a cache of rows that begin with a prefix, for up to `max_new` tokens after it.
 
-    Texts use a view of it in turn. It has up to `most_rows` rows, as many as memory allows.
+    Texts use a view of it in turn. It has up to `max_rows` rows, as many as memory allows.
     """
-    begun = len(prefix.ids)
-    capacity = begun + longest
+    shared = len(prefix.ids)
+    capacity = shared + max_new
     row_bytes = cache_bytes(model.config, capacity, model.ops.cache_type.itemsize)
     fitting = (cache_budget(model) - prefix.bytes) / max(1, row_bytes)
-    rows = max(1, min(most_rows, model.ops.pass_tokens, int(fitting)))
+    rows = max(1, min(max_rows, model.ops.pass_tokens, int(fitting)))
     cache = KVCache(model.config, model.ops, rows, capacity)
     for row in range(rows):
-        cache.copy_row(row, prefix.cache, 0, begun)
+        cache.copy_row(row, prefix.cache, 0, shared)
     return cache
 
 
-def passes(lengths: Sequence[int], most_rows: int, most_tokens: int) -> Iterator[list[int]]:
+def passes(lengths: Sequence[int], max_rows: int, max_tokens: int) -> Iterator[list[int]]:
     """Yield the indices of the texts of a pass: longest first, so that a pass has similar ones."""
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     while order:
-        rows = min(most_rows, max(1, most_tokens // max(1, lengths[order[0]])))
+        rows = min(max_rows, max(1, max_tokens // max(1, lengths[order[0]])))
         yield order[:rows]
         order = order[rows:]
 

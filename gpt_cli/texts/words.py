@@ -57,7 +57,7 @@ def initial_tokens(tokenizer: Tokenizer, config: GPT2Config) -> NDArray[np.bool_
 
 
 def among(allowed: NDArray[np.bool_]) -> Measure:
-    """Return a measure: the log-probabilities of allowed ids among these; nan for all others."""
+    """Return a measure: log-probabilities, normalized over the allowed ids; nan for other ids."""
     removing = np.where(allowed, 0, -np.inf).astype(np.float32)  # a bias
 
     def measure(ops: Ops, logits: Array, ids: Array) -> Array:

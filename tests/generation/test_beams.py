@@ -204,7 +204,7 @@ def test_hypotheses_are_the_same_alone_and_beside_others(
     is_native = model.ops.name == "native"
     computed = computing(model.ops, *way) if is_native else nullcontext()
     with computed, planned((drafts, False)), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gpt_cli.texts.prefix_cache._LEAST", least)
+        patch.setattr("gpt_cli.texts.prefix_cache._MIN_SAVED_TOKENS", least)
         together = results(completions_of(model, tokenizer, requests, speculator))
     if is_native:  # all bits
         assert together == alone

@@ -49,6 +49,15 @@ def test_without_a_cache_a_batch_is_filled_for_every_step(make_model, tokenizer)
     assert ids == expected
 
 
+def test_without_a_cache_a_batch_that_is_not_filled_takes_no_step(make_model, tokenizer):
+    loaded = LoadedModel(make_model(), tokenizer)
+    batch = Batch(loaded)
+    batch.fill([BatchRow(0, requests()[0], loaded)], use_cache=False)
+    batch.step()
+    with pytest.raises(ValueError, match="fill"):
+        batch.step()
+
+
 def test_a_cleared_batch_keeps_no_memory(make_model, tokenizer):
     loaded = LoadedModel(make_model(), tokenizer)
     batch = Batch(loaded)

@@ -19,7 +19,7 @@ from gpt_cli.folder.config import GPT2Config
 from gpt_cli.generation import speculate
 from gpt_cli.generation.generate import Run, working_set
 from gpt_cli.generation.row import Request
-from gpt_cli.generation.speculate import DRAFTS, MOST, DraftPolicy
+from gpt_cli.generation.speculate import MAX_DRAFTS, MAX_ROW_DRAFTS, DraftPolicy
 from gpt_cli.gpt2.memory import weights_bytes
 from gpt_cli.options.request import Options
 from gpt_cli.texts import speculator
@@ -94,18 +94,18 @@ class Simulation:
         self.passes = []
         rows = [
             FakeRow(
-                number=row, ids=[self._text(row, position) for position in range(prompt)],
-                growth=size, drafts=[], window=[],
+                request_number=row, ids=[self._text(row, position) for position in range(prompt)],
+                tokens_left=size, drafts=[], window=[],
             )
             for row, size in enumerate(sizes)
         ]  # fmt: skip
-        while rows := [row for row in rows if row.growth]:
+        while rows := [row for row in rows if row.tokens_left]:
             self._by_model = False
             drafting.draft(rows, SimpleNamespace(capacity=10**9))
             drafts = [row.drafts for row in rows]
             most = max(map(len, drafts))
-            assert most <= min(MOST, DRAFTS // len(rows))
-            assert all(len(row.drafts) < row.growth for row in rows)
+            assert most <= min(MAX_ROW_DRAFTS, MAX_DRAFTS // len(rows))
+            assert all(len(row.drafts) < row.tokens_left for row in rows)
             self.passes.append((most, self._by_model))
             seconds = drafting._times(len(rows) + sum(map(len, drafts)))
             self.seconds += self._varied(seconds, self._passes_vary)
@@ -113,7 +113,7 @@ class Simulation:
             drafting.learn(rows, new)
             for row, ids in zip(rows, new, strict=True):
                 row.ids += ids
-                row.growth -= len(ids)
+                row.tokens_left -= len(ids)
                 row.drafts = []
         return self.passes
 
@@ -124,7 +124,7 @@ class Simulation:
         """Return the next tokens of a row: the right drafts and one more."""
         ids = []
         for draft in [*row.drafts, None]:
-            ids.append(self._text(row.number, len(row.ids) + len(ids)))
+            ids.append(self._text(row.request_number, len(row.ids) + len(ids)))
             if draft != ids[-1]:
                 break
         return ids
@@ -145,7 +145,7 @@ class Simulation:
         self.seconds += self._varied(count * self._draft_seconds, self._drafts_vary)
         return [
             [
-                self._text(row.number, position) if self._right(position) else -1
+                self._text(row.request_number, position) if self._right(position) else -1
                 for position in range(len(row.ids), len(row.ids) + count)
             ]
             for row in rows
@@ -176,9 +176,9 @@ def assert_given_up(passes):
 def test_a_draft_model_that_is_always_right_drafts_as_much_as_it_may_and_halves_the_time(simulated):
     passes = simulated().run(400)
     assert passes[0] == (0, False)  # takes the time of a pass
-    full = passes.index((MOST, True))
+    full = passes.index((MAX_ROW_DRAFTS, True))
     assert full < 10
-    assert set(passes[full:-2]) == {(MOST, True)}
+    assert set(passes[full:-2]) == {(MAX_ROW_DRAFTS, True)}
     simulation = simulated(draft_seconds=0.3)
     simulation.run(400)
     assert simulation.seconds < 0.45 * 400
@@ -200,7 +200,7 @@ def test_a_draft_model_that_saves_no_or_hardly_any_time_is_given_up_although_it_
 def test_a_pass_over_more_tokens_takes_longer_but_less_than_one_pass_each(simulated, dtype):
     simulation = simulated(dtype=dtype)
     simulation.run(1)
-    times = [simulation.drafting._times(tokens) for tokens in range(1, 2 * DRAFTS)]
+    times = [simulation.drafting._times(tokens) for tokens in range(1, 2 * MAX_DRAFTS)]
     assert times[0] == 1 < 2 < times[-1]
     assert times == sorted(times)
     assert all(seconds < tokens for tokens, seconds in enumerate(times[1:], 2))
@@ -228,12 +228,12 @@ def test_a_draft_model_that_is_right_again_is_used_again(simulated, wrong):
     passes = simulated(right=lambda position: position > wrong).run(3000)
     again = next(number for number, (count, _) in enumerate(passes) if count > 3)
     assert again < 3 * wrong
-    assert (MOST, True) in passes[again : again + 20]
+    assert (MAX_ROW_DRAFTS, True) in passes[again : again + 20]
 
 
 def test_a_draft_model_that_begins_to_be_wrong_is_given_up_step_by_step(simulated):
     passes = simulated(right=lambda position: position < 300).run(800)
-    full = max(number for number, (count, _) in enumerate(passes) if count == MOST)
+    full = max(number for number, (count, _) in enumerate(passes) if count == MAX_ROW_DRAFTS)
     counts = [count for count, _ in passes[full:]]
     falling = counts[: counts.index(0)]
     assert falling == sorted(falling, reverse=True)
@@ -244,9 +244,9 @@ def test_a_draft_model_that_begins_to_be_wrong_is_given_up_step_by_step(simulate
 
 def test_where_n_grams_are_always_right_the_draft_model_is_hardly_used(simulated):
     passes = simulated(repeats).run(2000)
-    assert passes[20:-2].count((MOST, False)) > 0.95 * len(passes[20:-2])
+    assert passes[20:-2].count((MAX_ROW_DRAFTS, False)) > 0.95 * len(passes[20:-2])
     assert all(count == 1 for count, by_model in passes[20:] if by_model)
-    assert simulated(repeats, dtype="int8").run(400).count((MOST, False)) > 25
+    assert simulated(repeats, dtype="int8").run(400).count((MAX_ROW_DRAFTS, False)) > 25
 
 
 def test_n_grams_that_are_always_wrong_are_soon_given_up(simulated):
@@ -272,7 +272,9 @@ def test_the_first_pass_is_timed_without_drafts(simulated):
 def test_rows_share_the_drafts_of_a_pass(simulated, rows, text):
     """`Simulation.run` compares each pass with the limit."""
     counts = {count for count, _ in simulated(text, draft_seconds=0.01).run(*[300] * rows)}
-    assert max(counts) == max(count for count in (0, *speculate._COUNTS) if count <= DRAFTS // rows)
+    assert max(counts) == max(
+        count for count in (0, *speculate._COUNTS) if count <= MAX_DRAFTS // rows
+    )
 
 
 def test_a_row_with_room_for_one_token_has_no_drafts(simulated):
@@ -281,7 +283,7 @@ def test_a_row_with_room_for_one_token_has_no_drafts(simulated):
     assert simulation.run(1) == [(0, False)]
     assert simulation.run(2, 200)[0] == (0, False)
     assert simulation.passes[1][0] > 0  # of the other row
-    assert max(count for count, _ in simulation.run(40, 400)[-10:]) == MOST
+    assert max(count for count, _ in simulation.run(40, 400)[-10:]) == MAX_ROW_DRAFTS
 
 
 def test_no_draft_model_is_made_for_a_few_tokens(simulated):
@@ -299,7 +301,7 @@ def test_without_memory_for_a_draft_model_n_grams_draft_and_it_is_not_tried_agai
     simulation = simulated(repeats, has_room=False)
     for _ in range(2):
         assert not tries(simulation.run(400))
-        assert (MOST, False) in simulation.passes
+        assert (MAX_ROW_DRAFTS, False) in simulation.passes
         assert simulation.models_made == 1
 
 
@@ -372,7 +374,7 @@ def test_thousands_of_texts_are_the_same_with_drafts(native, tokenizer, monkeypa
             chosen = one_of(VALUES | OTHERS | {"max_tokens": range(1, 13)}) | shared
             prompt = [drawn.randrange(len(VOCAB)) for _ in range(drawn.randint(1, 10))]
             rows.append(Request(Text(prompt), Options(**chosen), len(requests) + len(rows)))
-        with planned(*[(drawn.randint(0, MOST), drawn.random() < 0.7) for _ in range(5)]):
+        with planned(*[(drawn.randint(0, MAX_ROW_DRAFTS), drawn.random() < 0.7) for _ in range(5)]):
             actual += completions_of(model, tokenizer, rows, drawn.choice(speculators))
         requests += rows
     assert outcomes(actual) == outcomes(completions_of(model, tokenizer, requests))
@@ -409,7 +411,7 @@ def test_nothing_is_drafted_without_memory_for_drafts_and_their_model(
     endless, tokenizer, monkeypatch, is_made
 ):
     request = Request(Text([1, 2]), Options(seed=1, max_tokens=20))
-    needed = working_set(endless, [request], DRAFTS)
+    needed = working_set(endless, [request], MAX_DRAFTS)
     needed += 0 if is_made else weights_bytes(endless.config, "int8")
     for spare in (0, -1):
         monkeypatch.setattr(endless.ops, "free_memory", lambda free=needed + spare: free)

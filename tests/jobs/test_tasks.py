@@ -11,6 +11,7 @@ from gpt_cli.generation.generate import read_ahead
 from gpt_cli.jobs import Activations, Generation, InputRow, Ranking, Scoring, Template
 from gpt_cli.options.declare import OptionTypeError
 from gpt_cli.options.request import Options
+from gpt_cli.texts.loaded import LoadedModel
 from support.scores import same
 
 OPTIONS = Options(max_tokens=2, seed=1, temperature=1.5, ignore_eos=True)
@@ -71,6 +72,15 @@ def test_texts_are_scored(engine, logprobs, min_k, words, layers, bos):
     for name, columns in (("logprobs", records.SCORED_TOKEN), ("words", records.WORD)):
         columns = columns | (records.LAYERS if layers else {})
         assert all([*item] == [*columns] for item in good.get(name, []))
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_file_without_scored_tokens_is_an_error_with_its_name(engine, monkeypatch, begins):
+    start = [engine.model.config.bos_token_id] if begins else []
+    monkeypatch.setattr(LoadedModel, "start", start)
+    needed = "1 token" if begins else "2 tokens: the first has nothing before it"
+    (error,) = Scoring(whole_files=True).results(engine, [row(0, file="a.txt", text="")])
+    assert str(error) == f"a.txt: a text needs at least {needed}"
 
 
 @pytest.mark.parametrize("pool", [None, "last", "mean", "word"])

@@ -243,13 +243,13 @@ def test_attend(native, dtype, B, H, T, more, D, card, seed):
         assert_same_bits(y, expected)
 
 
-@pytest.mark.parametrize("edited", [None, "scores", "pattern"])
+@pytest.mark.parametrize("known_step", [None, "scores", "pattern"])
 @given(
     B=st.integers(1, 2), H=st.integers(1, 2), T=st.sampled_from([1, 5, 8, 17]),
     more=st.integers(0, 70), D=st.sampled_from([8, 17, 64]), seed=seeds,
 )  # fmt: skip
 @few
-def test_attend_in_steps(native, edited, B, H, T, more, D, seed):
+def test_attend_in_steps(native, known_step, B, H, T, more, D, seed):
     ops, S = native("float32"), T + more
     q = array("q", B, H, T, D, seed=seed)
     keys, values = array("keys", B, H, S, D, seed=seed), array("values", B, H, S, D, seed=seed)
@@ -260,11 +260,13 @@ def test_attend_in_steps(native, edited, B, H, T, more, D, seed):
     ]
     expected = [x.copy() for x in begin]
     cache = cache_of(ops, keys, values, S)
-    y = ops.attend_in_steps(q, *cache, 0.3, visible, AttentionSteps(*expected, edited))
+    y = ops.attend_in_steps(q, *cache, 0.3, visible, AttentionSteps(*expected, known_step))
     stored = cache_by_kernels(ops, "float32", keys, values, S, np.full(B, S))
     for plan in attention_plans(B * H, T, D, S):
         steps = [x.copy() for x in begin]
-        found = attend(q, *stored, 0.3, visible, "float32", plan, steps=steps, edited=edited)
+        found = attend(
+            q, *stored, 0.3, visible, "float32", plan, steps=steps, known_step=known_step
+        )
         assert_same_bits(found, y)
         for one, other in zip(steps, expected, strict=True):
             assert_same_bits(one, other)

@@ -193,10 +193,10 @@ def test_what_is_not_visible_does_not_matter(pair):
     pair.assert_same(compute)
 
 
-@pytest.mark.parametrize("edited", [None, "scores", "pattern"])
+@pytest.mark.parametrize("known_step", [None, "scores", "pattern"])
 @given(T=st.sampled_from([1, 5, 17]), more=st.integers(0, 40), is_view=st.booleans(), seed=seeds)
 @few
-def test_attend_in_steps(pair, edited, T, more, is_view, seed):
+def test_attend_in_steps(pair, known_step, T, more, is_view, seed):
     B, H, D, S = 2, 2, 17, T + more
     k, v = array("k", B, H, S, D, seed=seed), array("v", B, H, S, D, seed=seed)
     q = array("q", B, H, T, D, seed=seed)
@@ -209,7 +209,7 @@ def test_attend_in_steps(pair, edited, T, more, is_view, seed):
             steps = [ops.xp.asarray(np.repeat(x, 2, axis=-1))[..., ::2] for x in begin]
         cache = stored(ops, k, v, [np.full(B, S)], S)
         z = ops.attend_in_steps(
-            ops.xp.asarray(q), *cache, 0.3, visible, AttentionSteps(*steps, edited)
+            ops.xp.asarray(q), *cache, 0.3, visible, AttentionSteps(*steps, known_step)
         )
         return z, *steps
 

@@ -290,6 +290,29 @@ def test_bits_per_byte_counts_the_bytes_after_the_first_token(engine):
     assert engine.score("aé😀").bytes_scored == 6
 
 
+@pytest.mark.parametrize("bos", [False, True])
+def test_after_a_start_token_a_text_needs_one_token(engine, monkeypatch, bos):
+    start = [engine.model.config.bos_token_id]
+    monkeypatch.setattr(LoadedModel, "start", [] if bos else start)
+    assert engine.score("a", bos=bos).tokens_scored == 1
+    with pytest.raises(InputError, match=r"needs at least 1 token$"):
+        engine.score("", bos=bos)
+
+
+@pytest.mark.parametrize("percent", [-5, 0, 100.1, math.nan])
+def test_a_percentage_out_of_range_is_refused(percent):
+    score = Score([1, 2], [None, -1.5], 1, moments=[None, [-2.0, 0.5]])
+    for method in (score.min_k, score.min_k_plus_plus):
+        with pytest.raises(InputError, match="percent must be above 0 and at most 100"):
+            method(percent)
+
+
+def test_equal_scores_compare_equal(engine):
+    one, other = (engine.score("unbelievable strangeness", words=True, layers=True) for _ in "ab")
+    assert one == other
+    assert None in one.initial_logprobs[1:]  # tokens inside a word
+
+
 def test_bos_without_a_start_token_is_one_error(load_case, tokenizer):
     model = load_case("saved")
     model = replace(model, config=replace(model.config, bos_token_id=None))

@@ -179,8 +179,8 @@ def test_each_text_is_the_one_that_it_is_alone(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prompts, "CHUNK", chunk)
         patch.setattr(scheduler, "CHUNK", chunk)
-        patch.setattr(prefix_cache, "_BYTES", 300_000)
-        patch.setattr(prefix_cache, "_SHARE", 0)
+        patch.setattr(prefix_cache, "_MIN_BUDGET", 300_000)
+        patch.setattr(prefix_cache, "_BUDGET_SHARE", 0)
         shared = Scheduler(drafting(loaded), max_batch=max_batch)
         tasks = [caller.task(request, score=count) for request, count in requests]
         half = len(tasks) // 2
@@ -536,8 +536,8 @@ def test_free_places_do_not_count_as_a_queue(running):
 def test_fewer_texts_at_a_time_if_memory_is_short(loaded, running, monkeypatch):
     model = loaded.model
     one = 2 * 2 * 16 * 4 * 150  # keys and values, layers, width, bytes, context
-    monkeypatch.setattr(prefix_cache, "_BYTES", one)  # kept prefixes
-    monkeypatch.setattr(prefix_cache, "_SHARE", 0)
+    monkeypatch.setattr(prefix_cache, "_MIN_BUDGET", one)  # kept prefixes
+    monkeypatch.setattr(prefix_cache, "_BUDGET_SHARE", 0)
     monkeypatch.setattr(type(model.ops), "free_memory", lambda ops: 8 * one)
     assert scheduler._fitting(model, 32) == 3
     assert scheduler._fitting(model, 2) == 2

@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 
 from gpt_cli.ops.cuda import plans, structs
-from gpt_cli.ops.kernels import ACTIVATIONS, EDITED
+from gpt_cli.ops.kernels import ACTIVATIONS, KNOWN_STEPS
 from support.emulated_kernels import Card, compile_kernels, read_source
 
 FORMATS = ["float32", "bfloat16", "float16", "int8"]
@@ -100,7 +100,9 @@ def linear(x, matrix, dtype, *, tile, bias=None, residual=None, activation=None,
     return y
 
 
-def attend(q, keys, values, scale, visible, dtype, plan, *, steps=None, edited=None, card=_H100):
+def attend(
+    q, keys, values, scale, visible, dtype, plan, *, steps=None, known_step=None, card=_H100
+):
     """Return attention (B, H, T, D) of q, with any strides, to a cache."""
     B, H, T, D = q.shape
     S = steps[0].shape[3] if steps else int(visible.max())
@@ -113,7 +115,7 @@ def attend(q, keys, values, scale, visible, dtype, plan, *, steps=None, edited=N
         "attend", q=q, keys=keys, values=values, visible=visible, y=y, scores=scores,
         pattern=pattern, B=B, H=H, T=T, D=D, cache_panels=keys.shape[2], S=S, scale=scale,
         scratch=result((max(1, plans.attend_scratch(plan, S)),))[0],
-        edited=EDITED.index(edited), **strides,
+        known_step=KNOWN_STEPS.index(known_step), **strides,
     )  # fmt: skip
     launch(dtype, plan, job, card)
     assert_guarded(y, memory)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 
 from gpt_cli.generation.row import Request
-from gpt_cli.generation.speculate import MOST, DraftPolicy
+from gpt_cli.generation.speculate import MAX_ROW_DRAFTS, DraftPolicy
 from gpt_cli.options.request import Options
 from gpt_cli.texts.speculator import Speculator
 from gpt_cli.texts.text import Text
@@ -63,7 +63,7 @@ options = st.fixed_dictionaries({name: st.sampled_from(some) for name, some in O
 
 prompts = st.lists(st.integers(0, len(VOCAB) - 1), min_size=1, max_size=23)
 
-plans = st.lists(st.tuples(st.integers(0, MOST), st.booleans()), min_size=1, max_size=8)
+plans = st.lists(st.tuples(st.integers(0, MAX_ROW_DRAFTS), st.booleans()), min_size=1, max_size=8)
 
 
 def requests_of(rows):

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from gpt_cli.texts.measures import gaps, likeliest, log_probabilities, moments, ranks
+from gpt_cli.texts.measures import (
+    gaps,
+    likeliest,
+    log_probabilities,
+    measure_states,
+    moments,
+    ranks,
+)
 
 rows_of_logits = arrays(
     np.float32, (2, 9), elements=st.floats(-60, 60, width=32, allow_subnormal=False)
@@ -51,6 +58,13 @@ def test_a_gap_is_the_distance_to_the_largest_logit(ops):
     logits = np.array([[0, 3, 1], [5, 4, 2.5]], np.float32)
     found = [gaps(ops, logits, np.full(2, id)).tolist() for id in range(3)]
     assert found == [[3, 0], [0, 1], [2, 2.5]]
+
+
+def test_a_row_without_targets_has_empty_columns(make_model):
+    model = make_model()
+    x = np.zeros((2, model.config.n_embd), np.float32)
+    columns = measure_states(model, x, [[], [3, 4], []], {"ranks": ranks})
+    assert [len(column["ranks"]) for column in columns] == [0, 2, 0]
 
 
 @given(logits=rows_of_logits, count=st.integers(1, 12))

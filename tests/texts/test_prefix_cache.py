@@ -47,10 +47,10 @@ def model(native):
 @contextmanager
 def limits(least=1, room=1e9, a_pass=1024):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prefix_cache, "_LEAST", least)
-        patch.setattr(prefix_cache, "SHORTEST", min(least, 16))
-        patch.setattr(prefix_cache, "_BYTES", room)
-        patch.setattr(prefix_cache, "_SHARE", 0)
+        patch.setattr(prefix_cache, "_MIN_SAVED_TOKENS", least)
+        patch.setattr(prefix_cache, "MIN_PREFIX_TOKENS", min(least, 16))
+        patch.setattr(prefix_cache, "_MIN_BUDGET", room)
+        patch.setattr(prefix_cache, "_BUDGET_SHARE", 0)
         patch.setattr(Ops, "pass_tokens", a_pass)
         yield
 
@@ -136,7 +136,7 @@ def test_without_equal_bits_nothing_is_shared(make_model):
 
 @pytest.mark.parametrize(("most", "prefixes"), [(256, 2.5), (2, 9)])
 def test_the_prefixes_that_were_used_last_are_kept(model, monkeypatch, most, prefixes):
-    monkeypatch.setattr(prefix_cache, "_MOST", most)
+    monkeypatch.setattr(prefix_cache, "_MAX_PREFIXES", most)
     kept = PrefixCache(model, prefixes * PrefixCache(model).prefix([1] * 20).bytes)
     kept.prefix([1] * 20)
     kept.prefix([2] * 20)
@@ -260,7 +260,7 @@ def test_a_budget_or_a_share_of_the_weights_bounds_the_texts_side_by_side(
     with limits(room=1 if of_weights else room):
         if of_weights:
             share = room / weights_bytes(model.config, "float32")
-            monkeypatch.setattr(prefix_cache, "_SHARE", share)
+            monkeypatch.setattr(prefix_cache, "_BUDGET_SHARE", share)
         log_likelihoods(LoadedModel(model, None), texts, [41] * 9)
     assert counted == [(1, 40), (4, 2), (4, 2), (1, 2)]
 

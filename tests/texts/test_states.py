@@ -66,18 +66,18 @@ def test_each_text_has_the_states_that_it_has_alone(model, batch, shared, a_pass
         patch.setattr(Ops, "pass_tokens", a_pass)
         prefixes = PrefixCache(model) if shared else None
         for computed in states(model, batch, prefixes=prefixes):
-            of_pass = [batch[row.text] for row in computed.rows]
+            of_pass = [batch[row.text_index] for row in computed.rows]
             assert computed.hook.changes_values == any(text.edits for text in of_pass)
             for row in computed.rows:
-                if row.continuation is not None:
+                if row.continuation_index is not None:
                     continue
-                text = batch[row.text]
+                text = batch[row.text_index]
                 n = len(computed.prefix.ids)
                 assert computed.prefix.ids == text.ids[:n]
                 expected, _ = alone(model, text)
                 whole = np.concatenate([computed.prefix.states, row.states])
                 assert np.array_equal(whole, expected)
-                seen.append(row.text)
+                seen.append(row.text_index)
     assert sorted(seen) == list(range(len(batch)))
 
 
@@ -92,7 +92,7 @@ def test_values_at_hook_points_are_those_of_a_text_alone(model, batch, most):
     for computed in states(model, batch, HOOKS, most_bytes=most):
         assert most is None or len(computed.rows) == 1
         for row in computed.rows:
-            _, expected = alone(model, batch[row.text], HOOKS)
+            _, expected = alone(model, batch[row.text_index], HOOKS)
             assert row.values.keys() == set(HOOKS)
             for name in HOOKS:
                 assert np.array_equal(row.values[name], expected[name])
@@ -104,12 +104,12 @@ def test_the_states_that_predict_continuations_are_those_of_the_whole_texts(mode
     seen = set()
     for computed in states(model, batch, prefixes=PrefixCache(model) if shared else None):
         for row in computed.rows:
-            if row.continuation is not None:
-                text = batch[row.text]
-                ids = text.ids + text.continuations[row.continuation][:-1]
+            if row.continuation_index is not None:
+                text = batch[row.text_index]
+                ids = text.ids + text.continuations[row.continuation_index][:-1]
                 expected, _ = alone(model, replace(text, ids=ids))
                 assert np.array_equal(row.states, expected[len(text.ids) - 1 :])
-                seen.add((row.text, row.continuation))
+                seen.add((row.text_index, row.continuation_index))
     counts = [len(text.continuations) for text in batch]
     assert seen == {(index, n) for index, count in enumerate(counts) for n in range(count)}
 
@@ -139,8 +139,13 @@ def test_many_continuations_are_computed_side_by_side(model, edited):
     text = bound(model, Text([1, 2, 3], edits=edited, continuations=[[n, n] for n in range(20)]))
     computed = list(states(model, [text], prefixes=PrefixCache(model)))
     assert [len(one.rows) for one in computed] == [1, 20]
-    assert {row.continuation for row in computed[1].rows} == set(range(20))
+    assert {row.continuation_index for row in computed[1].rows} == set(range(20))
     assert computed[1].hook.changes_values == edited
+
+
+def test_a_limit_of_values_without_values_is_no_limit(model):
+    (computed,) = states(model, [Text([1, 2])] * 3, most_bytes=1)
+    assert len(computed.rows) == 3
 
 
 def test_values_of_a_pass_are_not_kept_in_the_next(model):

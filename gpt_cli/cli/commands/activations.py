@@ -97,7 +97,7 @@ def activations(
 def _list_hooks(model: flags.Model, values: Values, *, as_json: bool) -> None:
     """Write the hook points of a model, or those that match, with their shapes and sizes."""
     from gpt_cli import hub
-    from gpt_cli.gpt2.hooks import has_keys, hook_shapes, select_hooks
+    from gpt_cli.gpt2.hooks import has_key_axis, hook_shapes, select_hooks
 
     about = hub.describe(model.model, revision=model.revision, offline=model.offline)
     shapes = hook_shapes(about.config)
@@ -109,7 +109,7 @@ def _list_hooks(model: flags.Model, values: Values, *, as_json: bool) -> None:
     for name in names:
         shape = shapes[name]
         size = itemsize * math.prod(n for n in shape if n != "T")
-        per_key = has_keys(name)
+        per_key = has_key_axis(name)
         if as_json:
             unit = "bytes_per_token_and_key" if per_key else "bytes_per_token"
             write_json({"name": name, "shape": list(shape), unit: size})

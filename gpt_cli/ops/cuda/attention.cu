@@ -124,13 +124,14 @@ DEVICE void weigh_keys(const struct attend &job, const queries &these, int r)
     int n = (int)job.visible[these.b * job.T + query], S = (int)job.S;
     int64_t start = (these.head * job.T + query) * job.S; // of the row for hooks
     float *scores = these.scores + r * these.stride, sum = 1;
-    if (job.edited != NOTHING)
-        copy_scaled((job.edited == EDITED_SCORES ? job.scores : job.pattern) + start, n, 1, scores, n, 0);
-    else if (job.scores)
+    if (job.known_step != NOTHING) {
+        const float *known = job.known_step == KNOWN_SCORES ? job.scores : job.pattern;
+        copy_scaled(known + start, n, 1, scores, n, 0);
+    } else if (job.scores)
         copy_scaled(scores, n, job.scale, job.scores + start, S, -INFINITY);
-    if (job.edited != EDITED_PATTERN)
-        sum = exponentials_of(scores, n, job.edited == NOTHING ? job.scale : 1);
-    if (job.pattern && job.edited != EDITED_PATTERN)
+    if (job.known_step != KNOWN_PATTERN)
+        sum = exponentials_of(scores, n, job.known_step == NOTHING ? job.scale : 1);
+    if (job.pattern && job.known_step != KNOWN_PATTERN)
         copy_scaled(scores, n, 1 / sum, job.pattern + start, S, 0);
 #pragma unroll 1
     for (int s = n + threadIdx.x % WARP; s < these.longest; s += WARP)
@@ -191,7 +192,7 @@ DEVICE void attend_queries(const struct attend &job, const queries &these)
     int warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     load_queries(job, these);
     sync_block();
-    if (job.edited == NOTHING)
+    if (job.known_step == NOTHING)
         score_keys<QUERIES>(job, these);
     sync_block();
     for (int r = warp; r < these.count; r += warps)

@@ -168,10 +168,10 @@ struct attend {
     int64_t B, H, T, D, cache_panels, S;
     float *scratch; // by `attend_long`: (blocks, S padded to SLOTS)
     float scale;
-    int32_t edited; // NOTHING, SCORES, PATTERN: the step that is an argument
+    int32_t known_step; // of `enum known_step`: the step that is an argument
 };
 
-enum edited { NOTHING, EDITED_SCORES, EDITED_PATTERN };
+enum known_step { NOTHING, KNOWN_SCORES, KNOWN_PATTERN };
 
 // total = x + y.
 struct add {

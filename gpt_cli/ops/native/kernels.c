@@ -224,7 +224,7 @@ static void attend(const void *operation, int64_t part, int slot)
     };
     for (int64_t r = 0; r < rows; r++)
         longest = larger(longest, visible[r]);
-    for (int64_t s = 0, step; s < longest && job->edited == NOTHING; s += step) {
+    for (int64_t s = 0, step; s < longest && job->known_step == NOTHING; s += step) {
         step = rows == 1 && s + COLUMNS < longest ? 2 * COLUMNS : COLUMNS;
         product.w = keys + s * D * bytes;
         product.y = scores + s;
@@ -237,9 +237,9 @@ static void attend(const void *operation, int64_t part, int slot)
         float *row = scores + r * stride;
         int64_t start = (head * job->T + first + r) * job->S; /* of the row for hooks */
         sums[r] = 1;
-        if (job->edited == PATTERN)
+        if (job->known_step == PATTERN)
             memcpy(row, job->pattern + start, sizeof(float) * visible[r]);
-        else if (job->edited == SCORES) {
+        else if (job->known_step == SCORES) {
             memcpy(row, job->scores + start, sizeof(float) * visible[r]);
             sums[r] = exponentials_of(row, visible[r], 1);
         } else {
@@ -247,7 +247,7 @@ static void attend(const void *operation, int64_t part, int slot)
                 copy_scaled(row, visible[r], job->scale, job->scores + start, job->S, -INFINITY);
             sums[r] = exponentials_of(row, visible[r], job->scale);
         }
-        if (job->pattern && job->edited != PATTERN)
+        if (job->pattern && job->known_step != PATTERN)
             copy_scaled(row, visible[r], 1 / sums[r], job->pattern + start, job->S, 0);
         for (int64_t s = visible[r]; s < longest; s++)
             row[s] = 0; /* only other queries of the tile see this key */

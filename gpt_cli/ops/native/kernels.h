@@ -39,7 +39,7 @@ enum {
 
 enum format { FLOAT32, BFLOAT16, FLOAT16, INT8, FORMATS };
 
-enum edited { NOTHING, SCORES, PATTERN }; /* of `struct attend` */
+enum known_step { NOTHING, SCORES, PATTERN }; /* of `struct attend` */
 
 enum activation { NONE, GELU_NEW, GELU, RELU, SILU, TANH };
 
@@ -159,11 +159,11 @@ struct attend {
     float *y;                  /* (B, T, H * D), rows y_stride apart */
     float *scratch;            /* (threads, min(T, MAX_TILE_ROWS), scores_stride) */
     float *scores, *pattern;   /* (B, H, T, S) for hooks, or NULL: before and after the softmax */
-    /* Results; one that a hook has edited is an argument, and the computation begins with it. */
+    /* Results, except the known step: it is an argument, and the computation begins with it. */
     int64_t b_stride, h_stride, t_stride, y_stride;
     int64_t B, H, T, D, cache_panels, S;
     float scale;
-    int32_t half, edited;
+    int32_t half, known_step;
 };
 
 INLINE int64_t scores_stride(int64_t cache_panels) { return cache_panels * COLUMNS + ROW_PADDING; }
