@@ -240,8 +240,14 @@ class Engine:
             fields["initial_logprobs"] = among(self._initial_tokens)
 
         def scores(valid: Iterator[Text]) -> list[Score]:
-            scored = score(self.loaded, list(valid), stride, measures=fields, layers=layers)
-            return [with_words(self.tokenizer, one) for one in scored] if words else scored
+            items = list(valid)
+            scored = score(self.loaded, items, stride, measures=fields, layers=layers)
+            if not words:
+                return scored
+            return [
+                with_words(self.tokenizer, text, of_text)
+                for text, of_text in zip(items, scored, strict=True)
+            ]
 
         start = self.loaded.start_ids(bos=bos)
         end = self.loaded.end_ids(eos=eos)
@@ -437,7 +443,7 @@ class Engine:
             text = self.loaded.text(item, start=start, special=special)
             if not text.content:
                 raise InputError("the text is empty: it has no tokens")
-            if pool == "word" and not split_words(self.tokenizer, text.content):
+            if pool == "word" and not split_words(self.tokenizer, text):
                 raise InputError("the text has no words, only white space")
             self.loaded.check_fits(len(text.ids), "text")
             return text

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gpt_cli.scoring.classify import Classification
     from gpt_cli.scoring.rank import Choice
     from gpt_cli.scoring.score import Score
-    from gpt_cli.texts.words import Word
+    from gpt_cli.texts.text import Word
 
 Record: TypeAlias = dict[str, Any]
 # From names to types of pyarrow. A list holds the type of its items, and a dict is a struct. Lists

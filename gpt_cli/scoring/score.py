@@ -15,8 +15,8 @@ from gpt_cli.texts.loaded import LoadedModel
 from gpt_cli.texts.measures import Columns, Measure, log_probabilities, measure_states
 from gpt_cli.texts.prefix_cache import Prefix
 from gpt_cli.texts.states import Computed, states
-from gpt_cli.texts.text import Text
-from gpt_cli.texts.words import Word, find_words, with_layers
+from gpt_cli.texts.text import Text, Word
+from gpt_cli.texts.words import find_words, with_layers
 
 _LARGEST_EXPONENT = 709  # math.exp of more than this overflows
 # For a field of a score, the field with its values after each layer.
@@ -163,7 +163,7 @@ def score(
 def _score_of(tokenizer: Tokenizer, text: Text, columns: Columns) -> Score:
     """Return the score of a text, from columns of values for all its tokens."""
     fields = {name: column[text.first :] for name, column in columns.items()}
-    lengths = [len(piece) for piece in tokenizer.pieces(text.content)]
+    lengths = [len(piece) for piece in tokenizer.pieces(text.text_ids, text.context_ids)]
     whole = sum(lengths)
     scored = sum(lengths[0 if text.first else 1 :])
     if text.size is not None and whole:  # scaled to the bytes of the original text
@@ -171,9 +171,9 @@ def _score_of(tokenizer: Tokenizer, text: Text, columns: Columns) -> Score:
     return Score(text.content, bytes_scored=scored, **fields)
 
 
-def with_words(tokenizer: Tokenizer, scored: Score) -> Score:
-    """Return a score with the words of its text; it has `initial_logprobs`."""
-    find = partial(find_words, tokenizer, scored.ids)
+def with_words(tokenizer: Tokenizer, text: Text, scored: Score) -> Score:
+    """Return the score of a text with its words; it has `initial_logprobs`."""
+    find = partial(find_words, tokenizer, text)
     words = find(scored.token_logprobs, scored.initial_logprobs or [])
     if scored.layers and scored.initial_layers:
         logprobs = zip(*scored.layers, strict=True)

@@ -111,7 +111,7 @@ class LoadedModel:
         special = special_of(fields, default=special)
         ids = [*start, *self.text_ids(text, special=special), *end]
         edits = self.bound_edits(fields.get("edits"), len(ids), len(ids))
-        return Text(ids, len(start), edits, len(text.encode()))
+        return Text(ids, len(start), edits=edits, size=len(text.encode()))
 
     def text_of_ids(
         self,

@@ -9,6 +9,18 @@ from gpt_cli.ops import Ops
 
 
 @dataclass(frozen=True)
+class Word:
+    """A word of a text."""
+
+    text: str  # without white space around it
+    start: int  # in bytes of the text in UTF-8
+    end: int  # behind its last byte
+    tokens: int  # those of its bytes and of the white space before it
+    surprisal: float | None  # in bits; None if one of its tokens is not scored
+    layers: list[float | None] | None = None  # surprisal after 0 to n_layer layers, if requested
+
+
+@dataclass(frozen=True)
 class Text:
     """A text to run the model over: see `LoadedModel.text` and `LoadedModel.prompt`.
 
@@ -16,6 +28,10 @@ class Text:
         ids: of all tokens.
         first: the index of the first token of the text itself. The tokens before it, such as a
             start token, are context only: no part of scores, means and words.
+        context: the number of tokens right before `first` that a context of the text has.
+        skipped: the bytes of the token `first` that are the end of the context.
+        after: the number of end tokens after the text, which are scored and have no bytes of it.
+        words: its words without surprisal, if they are not divided by white space.
         edits: of values in the forward pass; a text with edits must fit the context.
         size: the bytes of the original text in UTF-8; None for those of the decoded tokens, which
             differ if the tokenizer loses or adds characters.
@@ -24,6 +40,10 @@ class Text:
 
     ids: list[int]
     first: int = 0
+    context: int = 0
+    skipped: int = 0
+    after: int = 0
+    words: Sequence[Word] | None = None
     edits: Sequence[Bound] = ()
     size: int | None = None
     continuations: Sequence[list[int]] = ()
@@ -32,6 +52,16 @@ class Text:
     def content(self) -> list[int]:
         """Return the ids of the text itself."""
         return self.ids[self.first :]
+
+    @property
+    def text_ids(self) -> list[int]:
+        """Return the ids of the text itself without the end tokens after it."""
+        return self.ids[self.first : len(self.ids) - self.after]
+
+    @property
+    def context_ids(self) -> list[int]:
+        """Return the ids of the context."""
+        return self.ids[self.first - self.context : self.first]
 
     @property
     def is_plain(self) -> bool:
