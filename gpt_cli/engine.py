@@ -77,7 +77,10 @@ class Engine:
 
     @checks_arguments()
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the ids of a text; names such as `<|endoftext|>` are text unless `special`."""
+        """Return the ids of a text, after the start token if the tokenizer puts it before texts.
+
+        Names such as `<|endoftext|>` are text unless `special`.
+        """
         return self.loaded.start + self.tokenizer.encode(text, special=special)
 
     @checks_arguments()
