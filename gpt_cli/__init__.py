@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from gpt_cli.loading import load
     from gpt_cli.options.request import Options
     from gpt_cli.scoring.attribution import Ablation, Attribution, Patching
+    from gpt_cli.scoring.classify import Classification
     from gpt_cli.scoring.rank import Choice
     from gpt_cli.scoring.score import Score
     from gpt_cli.scoring.trace import Trace
@@ -46,6 +47,7 @@ __all__ = [
     "Attribution",
     "CheckpointError",
     "Choice",
+    "Classification",
     "Completion",
     "ContextError",
     "Direction",

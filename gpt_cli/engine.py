@@ -35,6 +35,7 @@ from gpt_cli.scoring.attribution import (
     attribute,
     patch,
 )
+from gpt_cli.scoring.classify import Classification, LongTexts, classify
 from gpt_cli.scoring.rank import Choice, Question, RankBy, rank
 from gpt_cli.scoring.score import Score, ScoreOptions, score, too_short, with_words
 from gpt_cli.scoring.trace import Trace, trace
@@ -199,6 +200,7 @@ class Engine:
         *,
         stride: int | None = None,
         bos: bool = False,
+        eos: bool = False,
         special: bool = False,
         ranks: bool = False,
         entropies: bool = False,
@@ -216,7 +218,9 @@ class Engine:
                 half of it.
             bos: put the start token before texts, so that their first tokens are also scored. Some
                 tokenizers always do that.
-            special: read names such as `<|endoftext|>` in texts as special tokens.
+            eos: also score the end token after each text, so that a text ends where it ends.
+            special: read names such as `<|endoftext|>` in texts as special tokens; a mapping may
+                have its own "special".
             ranks: also return the ranks of tokens.
             entropies: also return the entropies of the distributions of tokens, and their
                 `moments`, which `Score.min_k_plus_plus` needs.
@@ -243,7 +247,8 @@ class Engine:
             return [with_words(self.tokenizer, one) for one in scored] if words else scored
 
         start = self.loaded.start_ids(bos=bos)
-        text_of = partial(self.loaded.text, start=start, special=special)
+        end = self.loaded.end_ids(eos=eos)
+        text_of = partial(self.loaded.text, start=start, end=end, special=special)
         return list(compute_valid(texts, text_of, scores))
 
     @checks_arguments()
@@ -269,7 +274,14 @@ class Engine:
         return Codec(self.model, self.tokenizer)
 
     @checks_arguments()
-    def rank(self, prompt: str, choices: Sequence[str], *, by: RankBy = "total") -> list[Choice]:
+    def rank(
+        self,
+        prompt: str,
+        choices: Sequence[str],
+        *,
+        by: RankBy = "total",
+        special: bool = False,
+    ) -> list[Choice]:
         """Rank continuations of a prompt, the likeliest first.
 
         Args:
@@ -277,37 +289,79 @@ class Engine:
             choices: distinct texts; a word usually begins with its space.
             by: compare the likelihood of the whole choice ("total"), which favours short ones, or
                 its mean per "token" or "byte". The probabilities are normalized over the choices.
+            special: read names such as `<|endoftext|>` in texts as special tokens.
 
         If the end of the prompt forms one token with the beginning of a choice, all choices are
         ranked with that end.
         """
-        return single(self.rank_many([(prompt, choices)], by=by))
+        return single(self.rank_many([(prompt, choices)], by=by, special=special))
 
     @checks_arguments()
     def rank_many(
         self,
-        rows: Iterable[tuple[str, Sequence[str]] | tuple[str, Sequence[str], Sequence[str]]],
+        rows: Iterable[tuple[str, Sequence[str]] | Mapping[str, Any]],
         *,
         by: RankBy = "total",
+        special: bool = False,
     ) -> list[list[Choice] | InputError]:
         """Rank the choices of prompts, or return errors; see `rank`.
 
-        A row is a prompt, its choices, and its edits if it has any. The tokens that prompts share
-        at their beginning are computed once.
+        A row is a prompt and its choices, or a mapping with a "prompt", "choices" and perhaps
+        "edits" and "special". The tokens that prompts share at their beginning are computed once.
         """
         return list(
             compute_valid(
                 rows,
-                self._question,
+                partial(self._question, special=special),
                 lambda questions: rank(self.loaded, list(questions), by),
             )
         )
 
-    def _question(self, row: Sequence[Any]) -> Question:
-        check_type("row", row, Sequence[Any])
-        if len(row) not in (2, 3):
-            raise InputError(f"a row must be a prompt and its choices, not {row!r:.40}")
-        return Question.of_texts(self.loaded, *row)
+    def _question(self, row: Sequence[Any] | Mapping[str, Any], *, special: bool) -> Question:
+        if not isinstance(row, Mapping):
+            check_type("row", row, Sequence[Any])
+            if len(row) != 2:
+                raise InputError(f"a row must be a prompt and its choices, not {row!r:.40}")
+            row = {"prompt": row[0], "choices": row[1]}
+        return Question.of_row(self.loaded, row, special=special)
+
+    @checks_arguments()
+    def classify(
+        self,
+        texts: Iterable[str | Mapping[str, Any]],
+        *,
+        overflow: LongTexts = "error",
+        special: bool = False,
+    ) -> list[Classification | InputError]:
+        """Return the labels of texts, or errors, with a model that is a classifier.
+
+        The result of a text is that of GPT2ForSequenceClassification in transformers.
+
+        Args:
+            texts: any number, or mappings with a "text", and perhaps "edits" and "special".
+            overflow: a text longer than the context is an error ("error"), or its beginning is
+                classified ("truncate").
+            special: read names such as `<|endoftext|>` in texts as special tokens; a mapping may
+                have its own "special".
+        """
+        classifier = self.loaded.required_classifier()
+        if overflow not in get_args(LongTexts):
+            raise OptionError("overflow", f"must be one of {', '.join(get_args(LongTexts))}")
+
+        def text_of(item: str | Mapping[str, Any]) -> Text:
+            text = self.loaded.text(item, start=self.loaded.start, special=special)
+            if not text.ids:
+                raise InputError("the text is empty: it has no tokens")
+            if overflow == "truncate":
+                text = replace(text, ids=text.ids[: self.model.config.n_positions])
+            self.loaded.check_fits(len(text.ids), "text")
+            return text
+
+        return list(
+            compute_valid(
+                texts, text_of, lambda valid: classify(self.loaded, classifier, list(valid))
+            )
+        )
 
     # --- inside the model -------------------------------------------------------------------------
 
@@ -357,7 +411,8 @@ class Engine:
             pool: the values of the "last" token, the "mean" over the tokens of the text, or the
                 mean over the tokens of each "word": (words, ...), with "word", "start" and "end".
             bos: put the start token before texts; it is no part of a mean.
-            special: read names such as `<|endoftext|>` in texts as special tokens.
+            special: read names such as `<|endoftext|>` in texts as special tokens; a mapping may
+                have its own "special".
         """
         rows = map(checked, self.activation_rows(texts, hooks, pool, bos=bos, special=special))
         if pool in ("last", "mean"):
@@ -412,6 +467,7 @@ class Engine:
         *,
         pool: VectorPool = "mean",
         pca: bool = False,
+        special: bool = False,
     ) -> Direction:
         """Return the vector from the activations of some texts to those of others, at a hook point.
 
@@ -421,6 +477,7 @@ class Engine:
             hook: the name of a hook point without keys: no scores and no pattern.
             pool: the activations of the last token of a text ("last"), or their mean.
             pca: return the first principal component of all texts, not the difference of the means.
+            special: read names such as `<|endoftext|>` in texts as special tokens.
         """
         name, *others = select_hooks(self.model.config, [hook])
         if others:
@@ -431,7 +488,7 @@ class Engine:
             raise OptionError("pool", f"must be one of {', '.join(get_args(VectorPool))}")
         sets = []
         for texts in (positive, negative):
-            rows = self.activations(texts, [name], pool=pool)
+            rows = self.activations(texts, [name], pool=pool, special=special)
             sets.append(np.array([values[name] for values in rows]))
         return direction(name, *sets, pca=pca)
 
@@ -439,8 +496,9 @@ class Engine:
     def tree(self, prompt: str, count: int = 20, *, special: bool = False) -> list[Node]:
         """Return the likeliest continuations of a prompt, of any length, as a tree."""
         check("count", count, AT_LEAST_1)
-        most = self.model.config.n_positions
-        return tree(self.model, self.loaded.prompt(prompt, special=special, most=most), count)
+        n_positions = self.model.config.n_positions
+        text = self.loaded.prompt(prompt, special=special, final_length=n_positions)
+        return tree(self.model, text, count)
 
     @checks_arguments()
     def attribution(

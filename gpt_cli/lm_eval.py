@@ -37,7 +37,8 @@ from gpt_cli.scoring.score import measure_windows
 from gpt_cli.texts.measures import log_probabilities, ranks
 from gpt_cli.texts.text import Text
 
-Answer: TypeAlias = tuple[float, bool]  # log-likelihood; whether greedy decoding gives this text
+# The log-likelihood of a continuation, and whether greedy decoding gives it.
+Likelihood: TypeAlias = tuple[float, bool]
 
 _TOGETHER = 256  # requests in a call: neighbours, such as choices of a question, share prefixes
 
@@ -109,9 +110,9 @@ class EngineLM(TemplateLM):
                 context, continuation = make_disjoint_window(window)
                 windows.append((None, context, continuation))
                 indices.append(index)
-        answers = self._loglikelihood_tokens(windows, disable_tqdm)
+        likelihoods = self._loglikelihood_tokens(windows, disable_tqdm)
         totals = [0.0] * len(strings)
-        for index, (logprob, _) in zip(indices, answers, strict=True):
+        for index, (logprob, _) in zip(indices, likelihoods, strict=True):
             totals[index] += logprob
         for string, total in zip(strings, totals, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", (string,), total)
@@ -122,7 +123,7 @@ class EngineLM(TemplateLM):
         requests: Sequence[tuple[tuple[str, str] | None, list[int], list[int]]],
         disable_tqdm: bool = False,
         **kwargs: Any,
-    ) -> list[Answer]:
+    ) -> list[Likelihood]:
         """Score continuations after their contexts; the start of a long context is dropped."""
         texts = []
         for _, context, continuation in requests:
@@ -137,17 +138,17 @@ class EngineLM(TemplateLM):
             # The last token is predicted, and not read.
             ids = ids[-self.max_length - 1 :]
             texts.append(Text(ids, first=len(ids) - len(continuation)))
-        answers: list[Answer] = []
+        likelihoods: list[Likelihood] = []
         label = "Running loglikelihood requests"
         measured = tqdm(self._measured(texts), label, len(texts), disable=disable_tqdm)
-        for (pair, _, _), answer in zip(requests, measured, strict=True):
-            answers.append(answer)
+        for (pair, _, _), likelihood in zip(requests, measured, strict=True):
+            likelihoods.append(likelihood)
             if pair is not None:
-                self.cache_hook.add_partial("loglikelihood", pair, answer)
-        return answers
+                self.cache_hook.add_partial("loglikelihood", pair, likelihood)
+        return likelihoods
 
-    def _measured(self, texts: Sequence[Text]) -> Iterator[Answer]:
-        """Yield the answers for texts."""
+    def _measured(self, texts: Sequence[Text]) -> Iterator[Likelihood]:
+        """Yield the likelihoods of the continuations in texts."""
         loaded = replace(self.engine.loaded)  # with new prefixes
         measures = {"logprobs": log_probabilities, "ranks": ranks}
         for first in range(0, len(texts), _TOGETHER):
@@ -165,15 +166,17 @@ class EngineLM(TemplateLM):
             self._request(context, options, seed, index)
             for index, (context, options) in enumerate(arguments)
         ]
-        texts: list[str] = []
-        completions = complete(replace(self.engine.loaded), rows)  # with new prefixes
+        texts = []
         label = "Running generate_until requests"
-        for completion in tqdm(completions, label, len(rows), disable=disable_tqdm):
-            self.cache_hook.add_partial("generate_until", arguments[len(texts)], completion.text)
+        completions = complete(replace(self.engine.loaded), rows)  # with new prefixes
+        shown = tqdm(completions, label, len(rows), disable=disable_tqdm)
+        for request, completion in zip(arguments, shown, strict=True):
+            self.cache_hook.add_partial("generate_until", request, completion.text)
             texts.append(completion.text)
         return texts
 
     def _request(self, context: str, gen_kwargs: dict[str, Any], seed: int, index: int) -> Request:
+        """Return the request for a context, with lm-eval's options as ours."""
         row = dict(normalize_gen_kwargs(gen_kwargs, self.max_gen_toks))
         max_tokens = row.pop("max_gen_toks")
         stop = [text for text in row.pop("until") if text]

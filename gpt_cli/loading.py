@@ -79,10 +79,11 @@ def load(
         start = time.perf_counter()
         config = opened.config  # reads the tokenizer; beside the weights, both would take longer
         network = checkpoint.assemble(config, ops, weights)
+        classifier = opened.classifier(ops)
     seconds = time.perf_counter() - start
     raise_swallowed()  # such as while CuPy or pyarrow was imported
     speculator = Speculator(network)
     drafts = speculator if speculate and speculator.pays else None
-    loaded = LoadedModel(network, opened.tokenizer, drafts)
+    loaded = LoadedModel(network, opened.tokenizer, drafts, classifier=classifier)
     engine = Engine(loaded, name, seconds, adapter)
     return engine.with_edits(edits) if edits else engine

@@ -30,18 +30,19 @@ from gpt_cli.jobs import tasks
 from gpt_cli.jobs.layout import InputRow
 from gpt_cli.jobs.parquet import table_of, whole
 from gpt_cli.jobs.task import Task
-from gpt_cli.jobs.tasks import Generation, OutDtype, Ranking, Scoring
+from gpt_cli.jobs.tasks import Classifying, Generation, OutDtype, Ranking, Scoring
 from gpt_cli.loading import load
 from gpt_cli.options.arguments import check_type
 from gpt_cli.options.declare import OptionError
 from gpt_cli.options.request import Options
-from gpt_cli.records import COMPLETION, ERROR, SCORE, WORD, Schema
+from gpt_cli.records import CLASSIFICATION, COMPLETION, ERROR, SCORE, WORD, Schema
 
 if TYPE_CHECKING:
     from gpt_cli.scoring.activations import Pool
+    from gpt_cli.scoring.classify import LongTexts
     from gpt_cli.scoring.rank import RankBy
 
-__all__ = ["Activations", "Generator", "Ranker", "Scorer"]
+__all__ = ["Activations", "Classifier", "Generator", "Ranker", "Scorer"]
 
 _USAGE: Schema = COMPLETION["usage"]
 
@@ -156,6 +157,28 @@ class Activations(_TableActor):
         self._added = task.schema | {name: WORD[name] for name in names} | ERROR
         (example,) = self._engine.activations(["a"], hooks, pool="last", bos=bos)
         self._added |= {name: (kind, value.size) for name, value in example.items()}
+
+
+class Classifier(_TableActor):
+    """Find the labels of the texts of a table, with a model that is a classifier.
+
+    A row has a "text". Added are "label", "probabilities", "value", "logits" and "tokens". For
+    `overflow`, see `Engine.classify`.
+    """
+
+    _needed = ("text",)
+    _added = {
+        name: kind for name, kind in CLASSIFICATION.items() if name not in ("model", "adapter")
+    } | ERROR
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        overflow: "LongTexts" = "error",
+        load_options: Mapping[str, Any] | None = None,
+    ):
+        super().__init__(Classifying(overflow), model, load_options)
 
 
 class Ranker(_TableActor):

@@ -10,13 +10,15 @@ from gpt_cli.errors import InputError
 if TYPE_CHECKING:
     from gpt_cli.engine import Engine
     from gpt_cli.generation.generate import Completion
+    from gpt_cli.scoring.classify import Classification
     from gpt_cli.scoring.rank import Choice
     from gpt_cli.scoring.score import Score
     from gpt_cli.texts.words import Word
 
 Record: TypeAlias = dict[str, Any]
 # From names to types of pyarrow. A list holds the type of its items, and a dict is a struct. Lists
-# of one size are a tuple of the type and the number of their items.
+# of one size are a tuple of the type and the number of their items. An object whose names are not
+# known before is a tuple of the types of names and values.
 Schema: TypeAlias = dict[str, Any]
 
 IDENTITY: Schema = {"index": "int64", "id": "string"}
@@ -69,6 +71,15 @@ CHOICE: Schema = {
     "model": "string",
     "adapter": "string",
 }
+CLASSIFICATION: Schema = {
+    "label": "string",
+    "probabilities": ("string", "double"),
+    "value": "double",
+    "logits": ("string", "double"),
+    "tokens": "int64",
+    "model": "string",
+    "adapter": "string",
+}
 
 
 def json_line(value: Any) -> str:
@@ -76,44 +87,43 @@ def json_line(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _record(schema: Schema, *values: Any) -> Record:
-    return dict(zip(schema, values, strict=True))
-
-
 def timing(engine: "Engine", completion: "Completion") -> Record:
     """Return seconds to load and to the first token, tokens per second after it, and drafts."""
     times = completion.seconds
     rate = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else None
-    return _record(
-        COMPLETION["timing"],
-        round(engine.load_seconds, 4),
-        round(times[0], 4) if times else None,
-        rate and round(rate, 2),
-        completion.drafted,
-        completion.accepted,
-    )
+    return {
+        "load_s": round(engine.load_seconds, 4),
+        "ttft_s": round(times[0], 4) if times else None,
+        "decode_tok_s": rate and round(rate, 2),
+        "drafted": completion.drafted,
+        "accepted": completion.accepted,
+    }
 
 
 def of_completion(engine: "Engine", completion: "Completion", *, logprobs: bool = False) -> Record:
     """Return the record of a completion; `logprobs` adds the log-probabilities of its tokens."""
-    record = _record(
-        COMPLETION,
-        completion.text,
-        completion.finish_reason,
-        completion.seed,
-        engine.name,
-        engine.adapter,
-        _record(COMPLETION["usage"], completion.prompt_tokens, len(completion.ids)),
-        timing(engine, completion),
-    )
+    record: Record = {
+        "text": completion.text,
+        "finish_reason": completion.finish_reason,
+        "seed": completion.seed,
+        "model": engine.name,
+        "adapter": engine.adapter,
+        "usage": {
+            "prompt_tokens": completion.prompt_tokens,
+            "completion_tokens": len(completion.ids),
+        },
+        "timing": timing(engine, completion),
+    }
     if completion.score is not None:
-        record |= _record(HYPOTHESIS, completion.score)
+        record["score"] = completion.score
     if logprobs:
+        tokens = []
         steps = zip(completion.ids, completion.logprobs, completion.top_logprobs, strict=True)
-        record["logprobs"] = [
-            of_token(engine, id, logprob) | {"top": [of_token(engine, *pair) for pair in top]}
-            for id, logprob, top in steps
-        ]
+        for id, logprob, top in steps:
+            token = of_token(engine, id, logprob)
+            token["top"] = [of_token(engine, *pair) for pair in top]
+            tokens.append(token)
+        record["logprobs"] = tokens
     return record
 
 
@@ -125,18 +135,18 @@ def of_score(
     `logprobs` adds the log-likelihoods of tokens, with more about their distributions, if it was
     computed; `min_k` adds Min-K% and Min-K%++ of this percentage of tokens.
     """
-    record = _record(
-        SCORE,
-        engine.name,
-        engine.adapter,
-        len(score.ids),
-        score.tokens_scored,
-        score.total_logprob,
-        finite(score.perplexity),
-        score.bits_per_byte,
-    )
+    record: Record = {
+        "model": engine.name,
+        "adapter": engine.adapter,
+        "tokens": len(score.ids),
+        "tokens_scored": score.tokens_scored,
+        "total_logprob": score.total_logprob,
+        "perplexity": finite(score.perplexity),
+        "bits_per_byte": score.bits_per_byte,
+    }
     if min_k is not None:
-        record |= _record(MIN_K, score.min_k(min_k), finite(score.min_k_plus_plus(min_k)))
+        record["min_k"] = score.min_k(min_k)
+        record["min_k_plus_plus"] = finite(score.min_k_plus_plus(min_k))
     if logprobs:
         record["logprobs"] = _scored_tokens(engine, score)
     if score.words is not None:
@@ -165,8 +175,13 @@ def _scored_tokens(engine: "Engine", score: "Score") -> list[Record]:
 
 
 def _of_word(word: "Word", *, layers: bool) -> Record:
-    """Return the record of a word."""
-    record = _record(WORD, word.text, word.start, word.end, word.tokens, word.surprisal)
+    record: Record = {
+        "word": word.text,
+        "start": word.start,
+        "end": word.end,
+        "tokens": word.tokens,
+        "surprisal": word.surprisal,
+    }
     if layers:
         record["layers"] = word.layers
     return record
@@ -182,25 +197,37 @@ def of_ranking(
 ) -> list[Record]:
     """Return the records of choices, the likeliest first; `written` maps texts to user input."""
     return [
-        _record(
-            CHOICE,
-            rank,
-            written[choice.text],
-            choice.text,
-            choice.probability,
-            choice.logprob,
-            len(choice.ids),
-            choice.bytes,
-            engine.name,
-            engine.adapter,
-        )
+        {
+            "rank": rank,
+            "choice": written[choice.text],
+            "text": choice.text,
+            "probability": choice.probability,
+            "logprob": choice.logprob,
+            "tokens": len(choice.ids),
+            "bytes": choice.bytes,
+            "model": engine.name,
+            "adapter": engine.adapter,
+        }
         for rank, choice in enumerate(ranked, 1)
     ]
 
 
+def of_classification(engine: "Engine", result: "Classification") -> Record:
+    """Return the record of the labels of a text."""
+    return {
+        "label": result.label,
+        "probabilities": result.probabilities,
+        "value": result.value,
+        "logits": result.logits,
+        "tokens": len(result.ids),
+        "model": engine.name,
+        "adapter": engine.adapter,
+    }
+
+
 def of_error(error: InputError) -> Record:
     """Return the record of a row that failed."""
-    return {"error": _record(ERROR["error"], error.code, str(error))}
+    return {"error": {"code": error.code, "message": str(error)}}
 
 
 def of_token(engine: "Engine", id: int, logprob: float | None) -> Record:
@@ -215,4 +242,4 @@ def of_token(engine: "Engine", id: int, logprob: float | None) -> Record:
     except InputError:
         name = f"<{id}>"
         data = None
-    return _record(TOKEN, id, name, list(data or b""), logprob)
+    return {"id": id, "token": name, "bytes": list(data or b""), "logprob": logprob}

@@ -9,6 +9,7 @@ from typing import Any
 
 from gpt_cli import errors
 from gpt_cli.folder.config import GPT2Config
+from support.classifiers import write_classifier
 from support.in_process import finished, run_here
 from support.reference import exit_codes, names_of, tables_of
 
@@ -108,6 +109,14 @@ def test_fields_of_choices():
     assert set(json.loads(out.splitlines()[0])) == choice
     written = b'{"id": 1, "prompt": "Once", "choices": ["a", "b"]}'
     assert fields_of_output("rank", "-q", "--json", input=written) == row
+
+
+def test_fields_of_labels(tmp_path):
+    model = write_classifier(tmp_path, "padded")
+    row = b'{"id": 1, "text": "the and"}'
+    shown = fields_of_output("classify", "-q", "--json", model=model, input=row)
+    names = {name.partition(".")[0] for name in shown}  # labels are names, too
+    assert names == names_of("Labels: `classify`") - {"null"}
 
 
 def test_fields_of_rows_that_failed(tmp_path):

@@ -64,7 +64,7 @@ COVERED = {
     "ops/test_launches.py": ["ops/cuda/launcher"],
     "ops/test_many_rows.py": ["ops/cuda/decoding", "ops/cuda/layers"],
     "ops/test_cupy_models.py": ["ops/cuda/passes"],
-    "ops/test_native_pool.py": ["ops/memory"],
+    "ops/test_native_pool.py": ["ops/memory", "ops/packing"],
     "ops/test_structs.py": ["ops/kernels"],
     "ops/test_ops.py": ["ops/contract", "ops/numpy_ops"],
     "options/test_declare.py": ["options/request"],
@@ -74,7 +74,9 @@ COVERED = {
     "serve/test_server.py": ["cli/commands/serve", "serve/guard", "serve/settings"],
     "test_devices.py": ["ops/cuda/placed"],
     "texts/test_states.py": ["texts/text"],
+    "scoring/test_classify.py": ["gpt2/classifier"],
     "generation/test_speculate.py": ["texts/speculator"],
+    "test_kinds.py": ["folder/settings"],
     "test_ray.py": ["jobs/cluster"],
 }
 

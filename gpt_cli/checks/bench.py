@@ -16,7 +16,7 @@ from gpt_cli.engine import Engine
 from gpt_cli.errors import ContextError, InputError, MismatchError, counted
 from gpt_cli.generation.generate import Completion
 from gpt_cli.generation.row import Step
-from gpt_cli.gpt2.digests import TEXT
+from gpt_cli.gpt2.digests import sample_ids
 from gpt_cli.gpt2.memory import count_parameters, weights_bytes
 from gpt_cli.options.request import Options
 from gpt_cli.system.machine import peak_memory
@@ -137,8 +137,9 @@ def measure(
         for mode, mode_engine in engines.items():
             name = f"{mode}, repetition {repetition}"
             starting(f"{name} of {plan.repetitions}")
-            runs[mode].append(_run(mode_engine, texts, plan.max_tokens, mode, name))
-            _check_alike(runs[plan.modes[0]][0], runs[mode][-1])
+            run = _run(mode_engine, texts, plan.max_tokens, mode, name)
+            runs[mode].append(run)
+            _check_alike(runs[plan.modes[0]][0], run)
     return _summary(engine, plan, runs, len(engine.encode(texts[0])))
 
 
@@ -189,13 +190,14 @@ def _per_text(runs: Sequence[_Run], count: str) -> int | None:
 
 
 def prompts(engine: Engine, tokens: int, batch: int) -> list[str]:
-    """Return `batch` texts of `tokens` tokens, from different positions of `TEXT`.
+    """Return `batch` texts of `tokens` tokens, from different positions of a sample.
 
     They repeat if there are more texts than positions. If no position gives this number of tokens,
     because cut text may tokenize differently, all texts have the next smaller number.
     """
-    period = len(engine.encode(TEXT))
-    ids = engine.encode(TEXT * (tokens // period + 2))
+    sample = engine.decode(sample_ids(engine.tokenizer, engine.model.config))
+    period = len(engine.encode(sample))
+    ids = engine.encode(sample * (tokens // period + 2))
     texts: dict[int, dict[str, None]] = {}  # number of tokens -> distinct texts
     for start in range(period):
         text = engine.decode(ids[start : start + tokens])
@@ -232,7 +234,8 @@ def _run(engine: Engine, texts: Sequence[str], max_tokens: int, mode: ModeName, 
     first, _ = rows[0][0]
     arrivals = [_arrivals(start, steps) for steps in rows]
     # The times when every row has its token.
-    complete = [start] + [max(times) for times in zip(*arrivals, strict=True)]
+    complete = [start]
+    complete += [max(times) for times in zip(*arrivals, strict=True)]
     token_s = [after - before for before, after in pairwise(complete)]
     figures = {
         "tokenize_s": tokenize_s,

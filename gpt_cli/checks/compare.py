@@ -48,20 +48,26 @@ class Comparison:
 
 
 def compare(
-    a: Engine, b: Engine, texts: Iterable[str], observe: Callable[[int], None] | None = None
+    a: Engine,
+    b: Engine,
+    texts: Iterable[str],
+    observe: Callable[[int], None] = lambda tokens: None,
+    *,
+    special: bool = False,
 ) -> Comparison:
     """Compare two models at all tokens but the first of each text.
 
     A text longer than the context is read in windows, as by `score`. `observe` gets the number of
-    tokens so far. InputError if the models have different tokens, or no text has two.
+    tokens so far. With `special`, names of special tokens in texts are these tokens. Raise
+    InputError if the models have different tokens, or no text has two.
     """
     for engine in (a, b):
         engine.loaded.refuse_edits("cannot be used in a comparison")
     if _vocabulary(a) != _vocabulary(b):
         cure = "models with the same tokenizer can be compared"
         raise InputError(f"{a.name} and {b.name} have different tokens: only {cure}")
-    rows = [a.model.config.check_ids(a.encode(text)) for text in texts]
-    tokens = np.fromiter(_compare(a, b, rows, observe or (lambda _: None)), _TOKEN)
+    rows = [a.loaded.start + a.loaded.text_ids(text, special=special) for text in texts]
+    tokens = np.fromiter(_compare(a, b, rows, observe), _TOKEN)
     if not len(tokens):
         raise InputError("a text needs at least 2 tokens: the first has nothing before it")
     kl = tokens["kl"]

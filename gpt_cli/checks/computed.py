@@ -12,10 +12,11 @@ from gpt_cli.compression.codec import Codec
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError
 from gpt_cli.generation.generate import Completion
-from gpt_cli.gpt2.digests import TEXT, logits_digest
+from gpt_cli.gpt2.digests import TEXT, logits_digest, sample_ids
 from gpt_cli.gpt2.hooks import FINAL, select_hooks
 from gpt_cli.ops import Array
 from gpt_cli.scoring.activations import activations
+from gpt_cli.scoring.score import score
 from gpt_cli.texts.text import Text
 
 PROMPTS = ("Once upon a time", "The", TEXT[:300], "In the beginning there was")
@@ -36,15 +37,19 @@ def texts(engine: Engine, prompts: Sequence[str], *, use_cache: bool = True) -> 
 
 
 def logprobs(engine: Engine) -> Array:
-    """Return the log-probability of each token of the sample text."""
-    return np.array(engine.score(TEXT).token_logprobs[1:], float)
+    """Return the log-probability of each token of a sample but the first."""
+    text = Text(sample_ids(engine.tokenizer, engine.model.config))
+    (scored,) = score(engine.loaded, [text])
+    return np.array(scored.token_logprobs[1:], float)
 
 
 def hook_values(engine: Engine, *, together: bool = False) -> Array:
     """Return values at the hook points of the last layer, in standard deviations: see PROMPTS."""
     config = engine.model.config
     names = select_hooks(config, [f"blocks.{config.n_layer - 1}.*", FINAL])
-    texts = [Text(engine.encode(prompt)[: config.n_positions]) for prompt in PROMPTS]
+    sample = sample_ids(engine.tokenizer, config)
+    ids = [engine.encode(prompt) or sample for prompt in PROMPTS]
+    texts = [Text(row[: config.n_positions]) for row in ids]
     batches = [texts] if together else [[text] for text in texts]
     rows = [row for batch in batches for row in activations(engine.model, batch, names)]
     arrays = [array[np.isfinite(array)] for row in rows for array in row.values()]

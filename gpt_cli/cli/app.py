@@ -17,6 +17,7 @@ from gpt_cli import __version__
 from gpt_cli.cli.commands import (
     activations,
     checks,
+    classify,
     compress,
     generate,
     models,
@@ -69,6 +70,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "score": score.score,
     "rank": rank.rank,
     "next": rank.next_tokens,
+    "classify": classify.classify,
     "compare": checks.compare,
     "compress": compress.compress,
     "decompress": compress.decompress,

@@ -22,7 +22,6 @@ from gpt_cli.jobs.storage import Format
 from gpt_cli.options import declare
 from gpt_cli.options.declare import Declared, Kind, option
 from gpt_cli.options.request import Options
-from gpt_cli.system.machine import MOST_THREADS
 from gpt_cli.system.startup import prepare
 
 
@@ -100,7 +99,7 @@ class Model(Declared):
         envvar="GPT_CLI_MODEL",
         autocompletion=complete_model,
     )
-    revision: str | None = option(None, "Branch, tag or commit on the Hub.")
+    revision: str | None = option(None, "Branch, tag or commit on the Hub; main if not set.")
     offline: bool = option(False, "Do not contact the Hub; use local files only.")
     quiet: bool = option(
         False, "Show no notes and no progress.", aliases=("-q",), callback=_set_quiet
@@ -152,7 +151,7 @@ class Loading(Adapted):
     )
     threads: int | None = option(
         None,
-        f"Number of threads, up to {MOST_THREADS}; one per core if not set.",
+        "Number of threads; one per core if not set.",
         declare.THREADS,
         envvar="GPT_CLI_THREADS",
     )
@@ -222,43 +221,45 @@ class RowFiles(Declared):
         False,
         "Continue an interrupted run: keep the rows in OUT and add the missing ones. Repeat all "
         "flags.",
+        needs="--output",
     )
     format: Format | None = option(
         None,
-        "Input format: lines, jsonl, parquet, text (each file is one row), or auto (the default): "
-        "Parquet by the ending of the name, JSON Lines if the first row begins with {, else plain "
-        "lines.",
+        "Input format: lines, jsonl, parquet, text (each file is one row), or auto: Parquet by the "
+        "ending of the name, JSON Lines if the first row begins with {, else plain lines; auto if "
+        "not set.",
         metavar="FORMAT",
     )
 
     @property
     def used(self) -> bool:
         """Return whether any of the flags is set, so that the input must be rows."""
-        return self.output is not None or self.format is not None or self.resume
+        return self.output is not None or self.format is not None
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Where(Declared):
-    """Where rows are computed."""
+class Placement(Declared):
+    """The machine or the cluster that computes rows."""
 
     engine: Literal["local", "ray"] = option(
         "local", "Compute on this machine, or on a Ray cluster."
     )
     address: str | None = option(
         None,
-        "The Ray cluster, or auto for that of this machine; default: RAY_ADDRESS, or a new one.",
+        "The Ray cluster, or auto for that of this machine; RAY_ADDRESS, or else a new one, if not "
+        "set.",
         metavar="HOST:PORT",
         needs="--engine ray",
     )
     workers: int | None = option(
         None,
-        "Processes that hold the model; default: as many as fit, with up to 4 threads each.",
+        "Processes that hold the model; as many as fit, with up to 4 threads each, if not set.",
         declare.AT_LEAST_1,
         needs="--engine ray",
     )
     gpus_per_worker: float | None = option(
         None,
-        "GPUs per worker, such as 1 or 0.5; 0 uses CPUs.",
+        "GPUs per worker, such as 1 or 0.5; 0 uses CPUs; 0 if not set.",
         declare.AT_LEAST_0,
         metavar="G",
         needs="--engine ray",
@@ -284,6 +285,7 @@ ROWS_FILES = option(
     None, "Same as the argument; repeatable.", flag="--file", aliases=("-f",), metavar="FILE"
 )
 BOS = option(False, "Score the first token of a text, too, after the start token.")
+EOS = option(False, "Score the end token after a text, too.")
 CHOICES_FILE = option(
     None,
     "Read the choices from FILE, one per line (- is standard input).",

@@ -38,9 +38,9 @@ def read_prompt(words: Sequence[str] | None, file: str | None, *, quiet: bool) -
 def parts_of_text(
     words: Sequence[str] | None, file: str | None, missing: str, *, quiet: bool
 ) -> tuple[str | None, str | None]:
-    """Return the file that a text begins with, "-" for the pipe, and the words after it.
+    """Return the file that a text begins with ("-" for the pipe), and the words after it.
 
-    One of them may be None. Without both, the text is that of the pipe.
+    One of them may be None. If neither is given, the text is that of the pipe.
     """
     words = words or []
     if words[:1] == ["-"]:
@@ -72,16 +72,18 @@ def files_or_pipe(
 def check_files(words: Sequence[str] | None, cure: str) -> None:
     """Raise InputError with a cure for a word that names no file, folder, pattern or address."""
     for word in words or []:
-        elsewhere = word in ("", "-") or "*" in word or storage.is_address(word)
-        if not elsewhere and not storage.exists(word):
+        if word in ("", "-") or "*" in word or storage.is_address(word):
+            continue
+        if not storage.exists(word):
             raise storage.missing(word, cure)
 
 
 def are_files(words: Sequence[str], *, quiet: bool, cure: str | None = None) -> bool:
-    """Return whether all words name files; raise InputError if they look so and one is missing.
+    """Return whether all words name files, and are not a text.
 
-    A folder has a slash at its end. A single word with spaces is a text. A note says that a word
-    of a text names a file or a folder; with a cure, a file beside other words is an InputError.
+    Raise InputError if all look like names of files and one is missing; with a cure, also if only
+    some words name files. A folder has a slash at its end. A single word with spaces is a text. A
+    note says that a word of a text names a file or a folder.
     """
     if len(words) == 1 and any(map(str.isspace, words[0])):
         return False

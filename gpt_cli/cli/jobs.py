@@ -9,7 +9,7 @@ from gpt_cli import jobs
 from gpt_cli.cli import flags
 from gpt_cli.cli.output import NoteStream, note, on_terminal, write, write_json
 from gpt_cli.cli.progress import Progress
-from gpt_cli.errors import InputError, RowsError, counted
+from gpt_cli.errors import RowsError, counted
 from gpt_cli.jobs import storage
 from gpt_cli.records import Record
 from gpt_cli.system.terminal import replace_line
@@ -48,27 +48,21 @@ class RowLines(Records):
         write(self.line(record))
 
 
-def needs_output(flag: str) -> InputError:
-    """Return the error of a flag that needs --output."""
-    return InputError(f"{flag} needs a file of records: add --output OUT")
-
-
 def run(
     task: jobs.Task,
     files: Sequence[str],
     rows: flags.RowFiles,
     loading: flags.Loading,
-    where: flags.Where,
-    shown: Records | None = None,
+    placement: flags.Placement,
+    sink: Records | None = None,
 ) -> None:
     """Run a job; raise RowsError if it is complete and rows failed.
 
-    Without --output, the output is `shown`, by default records on standard output.
+    Without --output, the records go to `sink`, by default to standard output.
     """
-    if rows.resume and rows.output is None:
-        raise needs_output("--resume")
-    cluster = where.cluster(loading.threads)
-    sink = shown if shown and rows.output is None else Records()
+    cluster = placement.cluster(loading.threads)
+    if sink is None or rows.output is not None:
+        sink = Records()
     sink.quiet = loading.quiet
     hidden = loading.quiet or (rows.output is None and on_terminal(sys.stdout))
     progress = Progress(shown=not hidden, notes=not loading.quiet, totals=sink.totals)

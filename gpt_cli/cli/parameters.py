@@ -7,6 +7,7 @@ whose default is an `option` is a single flag. `command` turns both into typer's
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import Field
 from typing import Annotated, Any
 
@@ -16,7 +17,15 @@ from gpt_cli.cli.output import note
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.storage import NO_FILE, exists, is_address, read_text, without_line_end
 from gpt_cli.options import declare
-from gpt_cli.options.declare import Declared, NamedOptionError, Option, Range
+from gpt_cli.options.declare import (
+    BIASES,
+    NUMBER,
+    WHOLE,
+    Declared,
+    NamedOptionError,
+    Option,
+    Range,
+)
 
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
@@ -48,9 +57,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def run(context: typer.Context, **values: Any) -> None:
-        flags = dict(_shown_flags(options, context))
         _rename(options, values, context)
-        try:
+        with _flags_in_errors(options, context):
             for name, declared in options.items():
                 if values[name] is not None:
                     values[name] = declared.parse(values[name])
@@ -58,14 +66,22 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             for name, group in groups.items():
                 values[name] = _filled(group, values)
             function(**values)
-        except NamedOptionError as error:
-            name, complaint = error.args
-            shown = flags.get(name) or flags.get(_SETTINGS.get(name, name), name)
-            error.args = shown, complaint
-            raise
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
+
+
+@contextmanager
+def _flags_in_errors(options: Mapping[str, Option], context: typer.Context) -> Iterator[None]:
+    """Replace the name of an option in an error by the flag or the variable that has set it."""
+    flags = dict(_shown_flags(options, context))
+    try:
+        yield
+    except NamedOptionError as error:
+        name, complaint = error.args
+        setting = _SETTINGS.get(name, name)
+        error.args = (flags.get(name) or flags.get(setting, name), complaint)
+        raise
 
 
 def _filled(group: type[Declared], values: dict[str, Any]) -> Declared:
@@ -90,7 +106,7 @@ def _parameters(declared: Option) -> Iterator[inspect.Parameter]:
     """Yield the parameters of a function for an option: its flag, and its old flag."""
     kind = declared.kind
     metavar = kind.metavar or "|".join(kind.values) or declared.name.upper()
-    help = declared.help + _conditions(declared)
+    help = declared.help + _limits(declared)
     more: dict[str, Any] = {"metavar": metavar, "help": help, **declared.typer}
     if kind.values:
         more["autocompletion"] = lambda: [*kind.values]
@@ -109,9 +125,13 @@ def _parameter(name: str, default: Any, flag_type: Any, flag: Any) -> inspect.Pa
     return inspect.Parameter(name, _KEYWORD, default=default, annotation=annotation)
 
 
-def _conditions(declared: Option) -> str:
-    """Return the sentences about the other flags that an option needs or excludes."""
-    text = f" Needs {declared.needs}." if declared.needs else ""
+def _limits(declared: Option) -> str:
+    """Return the sentences about the range of a number, and about flags needed or excluded."""
+    text = ""
+    if declared.range and declared.kind in (WHOLE, NUMBER, BIASES):
+        text += f" Range: {declared.range.name}."
+    if declared.needs:
+        text += f" Needs {declared.needs}."
     if declared.excludes:
         *others, last = declared.excludes
         text += f" Not with {', '.join(others)} or {last}." if others else f" Not with {last}."

@@ -77,7 +77,10 @@ class Progress(StatusLine, Observer):
         self._totals = shown and totals
         self._total: int | None = None
         self._resumable = False
-        self._rows = self._before = self._failed = self._tokens = 0
+        self._rows = 0
+        self._before = 0  # rows that an earlier run has done
+        self._failed = 0
+        self._tokens = 0
 
     def note(self, message: str) -> None:
         if self._notes:

@@ -69,6 +69,8 @@ class Form(Declared):
         ),
     )
     bos: bool = flags.BOS
+    eos: bool = flags.EOS
+    special: bool = flags.SPECIAL
     max_perplexity: float | None = _bound("at most")
     min_perplexity: float | None = _bound("at least")
     stride: int | None = option(
@@ -174,7 +176,7 @@ class ScoreTable:
         """Yield the cells of rows, in their order in a pipe."""
         if self._form.plain:
             text = line.removesuffix(b"\n").decode(errors="surrogateescape")
-            yield {**self._numbers(record), "text": text}
+            yield self._numbers(record) | {"text": text}
             return
         place = {}
         if self._form.lines:

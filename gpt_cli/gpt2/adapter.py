@@ -63,11 +63,13 @@ class Adapter:
         path: the file of weights.
         config: its configuration.
         parts: the tensors in the file, by their names in GPT-2.
+        classifier_head: the head of a classifier, if it was trained as one.
     """
 
     path: Path
     config: LoraConfig
     parts: Mapping[str, Tensor]
+    classifier_head: Tensor | None
 
     @property
     def cure(self) -> str:
@@ -108,16 +110,20 @@ def open_adapter(folder: Path, source: Path) -> Adapter:
     if Path(model).name not in str(source):
         _log.warning("the adapter %s was trained for %.80r, not for %s", folder, model, source)
     try:
-        return Adapter(weights, config, _by_name(read_tensors(weights)))
+        parts = _by_name(read_tensors(weights))
+        head = parts.pop(_CLASSIFIER, None)
+        if not parts:
+            raise ValueError("it has no tensors")
+        return Adapter(weights, config, parts, head)
     except ValueError as error:
         raise CheckpointError(f"{weights}: {error}: get it again") from None
 
 
 def _by_name(stored: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the tensors of an adapter by their names without prefixes; ValueError if none.
+    """Return the tensors of an adapter by their names without prefixes; ValueError if one repeats.
 
-    The head of a classifier is left out, with a note. PEFT stores an embedding that is a module to
-    save under three names, of which the plain one has the trained values.
+    PEFT stores an embedding that is a module to save under three names, of which the plain one has
+    the trained values.
     """
     tensors: dict[str, Tensor] = {}
     for stored_name, tensor in stored:
@@ -128,11 +134,6 @@ def _by_name(stored: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
     for name in [name for name in tensors if _COPY.search(name)]:
         if _COPY.sub(".", name) in tensors:
             del tensors[name]
-    if _CLASSIFIER in tensors:
-        del tensors[_CLASSIFIER]
-        _log.warning("ignoring the adapter's tensor beside the transformer: %r", _CLASSIFIER)
-    if not tensors:
-        raise ValueError("it has no tensors")
     return tensors
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from gpt_cli.errors import CheckpointError, InputError, did_you_mean
 from gpt_cli.folder.config import SCALE, GPT2Config, expected_shapes, is_matrix, is_transposed
-from gpt_cli.folder.contents import vocabulary
+from gpt_cli.folder.contents import CONFIG, vocabulary
 from gpt_cli.folder.dtypes import NAMES_OF_CODES, SHORT
 from gpt_cli.folder.settings import read_config
 from gpt_cli.folder.tensors import Tensor
@@ -32,10 +32,12 @@ from gpt_cli.ops import LayerNorm, Linear, Ops, Rows, get_ops
 from gpt_cli.ops.int8 import Int8Rows, scales_shape
 from gpt_cli.ops.short import RoundedRows
 from gpt_cli.options.declare import OptionError
+from gpt_cli.system.files import read_json
 from gpt_cli.system.machine import cores
 
 if TYPE_CHECKING:
     from gpt_cli.gpt2.adapter import Adapter
+    from gpt_cli.gpt2.classifier import ClassifierHead
 
 # Causal masks, which old versions of transformers stored with the weights.
 _MASK_BUFFER = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
@@ -44,6 +46,8 @@ _LINEAR = re.compile(r"h\.\d+\.(attn|mlp)\.c_\w+\.weight")
 _PREFIX = "transformer."  # of the names in files written by save_pretrained
 _FIRST = "wte.weight"  # which every GPT-2 has, whatever comes before its name
 _TRANSFORMER = ("wte.", "wpe.", "h.", "ln_f.", "lm_head.")
+HEAD = "score.weight"  # of a classifier
+_FLOATS = ("F32", "F16", "BF16", "F64")
 _READERS = 4  # threads at most: copying from the page cache takes most of the time
 _COMPARED = 1024  # rows at a time
 _MATCHING = "get the weights and the config.json of the same GPT-2"
@@ -68,6 +72,7 @@ class Checkpoint:
             also has the special tokens.
         stored_tensors: the tensors in the files, by the names in GPT-2. An adapter changes some of
             them: see `tensors`.
+        classifier_head: `score.weight`, if the model or its adapter is a classifier.
     """
 
     folder: Path
@@ -75,6 +80,7 @@ class Checkpoint:
     bos_token: str | int | None
     config_json: GPT2Config
     stored_tensors: Mapping[str, Stored]
+    classifier_head: Tensor | None = None
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -110,6 +116,16 @@ class Checkpoint:
             raise OptionError("adapter", f"{folder} cannot change int8 weights: {cure}")
         return self.adapter.merge(self.stored_tensors)
 
+    def classifier(self, ops: Ops) -> "ClassifierHead | None":
+        """Return the head of a classifier, if there is one; see `read_classifier` for errors."""
+        if self.classifier_head is None:
+            return None
+        from gpt_cli.gpt2.classifier import read_classifier  # most models have none
+
+        path = self.folder / CONFIG
+        settings = read_json(path) if path.is_file() else {}
+        return read_classifier(settings, self.classifier_head, ops, str(path))
+
     @property
     def stored_dtype(self) -> str:
         """Return the type in which the files hold all matrices; float32 if they differ."""
@@ -138,8 +154,8 @@ def open_checkpoint(
     config = read_config(folder)
     tensors: dict[str, Stored] = {**find_tensors(folder)}
     others = sorted(name for name in tensors if not name.startswith((_PREFIX, *_TRANSFORMER)))
-    for name in others:
-        del tensors[name]
+    beside = {name: tensors.pop(name) for name in others}
+    head = beside.pop(HEAD, None)
     if not any(name.endswith(".bias") for name in tensors):  # as nanoGPT with bias=False
         _log.warning("%s: the weights have no biases, so all are 0", folder)
         tensors |= {
@@ -151,8 +167,8 @@ def open_checkpoint(
         raise CheckpointError(f"{folder}: {problem}")
     if any(isinstance(tensor, Tensor) and tensor.dtype == "F64" for tensor in tensors.values()):
         _log.warning("%s: the weights are in float64, and are rounded to float32", folder)
-    if others:
-        names = ", ".join(f"{name!r:.80}" for name in others[:3])
+    if beside:
+        names = ", ".join(f"{name!r:.80}" for name in sorted(beside)[:3])
         _log.warning("%s: ignoring tensors beside the transformer, such as %s", folder, names)
     opened = None
     if adapter is not None:
@@ -161,7 +177,20 @@ def open_checkpoint(
         opened = open_adapter(adapter, folder)
         opened.check_size(config.vocab_size, "the model")
         config = replace(config, vocab_size=opened.vocab_size or config.vocab_size)
-    return Checkpoint(folder, opened, bos_token, config, tensors)
+        head = opened.classifier_head or head
+    checked_head = None if head is None else _checked_head(head, config, folder)
+    return Checkpoint(folder, opened, bos_token, config, tensors, checked_head)
+
+
+def _checked_head(head: Stored, config: GPT2Config, folder: Path) -> Tensor:
+    """Return the head of a classifier, with a note; CheckpointError if it does not fit."""
+    shape = head.shape
+    floats = isinstance(head, Tensor) and head.dtype in _FLOATS
+    if not isinstance(head, Tensor) or not floats or len(shape) != 2 or shape[1] != config.n_embd:
+        needed = f"not floats of the shape [labels, {config.n_embd}]"
+        raise CheckpointError(f"{folder}: the head of a classifier, {HEAD}, is {needed}")
+    _log.warning("%s: the head of a classifier, %s, is only used by classify", folder, HEAD)
+    return head
 
 
 def find_tensors(folder: Path) -> dict[str, Tensor | Int8Rows]:
@@ -274,7 +303,7 @@ def _problems(
         names = ", ".join(unknown[:3])
         yield f"tensors that GPT-2 does not have, such as {names}: {_MATCHING}"
     for name, tensor in tensors.items():
-        if isinstance(tensor, Tensor) and tensor.dtype not in ("F32", "F16", "BF16", "F64"):
+        if isinstance(tensor, Tensor) and tensor.dtype not in _FLOATS:
             cure = "save the model in F32, F16 or BF16"
             yield f"the tensor {name} is {tensor.dtype}, which is not supported: {cure}"
 

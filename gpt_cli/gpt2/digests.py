@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 
+from gpt_cli.folder.config import GPT2Config
 from gpt_cli.folder.dtypes import SHORT
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.gpt2.model import GPT2, forward
@@ -23,9 +24,23 @@ TEXT = (
 _TOKENS = 64
 
 
+def sample_ids(tokenizer: Tokenizer, config: GPT2Config) -> list[int]:
+    """Return the tokens of TEXT; those of the vocabulary, again and again, if TEXT has too few.
+
+    A vocabulary may have no letters, such as one of the bases of DNA.
+    """
+    size = config.vocab_size
+    ids = [id for id in tokenizer.encode(TEXT) if id < size]
+    if len(ids) >= _TOKENS:
+        return ids
+    others = {*tokenizer.missing_ids(size), *tokenizer.special.values()}
+    ordinary = [id for id in range(size) if id not in others] or [0]
+    return ordinary * (_TOKENS // len(ordinary) + 1)
+
+
 def logits_digest(model: GPT2, tokenizer: Tokenizer) -> str:
-    """Return the digest of the logits of the first tokens of TEXT."""
-    ids = tokenizer.encode(TEXT)[: min(_TOKENS, model.config.n_positions)]
+    """Return the digest of the logits of the first tokens of a sample."""
+    ids = sample_ids(tokenizer, model.config)[: min(_TOKENS, model.config.n_positions)]
     logits = model.ops.to_host(forward(model, model.ops.xp.asarray([ids])))
     return hashlib.sha256(logits.astype("<f4", copy=False).tobytes()).hexdigest()
 

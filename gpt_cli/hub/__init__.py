@@ -51,7 +51,7 @@ def resolve(
 
 @dataclass(frozen=True)
 class Description:
-    """What is known about a model without reading its weights."""
+    """The facts about a model that are known without reading its weights."""
 
     config: GPT2Config  # with the start and end tokens of the tokenizer, if that is known
     folder: Path | None  # None if the model is not on this machine

@@ -75,8 +75,9 @@ class Snapshot:
                     _log.info("the storage: %s", error)
                     progress.say(
                         "%s: fetching %s over HTTP (HF_HUB_DISABLE_XET=1 does so from the start)",
-                        storage.reason(error), short_name(self.repo),
-                    )  # fmt: skip
+                        storage.reason(error),
+                        short_name(self.repo),
+                    )
                 self.over_http = True
             with without_xet():
                 return self._request(name, revision, storage)
@@ -86,9 +87,13 @@ class Snapshot:
         progress.begin_file(storage.leave_if_silent)
         self.target.fetch_large(self.files[name], self.commit, progress.bar_class)
         path = self.api.hf_hub_download(
-            self.repo, name, revision=revision, cache_dir=cache_folder(),
-            local_dir=self.target.folder, tqdm_class=progress.bar_class,
-        )  # fmt: skip
+            self.repo,
+            name,
+            revision=revision,
+            cache_dir=cache_folder(),
+            local_dir=self.target.folder,
+            tqdm_class=progress.bar_class,
+        )
         progress.end_file()
         return Path(path)
 

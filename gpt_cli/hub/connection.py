@@ -34,13 +34,13 @@ _one_use = threading.RLock()
 
 
 class Exchange:
-    """The requests of one use of the client, and what they have shown."""
+    """The requests of one use of the client: limit their waits, and note where the file is."""
 
     in_xet = False  # whether the file is in a storage that speaks Xet
     _token_requests = 0  # for this storage
 
     def before_request(self, request: Any) -> None:
-        """Limit the waits of a request; raise ConnectionError for a second one for a token."""
+        """Limit the waits of a request; raise ConnectionError if it asks for a token again."""
         timeouts = request.extensions.setdefault("timeout", {})
         _limit(timeouts, "connect", _CONNECTION)
         brings_file = request.method == "GET" and "/api/" not in request.url.path

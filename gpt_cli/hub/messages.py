@@ -34,7 +34,7 @@ def endpoint() -> str:
     return os.getenv("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
 
 
-def shown(address: str) -> str:
+def without_password(address: str) -> str:
     """Return an address without its name and password."""
     return re.sub(r"//[^/@]*@", "//", address)
 
@@ -58,22 +58,25 @@ def of_small_request(error: Exception) -> str:
     """Return the message for an error of a request that only tests whether the Hub answers."""
     if isinstance(error, UnreachableError):
         return str(error)
-    return f"{shown(endpoint())} does not answer ({first_line(error) or type(error).__name__})"
+    reason = first_line(error) or type(error).__name__
+    return f"{without_password(endpoint())} does not answer ({reason})"
 
 
 def of_storage(error: Exception, *, silent: float | None) -> str:
     """Return why a file did not come from the storage that speaks Xet.
 
-    If the storage was left because it was silent, `silent` is for how many seconds.
+    `silent` is the number of seconds without a byte if the storage was left for that reason.
     """
-    text = str(error)
-    response = getattr(error, "response", None)
     if silent is not None:
         return f"the storage sent nothing for {silent:.0f} s"
+    text = str(error)
+    response = getattr(error, "response", None)
     status = re.search(r"HTTP status \w+ error \((\d+)", text)
-    code = status[1] if status else None
+    code: str | None = None
     if response is not None:
         code = str(response.status_code)
+    elif status:
+        code = status[1]
     host = re.search(r"\w+://([^/\s)]+)", text)
     if response is not None or "oken" in text or "Timeout" in type(error).__name__:
         answer = f" ({code})" if code else ""
@@ -94,7 +97,7 @@ def of_download(repo: str, revision: str, error: BaseException) -> str:
 
     if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__:
         error = error.__cause__  # the outer error only adds that the file is not cached
-    server = shown(endpoint())
+    server = without_password(endpoint())
     reason = first_line(error)
     match error:
         case errors.GatedRepoError():
@@ -149,8 +152,8 @@ def _server_of(error: BaseException) -> str:
     try:
         url = urlsplit(str(error.request.url))  # type: ignore[attr-defined]
     except (AttributeError, RuntimeError):  # an error without a request
-        return shown(endpoint())
-    return shown(f"{url.scheme}://{url.netloc}")
+        return without_password(endpoint())
+    return without_password(f"{url.scheme}://{url.netloc}")
 
 
 def _of_network(repo: str, failure: str) -> str:
@@ -168,7 +171,7 @@ def _of_status(repo: str, response: Any) -> str:
             return f"the Hub denies access to {repo} ({status}): {cure}"
         case 404:
             cure = "check the name, and HF_ENDPOINT if it is set"
-            return f"{shown(endpoint())} has no {repo} (404): {cure}"
+            return f"{without_password(endpoint())} has no {repo} (404): {cure}"
         case 407:
             return _PROXY_DENIES
         case 429:

@@ -30,13 +30,17 @@ def reach(address: str, seconds: float) -> None:
     host = server.hostname or ""
     # In a thread, because nothing else limits how long the resolution of a name takes.
     call = partial(_connect, host, port, seconds)
-    name = f"{host}:{port}, the proxy of {variable}," if variable else messages.shown(address)
+    name = (
+        f"{host}:{port}, the proxy of {variable},"
+        if variable
+        else messages.without_password(address)
+    )
     try:
         within(seconds, call)
     except TimeoutError:
         raise UnreachableError(f"{name} does not answer", is_slow=True) from None
     except (OSError, UnicodeError) as error:
-        raise UnreachableError(f"{name} cannot be reached ({_words(error)})") from error
+        raise UnreachableError(f"{name} cannot be reached ({_reason(error)})") from error
 
 
 def _first_server(url: SplitResult) -> tuple[SplitResult, str | None]:
@@ -81,7 +85,8 @@ def _connect(host: str, port: int, seconds: float) -> None:
     raise error
 
 
-def _words(error: Exception) -> str:
+def _reason(error: Exception) -> str:
+    """Return why a server cannot be reached."""
     if isinstance(error, socket.gaierror):
         return "its name does not resolve"
     reason = error.strerror if isinstance(error, OSError) else None

@@ -1,4 +1,4 @@
-"""Where a download goes: to the Hub's cache, or to a plain folder."""
+"""The target of a download: the Hub's cache, or a plain folder."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,9 +118,13 @@ def _fetch_rest(part: Path, file: "RepoSibling", url: str, bar_class: type[Any])
     try:
         with part.open("ab") as target:
             http_get(
-                url, target, resume_size=target.tell(), headers=build_hf_headers(),
-                expected_size=file.size, tqdm_class=bar_class,
-            )  # fmt: skip
+                url,
+                target,
+                resume_size=target.tell(),
+                headers=build_hf_headers(),
+                expected_size=file.size,
+                tqdm_class=bar_class,
+            )
     except HfHubHTTPError as error:
         if error.response.status_code == 416:  # the server has no such rest
             part.unlink()

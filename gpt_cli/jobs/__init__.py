@@ -15,10 +15,18 @@ if TYPE_CHECKING:
     from gpt_cli.jobs.runner import Summary, run
     from gpt_cli.jobs.sinks import Observer, Resumed, Sink
     from gpt_cli.jobs.task import Task
-    from gpt_cli.jobs.tasks import Activations, Generation, Ranking, Scoring, spaced
+    from gpt_cli.jobs.tasks import (
+        Activations,
+        Classifying,
+        Generation,
+        Ranking,
+        Scoring,
+        spaced,
+    )
 
 __all__ = [
     "Activations",
+    "Classifying",
     "Cluster",
     "Generation",
     "InputRow",

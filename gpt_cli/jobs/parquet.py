@@ -221,11 +221,13 @@ def arrow_schema(schema: Schema) -> "pyarrow.Schema":
 
 
 def _type(kind: Any) -> "pyarrow.DataType":
-    """Return the type of pyarrow for a name, a list, an array of one size, or a struct."""
+    """Return the type of pyarrow for a type of a schema: see `records.Schema`."""
     if isinstance(kind, str):
         return library().type_for_alias(kind)
     if isinstance(kind, list):
         return library().list_(_type(kind[0]))
+    if isinstance(kind, tuple) and isinstance(kind[1], str):
+        return library().map_(_type(kind[0]), _type(kind[1]))
     if isinstance(kind, tuple):
         return library().list_(_type(kind[0]), kind[1])
     return library().struct([(name, _type(item)) for name, item in kind.items()])

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Rows: TypeAlias = Sequence[InputRow]
 
 _ROWS_TOGETHER = 256
+_LATER = ("special", "eos")  # settings that outputs of version 1.0 do not have
 
 
 class Task(ABC):
@@ -55,9 +56,11 @@ class Task(ABC):
     def settings(self) -> dict[str, Any]:
         """The options that change results, as JSON values; by default the fields of a dataclass.
 
-        An output with other settings cannot be resumed.
+        An output with other settings cannot be resumed. Older outputs do not have all of them, so
+        those in `_LATER` are only there if they are set.
         """
-        return asdict(self) if is_dataclass(self) else {}
+        settings: dict[str, Any] = asdict(self) if is_dataclass(self) else {}
+        return {name: value for name, value in settings.items() if value or name not in _LATER}
 
     def with_seed(self, seed: int | None) -> "Task":
         """Return the task with a seed if it draws numbers: its own, else `seed`, else any."""

@@ -1,4 +1,4 @@
-"""The tasks: to continue, score or rank the texts of rows, or to compute their activations."""
+"""The tasks: to continue, score, rank or classify the texts of rows, or to compute activations."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpt_cli.engine import Engine
     from gpt_cli.generation.generate import Completion
     from gpt_cli.scoring.activations import Pool, TextActivations
+    from gpt_cli.scoring.classify import Classification, LongTexts
     from gpt_cli.scoring.rank import Choice, RankBy
     from gpt_cli.scoring.score import Score, ScoreOptions
 
@@ -92,11 +93,15 @@ class Generation(Task):
 class _OfTexts(Task):
     """A task for texts with optional edits."""
 
-    fields = ("text", "edits")
+    fields = ("text", "edits", "special")
 
     def texts(self, rows: Rows) -> list[dict[str, Any]]:
-        """Return rows with their texts and edits, as an engine takes them."""
-        return [{"text": self.layout.text(row), "edits": row.fields.get("edits")} for row in rows]
+        """Return rows with their texts and their fields, as an engine takes them."""
+        names = self.fields[1:]
+        return [
+            {"text": self.layout.text(row)} | {name: row.fields.get(name) for name in names}
+            for row in rows
+        ]
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,8 @@ class Scoring(_OfTexts):
     layers: bool = False
     min_k: float | None = None
     whole_files: bool = False  # rows are files: those without a score are errors with their names
+    eos: bool = False
+    special: bool = False  # of rows without a field "special"
 
     @property
     def schema(self) -> Schema:
@@ -128,7 +135,17 @@ class Scoring(_OfTexts):
 
     @property
     def settings(self) -> dict[str, Any]:
-        names = ("stride", "logprobs", "words", "bos", "template", "layers", "min_k")
+        names = (
+            "stride",
+            "logprobs",
+            "words",
+            "bos",
+            "template",
+            "layers",
+            "min_k",
+            "eos",
+            "special",
+        )
         return {name: value for name, value in super().settings.items() if name in names}
 
     @property
@@ -163,6 +180,8 @@ class Scoring(_OfTexts):
         return {
             "stride": self.stride,
             "bos": self.bos,
+            "eos": self.eos,
+            "special": self.special,
             "ranks": details,
             "gaps": details,
             "entropies": details or self.min_k is not None,
@@ -186,6 +205,7 @@ class Activations(_OfTexts):
     bos: bool = False
     template: Template | None = None
     out_dtype: OutDtype = "float32"
+    special: bool = False  # of rows without a field "special"
 
     all_columns = True
 
@@ -214,7 +234,10 @@ class Activations(_OfTexts):
         return {"hook": settings.pop("hooks")} | settings  # "hook" is its name in manifests
 
     def results(self, engine: "Engine", rows: Rows) -> "Iterator[TextActivations | InputError]":
-        return engine.activation_rows(self.texts(rows), self.hooks, self.pool, bos=self.bos)
+        texts = self.texts(rows)
+        return engine.activation_rows(
+            texts, self.hooks, self.pool, bos=self.bos, special=self.special
+        )
 
     def record(self, engine: "Engine", row: InputRow, result: "TextActivations") -> Record:
         """Return a result with its text: words begin and end there, not in a field of its row."""
@@ -242,6 +265,26 @@ class Activations(_OfTexts):
 
 
 @dataclass(frozen=True)
+class Classifying(_OfTexts):
+    """Find the labels of texts: see `Engine.classify`."""
+
+    overflow: "LongTexts" = "error"
+    template: Template | None = None
+    special: bool = False  # of rows without a field "special"
+
+    schema: ClassVar[Schema] = records.CLASSIFICATION
+
+    def results(self, engine: "Engine", rows: Rows) -> "list[Classification | InputError]":
+        return engine.classify(self.texts(rows), overflow=self.overflow, special=self.special)
+
+    def record(self, engine: "Engine", row: InputRow, result: "Classification") -> Record:
+        return records.of_classification(engine, result)
+
+    def tokens(self, record: Record) -> int:
+        return int(record["tokens"])
+
+
+@dataclass(frozen=True)
 class Ranking(Task):
     """Rank continuations of prompts: see `Engine.rank`; a row may have other "choices"."""
 
@@ -249,8 +292,9 @@ class Ranking(Task):
     by: "RankBy" = "total"
     exact: bool = False  # see `spaced`
     template: Template | None = None
+    special: bool = False  # of rows without a field "special"
 
-    fields = ("prompt", "choices", "edits")
+    fields = ("prompt", "choices", "edits", "special")
     schema: ClassVar[Schema] = {"choices": [records.CHOICE]}
 
     def __post_init__(self) -> None:
@@ -264,12 +308,9 @@ class Ranking(Task):
     def prepare(self, row: InputRow) -> InputRow:
         """Return the row with its prompt, and its choices as they follow it."""
         row = super().prepare(row)
-        fields = {
-            "prompt": self.layout.text(row),
-            "choices": list(self._spaced(row)),
-            "edits": row.fields.get("edits"),
-        }
-        return replace(row, fields=fields)
+        texts = {"prompt": self.layout.text(row), "choices": list(self._spaced(row))}
+        others = {name: row.fields.get(name) for name in ("edits", "special")}
+        return replace(row, fields=texts | others)
 
     def _spaced(self, row: InputRow) -> dict[str, str]:
         """Return the choices of a row, or the default ones, as `spaced` does."""
@@ -281,10 +322,8 @@ class Ranking(Task):
         return spaced(self.layout.text(row), choices, exact=self.exact)
 
     def results(self, engine: "Engine", rows: Rows) -> "list[list[Choice] | InputError]":
-        questions = [
-            (row.fields["prompt"], row.fields["choices"], row.fields["edits"]) for row in rows
-        ]
-        return engine.rank_many(questions, by=self.by)
+        questions = [row.fields for row in rows]
+        return engine.rank_many(questions, by=self.by, special=self.special)
 
     def record(self, engine: "Engine", row: InputRow, result: "list[Choice]") -> Record:
         return {"choices": records.of_ranking(engine, result, self._spaced(row))}

@@ -119,8 +119,7 @@ class Options(SamplingParams):
     max_tokens: int = option(128, "Generate at most this many tokens.", AT_LEAST_1, aliases=("-n",))
     beams: int | None = option(
         None,
-        "Search for the likeliest texts, with up to N (at most 128) side by side, in place of "
-        "drawing one.",
+        "Search for the likeliest texts, with up to N side by side, in place of drawing one.",
         between(1, 128),
         metavar="N",
     )
@@ -133,7 +132,7 @@ class Options(SamplingParams):
     early_stopping: Literal[False, True, "never"] = option(
         False,
         "When N texts have ended, end --beams at once (true), when no better text is likely "
-        "(false, the default), or when none is possible (never).",
+        "(false), or when none is possible (never); false if not set.",
         show_default=False,
     )
     seed: int | None = option(

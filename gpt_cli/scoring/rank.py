@@ -2,17 +2,17 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import attrgetter
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from gpt_cli.errors import ContextError, InputError, counted
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.options.arguments import check_type
 from gpt_cli.options.declare import OptionError
-from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.loaded import LoadedModel, special_of
 from gpt_cli.texts.measures import log_probabilities, measure_states
 from gpt_cli.texts.prefix_cache import common_length
 from gpt_cli.texts.states import states
@@ -40,14 +40,17 @@ class Question:
     choices: Sequence[str]
 
     @classmethod
-    def of_texts(
-        cls,
-        loaded: LoadedModel,
-        prompt: str,
-        choices: Sequence[str],
-        edits: str | Sequence[str] | None = None,
+    def of_row(
+        cls, loaded: LoadedModel, row: Mapping[str, Any], *, special: bool = False
     ) -> "Question":
-        """Return the question about a prompt and choices; raise InputError for unusable ones."""
+        """Return the question of a row; raise InputError if it is not usable.
+
+        The row has a "prompt" and "choices", and perhaps "edits" and "special", which replaces the
+        argument.
+        """
+        prompt = row.get("prompt")
+        choices = row.get("choices")
+        special = special_of(row, default=special)
         check_type("choices", choices, Sequence[str])
         if not isinstance(prompt, str):
             raise InputError('a row needs a string "prompt"')
@@ -55,8 +58,8 @@ class Question:
             raise InputError("give at least one choice, and none that is empty")
         if duplicates := [text for text, number in Counter(choices).items() if number > 1]:
             raise InputError(f"duplicate choice {duplicates[0]!r:.40}")
-        ids = loaded.prompt_ids(prompt)
-        wholes = [loaded.prompt_ids(prompt + choice) for choice in choices]
+        ids = loaded.prompt_ids(prompt, special=special)
+        wholes = [loaded.prompt_ids(prompt + choice, special=special) for choice in choices]
         first: dict[tuple[int, ...], str] = {}  # choice with these ids
         for choice, whole in zip(choices, wholes, strict=True):
             other = first.setdefault(tuple(whole), choice)
@@ -78,7 +81,7 @@ class Question:
         for choice, continuation in zip(choices, continuations, strict=True):
             if not continuation:
                 raise InputError(f"choice {choice!r:.40} adds no token in this model: remove it")
-        text = loaded.text_of_ids(shared, edits, continuations=continuations)
+        text = loaded.text_of_ids(shared, row.get("edits"), continuations=continuations)
         return cls(text, choices)
 
 

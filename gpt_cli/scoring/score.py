@@ -28,6 +28,7 @@ class ScoreOptions(TypedDict, total=False):
 
     stride: int | None
     bos: bool
+    eos: bool
     special: bool
     ranks: bool
     entropies: bool

@@ -1,13 +1,16 @@
 """LoadedModel: a model with its tokenizer, which prepares texts."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 from gpt_cli.errors import ContextError, InputError, counted
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.folder.tokenizer import Tokenizer
+from gpt_cli.gpt2.classifier import ClassifierHead
 from gpt_cli.gpt2.edits import Bound, Edit, bind
 from gpt_cli.gpt2.model import GPT2
 from gpt_cli.options.declare import OptionError
@@ -15,6 +18,10 @@ from gpt_cli.options.request import Options
 from gpt_cli.texts.prefix_cache import PrefixCache
 from gpt_cli.texts.speculator import Speculator
 from gpt_cli.texts.text import Text
+
+_MOST_NAMES = 100  # of special tokens, to look for in texts
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +33,7 @@ class LoadedModel:
     speculator: Speculator | None = None  # without one, nothing is drafted
     kept_bytes: float = 0  # limit of the prefixes that are kept; the last one always is
     edits: tuple[Edit, ...] = ()  # of all texts
+    classifier: ClassifierHead | None = None  # the head of a classifier
 
     @property
     def config(self) -> GPT2Config:
@@ -42,6 +50,10 @@ class LoadedModel:
         """The ids of the model that have no token. To find them takes milliseconds."""
         return self.tokenizer.missing_ids(self.config.vocab_size)
 
+    @cached_property
+    def _names_to_note(self) -> list[str]:
+        return list(islice(self.tokenizer.special, _MOST_NAMES))
+
     @property
     def start(self) -> list[int]:
         """Return the start token if the tokenizer puts it before every text, else []."""
@@ -49,7 +61,16 @@ class LoadedModel:
         return [start] if self.tokenizer.special_ids.begins_texts and start is not None else []
 
     def text_ids(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the ids of a text; names such as `<|endoftext|>` are text unless `special`."""
+        """Return the ids of a text; names such as `<|endoftext|>` are text unless `special`.
+
+        A note says so, once, where a text has such a name that is read as text.
+        """
+        if not special:
+            name = next((name for name in self._names_to_note if name in text), None)
+            if name is not None:
+                self._names_to_note.clear()
+                read = "which is read as text: set special (--special) to read it as this token"
+                _log.warning("a text has the name of a special token, %r, %s", name, read)
         return self.config.check_ids(self.tokenizer.encode(text, special=special))
 
     def prompt_ids(self, prompt: str, *, special: bool = False) -> list[int]:
@@ -61,11 +82,25 @@ class LoadedModel:
         """Return the ids before each text to measure; InputError if `bos` and there is no token."""
         return [self.config.start_token("bos (--bos) is set")] if bos else self.start
 
-    def text(
-        self, item: str | Mapping[str, Any], *, start: Sequence[int] = (), special: bool = False
-    ) -> Text:
-        """Return a text to measure after the ids `start`, from a mapping with its "edits", too.
+    def end_ids(self, *, eos: bool) -> list[int]:
+        """Return the ids after each text to measure; InputError if `eos` and there is no token."""
+        if not eos:
+            return []
+        if not self.config.eos_token_id:
+            raise InputError("eos (--eos) is set, and this model has no end token")
+        return [self.config.eos_token_id[0]]
 
+    def text(
+        self,
+        item: str | Mapping[str, Any],
+        *,
+        start: Sequence[int] = (),
+        end: Sequence[int] = (),
+        special: bool = False,
+    ) -> Text:
+        """Return a text to measure between the ids `start` and `end`.
+
+        It may be a mapping with a "text", its "edits", and "special", which replaces the argument.
         It may be longer than the context if it has no edits. Raise InputError if it is no string,
         or if an edit is not valid.
         """
@@ -73,7 +108,8 @@ class LoadedModel:
         text = fields.get("text")
         if not isinstance(text, str):
             raise InputError('a row needs a string "text"')
-        ids = [*start, *self.text_ids(text, special=special)]
+        special = special_of(fields, default=special)
+        ids = [*start, *self.text_ids(text, special=special), *end]
         edits = self.bound_edits(fields.get("edits"), len(ids), len(ids))
         return Text(ids, len(start), edits, len(text.encode()))
 
@@ -95,14 +131,23 @@ class LoadedModel:
         bounds = self.bound_edits(edits, len(ids), final_length)
         return Text(ids, edits=bounds, continuations=continuations)
 
-    def prompt(self, prompt: str, *, special: bool = False, most: int | None = None) -> Text:
+    def prompt(
+        self, prompt: str, *, special: bool = False, final_length: int | None = None
+    ) -> Text:
         """Return a prompt; raise ContextError if it does not fit the context.
 
-        The text will have up to `most` tokens, by default those of the prompt.
+        For `final_length`, see `text_of_ids`; by default, it is the length of the prompt.
         """
         ids = self.prompt_ids(prompt, special=special)
         self.check_fits(len(ids), "prompt")
-        return self.text_of_ids(ids, final_length=most)
+        return self.text_of_ids(ids, final_length=final_length)
+
+    def required_classifier(self) -> ClassifierHead:
+        """Return the head of a classifier; raise InputError if the model has none."""
+        if self.classifier is None:
+            cure = "use a model that was trained as GPT2ForSequenceClassification"
+            raise InputError(f"this model is no classifier: it has no score.weight: {cure}")
+        return self.classifier
 
     def check_fits(self, tokens: int, what: str) -> None:
         """Raise ContextError if tokens do not fit the context."""
@@ -138,3 +183,13 @@ class LoadedModel:
         self.prefixes.release()
         if self.speculator:
             self.speculator.release()
+
+
+def special_of(row: Mapping[str, Any], *, default: bool) -> bool:
+    """Return the field "special" of a row; raise InputError if it is neither true nor false."""
+    special = row.get("special")
+    if special is None:
+        return default
+    if not isinstance(special, bool):
+        raise InputError(f"special must be true or false, not {special!r:.40}")
+    return special

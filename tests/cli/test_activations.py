@@ -310,7 +310,7 @@ def test_a_full_disk_loses_no_finished_part(monkeypatch):
             "leave it out",
         ),
         (["-o", "o"], "no hook point: give --hook NAME"),
-        (["--json", "--hook", "*", "-o", "o"], "--json prints the list of --hooks: add --hooks"),
+        (["--json", "--hook", "*", "-o", "o"], "--json needs --hooks"),
         (["--hooks", "--hook", "hook_embd"], "did you mean hook_embed"),
         (["--hook", "*"], "no output: add --output"),
         (["--hook", "*", "-o", "in.jsonl"], "for arrays, name a FOLDER/ or a file that ends with"),

@@ -9,7 +9,7 @@ import pytest
 
 from gpt_cli.cli import app
 from gpt_cli.cli.show.commands import show
-from gpt_cli.options.declare import SWITCH, Declared, Option, declaration
+from gpt_cli.options.declare import NUMBER, SWITCH, WHOLE, Declared, Option, declaration
 from support.in_process import finished, refusal, run_here
 
 GENERATE = ["generate", "-m", "tiny", "x"]
@@ -79,10 +79,6 @@ SEE = "; see `gpt-cli generate --help`"
         (["batch", "--batch-size", "x"], '--batch-size must be auto, or 1 or more, not "x"'),
         ([*GENERATE, "-f", "a", "-f", "b"], '--file must be a single file, not ["a", "b"]'),
         (["batch", "-o", ""], "--output is empty: name a file"),
-        *(
-            ([command, "--resume"], "--resume needs a file of records: add --output OUT")
-            for command in ("batch", "rank", "score")
-        ),
         (["serve", "--max-batch", "0", "-q"], "--batch-size must be from 1 to 10000"),
     ],
 )
@@ -184,3 +180,11 @@ def test_a_flag_is_refused_with_one_that_it_excludes_and_without_one_that_it_nee
         complaint = f"gpt-cli: error: {flag} cannot be used with {other}: leave one of them out\n"
         assert refusal(*name, *words(option, flag), *second) == complaint
         assert re.search(rf"Not with [^.]*{other}", text)
+
+
+def test_the_help_names_the_range_of_every_number():
+    for name, function in FUNCTIONS.items():
+        numbers = [option for option in declared(function) if option.kind in (NUMBER, WHOLE)]
+        text = " ".join(run_here(*name, "--help")[0].decode().split())
+        for option in numbers:
+            assert option.range is None or f" Range: {option.range.name}. " in f"{text} "

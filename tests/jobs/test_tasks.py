@@ -112,7 +112,7 @@ def test_prompts_are_ranked_by_a_template(engine):
         row(2, a="it", b="", choices=["me"]),
         row(3, a="it", b="", choices=["me", 2]),
     ]
-    assert task.layout.columns == ("a", "b", "choices", "edits")
+    assert task.layout.columns == ("a", "b", "choices", "edits", "special")
     good, bad, other, wrong = task.records(engine, rows)
     ranked = engine.rank("He said", [" he", " it"])
     assert (good["a"], good["b"]) == ("He", "said")
@@ -198,7 +198,7 @@ def test_settings_have_all_options():
     assert Scoring() == Scoring(None, False, False, False)
     assert Generation(OPTIONS) == Generation(OPTIONS, None, False)
     assert Generation.fields == ("prompt", *Options.row_fields())
-    assert Scoring.fields == ("text", "edits")
+    assert Scoring.fields == ("text", "edits", "special")
 
 
 def test_a_seed_is_given_to_the_options():

@@ -96,10 +96,12 @@ def test_prompt_and_choice_may_be_as_long_as_the_context(load_case, tokenizer):
     ((only,),) = rank(loaded, [question([1], [[64] * 79], ["long"])], "total")
     assert only.logprob < -400  # the square of its probability is 0 in float64
     assert only.probability == 1
-    longest = Question.of_texts(loaded, "b", ["a", "a" * 80])  # the last token is not read
+    longest = Question.of_row(
+        loaded, {"prompt": "b", "choices": ["a", "a" * 80]}
+    )  # the last token is not read
     assert [len(ids) for ids in longest.prompt.continuations] == [1, 80]
     with pytest.raises(InputError, match="82 tokens, more than the model's context of 80"):
-        Question.of_texts(loaded, "b", ["a", "a" * 81])
+        Question.of_row(loaded, {"prompt": "b", "choices": ["a", "a" * 81]})
 
 
 @pytest.mark.parametrize(
@@ -117,10 +119,12 @@ def test_a_question_begins_with_the_ids_of_the_prompt_and_of_all_choices(rows, b
     config = SimpleNamespace(n_positions=80)
     loaded = SimpleNamespace(
         config=config,
-        prompt_ids=ids.__getitem__,
+        prompt_ids=lambda prompt, special: ids[prompt],
         text_of_ids=lambda ids, _, continuations: Text(ids, continuations=continuations),
     )
-    query = Question.of_texts(loaded, "a", ["b" * n for n in range(1, len(rows))])
+    query = Question.of_row(
+        loaded, {"prompt": "a", "choices": ["b" * n for n in range(1, len(rows))]}
+    )
     start = [] if beginning else [9]
     prompt = query.prompt
     assert prompt.ids == start + beginning
@@ -129,6 +133,8 @@ def test_a_question_begins_with_the_ids_of_the_prompt_and_of_all_choices(rows, b
 
 def test_a_choice_without_a_token_is_refused():
     ids = {"a": [1, 2], "ab": [1, 2, 3], "a ": [1, 2]}
-    loaded = SimpleNamespace(config=SimpleNamespace(n_positions=80), prompt_ids=ids.__getitem__)
+    loaded = SimpleNamespace(
+        config=SimpleNamespace(n_positions=80), prompt_ids=lambda prompt, special=False: ids[prompt]
+    )
     with pytest.raises(InputError, match="choice ' ' adds no token in this model"):
-        Question.of_texts(loaded, "a", ["b", " "])
+        Question.of_row(loaded, {"prompt": "a", "choices": ["b", " "]})

@@ -17,10 +17,19 @@ from support.reference import SECTIONS, exit_codes, names_of
 
 MODULES = ["gpt_cli", "gpt_cli.jobs", "gpt_cli.ray", "gpt_cli.serve"]
 # Classes that users call; objects of others are results.
-_CONSTRUCTORS = {"Activations", "Cluster", "Generation", "Generator", "InputRow", "Options"}
+_CONSTRUCTORS = {
+    "Activations",
+    "Classifier",
+    "Classifying",
+    "Cluster",
+    "Generation",
+    "Generator",
+    "InputRow",
+    "Options",
+}
 _CONSTRUCTORS |= {"Ranker", "Ranking", "Resumed", "Scorer", "Scoring", "Settings", "Template"}
 # Dataclasses whose parameters are kept, and no members. (gpt_cli.ray.Activations is none.)
-_OPTIONS = {"Activations", "Generation", "Options", "Ranking", "Scoring", "Settings"}
+_OPTIONS = {"Activations", "Classifying", "Generation", "Options", "Ranking", "Scoring", "Settings"}
 # Members that only the program itself needs.
 _INTERNAL = {"Completion.add", "Score.initial_layers", "Score.initial_logprobs", "Trace.model"}
 _INTERNAL |= {f"Engine.{name}" for name in ("activation_rows", "check_constraint", "loaded")}
@@ -35,6 +44,7 @@ def listing() -> dict[str, Any]:
     program = get_command(app.application())
     sections = [name for name in SECTIONS if name != "Exit codes" and names_of(name)]
     tasks = {"batch": jobs.Generation, "score": jobs.Scoring, "rank": jobs.Ranking}
+    tasks["classify"] = jobs.Classifying
     return {
         "commands": {"": dict(_flags(program)), **dict(_commands(program))},
         "exit codes": {str(code): _set(names) for code, names in exit_codes().items()},

@@ -27,7 +27,8 @@ class Values(Declared):
     pool: Literal["none", "last", "mean", "word"] = option(
         "none", "Keep all tokens, the last one, the mean of a text, or the mean of each word."
     )
-    bos: bool = option(False, "Put the start token before texts; it is no part of a mean.")
+    bos: bool = option(False, "Put the start token before texts; a mean leaves it out.")
+    special: bool = flags.SPECIAL
     lines: bool = option(
         False, "Read each line as a text, as --format lines does.", excludes=("--format",)
     )
@@ -56,8 +57,10 @@ def activations(
     template: str | None = flags.TEMPLATE,
     rows: ArrayFiles,
     loading: flags.Loading,
-    where: flags.Where,
-    as_json: bool = option(False, "Print the list of --hooks as JSON Lines.", flag="--json"),
+    placement: flags.Placement,
+    as_json: bool = option(
+        False, "Print the list as JSON, one object per line.", flag="--json", needs="--hooks"
+    ),
 ) -> None:
     """Write the values inside the model for each row of IN: its activations.
 
@@ -76,18 +79,19 @@ def activations(
     if values.hooks:
         _list_hooks(loading, values, as_json=as_json)
         return
-    if as_json:
-        raise InputError("--json prints the list of --hooks: add --hooks, or leave out --json")
     if not values.hook:
         raise InputError("no hook point: give --hook NAME; --hooks lists the names")
     if rows.output is None:
         raise InputError("no output: add --output FOLDER/, or a FILE such as values.npz")
     files = inputs.files_or_pipe(files, from_files, "no text: give a FILE", quiet=loading.quiet)
-    rows = replace(rows, format=rows.format or ("lines" if values.lines else "auto"))
+    if values.lines:
+        rows = replace(rows, format="lines")
     pool = None if values.pool == "none" else values.pool
     filled = inputs.read_template(template)
-    task = jobs.Activations(tuple(values.hook), pool, values.bos, filled, values.out_dtype)
-    run(task, files, rows, loading, where)
+    task = jobs.Activations(
+        tuple(values.hook), pool, values.bos, filled, values.out_dtype, values.special
+    )
+    run(task, files, rows, loading, placement)
 
 
 def _list_hooks(model: flags.Model, values: Values, *, as_json: bool) -> None:
@@ -104,11 +108,12 @@ def _list_hooks(model: flags.Model, values: Values, *, as_json: bool) -> None:
         write(f"{'name':{width}}  {'shape':14}  bytes per token\n")
     for name in names:
         shape = shapes[name]
-        per_key = has_key_axis(name)
         size = itemsize * math.prod(n for n in shape if n != "T")
+        per_key = has_key_axis(name)
         if as_json:
             unit = "bytes_per_token_and_key" if per_key else "bytes_per_token"
-            write_json({"name": name, "shape": [*shape], unit: size})
+            write_json({"name": name, "shape": list(shape), unit: size})
         else:
             shown = f"({', '.join(map(str, shape))})"
-            write(f"{name:{width}}  {shown:14}  {size}{'*T' * per_key}\n")
+            factor = "*T" if per_key else ""
+            write(f"{name:{width}}  {shown:14}  {size}{factor}\n")

@@ -125,6 +125,7 @@ def compare(
     files: list[str] | None = flags.argument("[FILE]...", "Texts"),
     *,
     from_files: Sequence[str] | None = flags.ROWS_FILES,
+    special: bool = flags.SPECIAL,
     loading: flags.LoadingByName,
     as_json: bool = flags.JSON,
 ) -> None:
@@ -144,14 +145,19 @@ def compare(
     prepare(loading.threads)
     from gpt_cli.checks.compare import compare
 
-    one = loading.load_named(a)
-    other = loading.load_named(b)
+    engine_a = loading.load_named(a)
+    engine_b = loading.load_named(b)
     labels = list(map(storage.label, files))
     for label, text in zip(labels, texts, strict=True):
-        if len(texts) > 1 and not loading.quiet and len(one.encode(text)) < 2:
+        tokens = len(engine_a.encode(text, special=special))
+        if len(texts) > 1 and not loading.quiet and tokens < 2:
             note(f"gpt-cli: {label} has fewer than 2 tokens: nothing to compare")
     with StatusLine(shown=not loading.quiet, delay=LONG) as status:
-        result = compare(one, other, texts, lambda tokens: status.show(status.rate(tokens)))
+
+        def observe(tokens: int) -> None:
+            status.show(status.rate(tokens))
+
+        result = compare(engine_a, engine_b, texts, observe, special=special)
     if as_json:
         record = {"a": a, "b": b, **asdict(result)}
         for token in record["worst"]:

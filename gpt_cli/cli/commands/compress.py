@@ -38,8 +38,8 @@ def compress(
     output: str | None = _OUTPUT,
     segment: int = option(
         SEGMENT_TOKENS,
-        f"Tokens of a segment, {SEGMENT_RANGE.name}. Segments are decompressed side by side, so "
-        "small ones are ready sooner; large ones take fewer bytes.",
+        "Tokens of a segment. Segments are decompressed side by side, so small ones are ready "
+        "sooner; large ones take fewer bytes.",
         SEGMENT_RANGE,
         old_flag="--block",
     ),
@@ -135,7 +135,10 @@ class _Copy(StatusLine):
         self._sources = sources
         self._target = target
         self._source = next(sources, None)  # that is read
-        self._read = self._written = self._stored = self._tokens = 0
+        self._read = 0  # bytes
+        self._written = 0
+        self._stored = 0  # as they are
+        self._tokens = 0
         self._total: int | None = None  # tokens to decode, if known
 
     def count(self, *, salvage: bool) -> None:

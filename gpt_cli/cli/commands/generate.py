@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 _ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r", r"\\": "\\"}
 _SAMPLES = option(
     1,
-    "Number of texts, up to 10,000, or the best of --beams; several are printed together at the "
-    "end, separated by ---.",
+    "Number of texts, or the best of --beams; several are printed together at the end, separated "
+    "by ---.",
     between(1, 10_000),  # all are computed side by side
 )
 
@@ -58,9 +58,10 @@ def generate(
         echo 'Once upon a time' | gpt-cli generate -m tiny --seed 1 --echo
         gpt-cli generate -m tiny --beams 5 --samples 3 --json 'Every day, the fox'
     """
-    if samples > (options.beams or samples):
+    if options.beams is not None and samples > options.beams:
         raise InputError(f"--samples must be at most --beams, which is {options.beams}")
-    options = inputs.with_choices(options, choices_file, [file or (words or ["-"])[0]])
+    first_word = words[0] if words else "-"
+    options = inputs.with_choices(options, choices_file, [file or first_word])
     text = inputs.read_prompt(words, file, quiet=loading.quiet)
     if escape:
         text = _unescape(text)
@@ -208,13 +209,17 @@ def batch(
     from_files: Sequence[str] | None = flags.ROWS_FILES,
     rows: flags.RowFiles,
     template: str | None = flags.TEMPLATE,
-    batch_size: str = option("auto", "Number of rows to compute at once.", metavar="N|auto"),
+    batch_size: str = option(
+        "auto",
+        "Number of rows to compute at once, 1 or more; auto: 64, or fewer if memory is short.",
+        metavar="N|auto",
+    ),
     options: Options,
     choices_file: str | None = flags.CHOICES_FILE,
     escape: bool = option(False, r"Read \n, \r, \t and \\ in --stop as escapes."),
     logprobs: int | None = flags.LOGPROBS(),
     loading: flags.Generating,
-    where: flags.Where,
+    placement: flags.Placement,
 ) -> None:
     r"""Continue each prompt of IN.
 
@@ -235,7 +240,7 @@ def batch(
         options = _with_escapes(options)
     options = replace(options, top_logprobs=logprobs or 0)
     task = jobs.Generation(options, size, logprobs is not None, inputs.read_template(template))
-    run_job(task, files, rows, loading, where)
+    run_job(task, files, rows, loading, placement)
 
 
 def _batch_size(value: str) -> int | None:

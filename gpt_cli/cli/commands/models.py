@@ -1,6 +1,7 @@
 """`gpt-cli download`, `quantize`, `models` and `info`: the files of models."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -165,24 +166,27 @@ def _as_text(facts: dict[str, Any], sizes: dict[str, int], tokenizer: "Tokenizer
     works = f"no: {facts['problem']}" if facts["problem"] else "yes"
     hidden = {*_SETTINGS, *_SHOWN_OTHERWISE}
     shown = {"name": facts["name"], "works": works}
-    shown.update((name, value) for name, value in facts.items() if name not in hidden)
+    shown |= {name: value for name, value in facts.items() if name not in hidden}
     shown["unlike GPT-2"] = ", ".join(changed)
     if tokenizer is not None:
-        for role, ids in (("start", [facts["bos_token_id"]]), ("end", facts["eos_token_id"])):
-            known = [id for id in ids if id is not None]
-            shown[f"{role} token"] = ", ".join(_named(id, tokenizer) for id in known) or "none"
+        start = facts["bos_token_id"]
+        shown["start token"] = _named([] if start is None else [start], tokenizer)
+        shown["end token"] = _named(facts["eos_token_id"], tokenizer)
     shown["parameters"] = f"{sizes['parameters']:,}"
     shown["memory for weights"] = format_size(sizes["weights_bytes"])
     shown["memory for a full context"] = format_size(sizes["kv_cache_bytes"])
     return facts_table({name: value for name, value in shown.items() if value})
 
 
-def _named(id: int, tokenizer: "Tokenizer") -> str:
-    """Return an id with the name of its token, if there is one."""
-    try:
-        return f"{id} {tokenizer.token_name(id)!r}"
-    except InputError:
-        return str(id)
+def _named(ids: Sequence[int], tokenizer: "Tokenizer") -> str:
+    """Return ids with the names of their tokens, if they have one."""
+    names = []
+    for id in ids:
+        try:
+            names.append(f"{id} {tokenizer.token_name(id)!r}")
+        except InputError:
+            names.append(str(id))
+    return ", ".join(names) or "none"
 
 
 def _held_dtype(about: "Description", model: flags.Adapted) -> str:

@@ -57,9 +57,10 @@ def rank(
     from_files: Sequence[str] | None = flags.ROWS_FILES,
     question: Choices,
     template: str | None = flags.TEMPLATE,
+    special: bool = flags.SPECIAL,
     rows: flags.RowFiles,
     loading: flags.Loading,
-    where: flags.Where,
+    placement: flags.Placement,
     as_json: bool = flags.JSON,
 ) -> None:
     r"""Rank continuations of PROMPT, or of each row of IN, by probability.
@@ -77,23 +78,24 @@ def rank(
     """
     choices = question.read(words or from_files or ["-"])
     filled = inputs.read_template(template)
-    many = from_files is not None or filled or rows.used or where.engine != "local"
+    many = from_files is not None or filled or rows.used or placement.engine != "local"
     cure = "--choices takes commas, as in happy,sad; put quotes around a prompt"
     if many or inputs.are_files(words or ["-"], quiet=loading.quiet, cure=cure):
         missing = "no prompt: give a PROMPT, a FILE of rows"
         files = inputs.files_or_pipe(words, from_files, missing, quiet=loading.quiet)
         flag_names = "--output, --format, --template or --engine"
         inputs.check_files(words, f"with {flag_names}, the arguments are files")
-        task = jobs.Ranking(choices, question.by, question.exact, filled)
+        task = jobs.Ranking(choices, question.by, question.exact, filled, special)
         sink = None if as_json else BestChoices(task.layout.texts)
-        run(task, files, rows, loading, where, sink)
+        run(task, files, rows, loading, placement, sink)
         return
     if not choices:
         raise InputError("no choices: give --choices A,B,C or --choices-file FILE")
     prompt = inputs.read_prompt(words, None, quiet=loading.quiet)
     spaced = jobs.spaced(prompt, choices, exact=question.exact)
     engine = loading.load()
-    records = of_ranking(engine, engine.rank(prompt, list(spaced), by=question.by), spaced)
+    ranked = engine.rank(prompt, list(spaced), by=question.by, special=special)
+    records = of_ranking(engine, ranked, spaced)
     if as_json or not on_terminal(sys.stdout):
         write_json(*records)
     else:
@@ -109,7 +111,7 @@ class BestChoices(RowLines):
     def line(self, record: Record) -> str:
         """Return cells with tabs between them."""
         if "error" in record:
-            cells = ["", "nan", *[""] * len(self._fields)]
+            cells = ["", "nan"] + [""] * len(self._fields)
         else:
             best = record["choices"][0]
             cells = [best["choice"], f"{best['probability']:.4f}"]
@@ -149,10 +151,10 @@ def next_tokens(
     """
     text = inputs.read_prompt(words, file, quiet=loading.quiet)
     engine = loading.load()
-    tokens = [
-        {"rank": rank} | of_token(engine, id, logprob) | {"probability": math.exp(logprob)}
-        for rank, (id, logprob) in enumerate(engine.next_tokens(text, top, special=special), 1)
-    ]
+    tokens = []
+    for rank, (id, logprob) in enumerate(engine.next_tokens(text, top, special=special), 1):
+        token = of_token(engine, id, logprob)
+        tokens.append({"rank": rank, **token, "probability": math.exp(logprob)})
     if as_json or not on_terminal(sys.stdout):
         write_json(*tokens)
         return

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gpt_cli import jobs, records
 from gpt_cli.cli import flags, inputs
-from gpt_cli.cli.jobs import RowLines, needs_output, run
+from gpt_cli.cli.jobs import RowLines, run
 from gpt_cli.cli.output import note, write
 from gpt_cli.cli.score_format import SUMS, Form, ScoreTable, as_text, perplexity_of, total
 from gpt_cli.errors import InputError, RowsError, counted
@@ -24,7 +24,7 @@ def score(
     template: str | None = flags.TEMPLATE,
     rows: flags.RowFiles,
     loading: flags.Loading,
-    where: flags.Where,
+    placement: flags.Placement,
 ) -> None:
     r"""Show how likely a text is.
 
@@ -48,10 +48,10 @@ def score(
     """
     files = inputs.files_or_pipe(files, from_files, "no text: give a FILE", quiet=loading.quiet)
     filled = inputs.read_template(template)
-    as_rows = rows.output is not None or rows.format is not None or filled is not None
+    as_rows = rows.used or filled is not None
     form.check(as_rows=as_rows)
-    if not as_rows and (rows.resume or where.engine == "ray"):
-        raise needs_output("--resume" if rows.resume else "--engine ray")
+    if placement.engine == "ray" and not as_rows:
+        raise InputError("--engine ray needs a file of records: add --output OUT")
     if len(files) == 1 and not as_rows:
         inputs.check_files(files, "to score a text, pipe it: echo TEXT | gpt-cli score")
         _check_text(files[0])
@@ -64,12 +64,15 @@ def score(
         details=form.as_json or as_rows,
         layers=form.layers,
         min_k=form.min_k,
+        eos=form.eos,
+        special=form.special,
     )
     if as_rows:
-        rows = replace(rows, format=rows.format or ("lines" if form.lines else "auto"))
-        run(task, files, rows, loading, where)
+        if form.lines:
+            rows = replace(rows, format="lines")
+        run(task, files, rows, loading, placement)
     else:
-        _score_files(task, files, form, rows, loading, where)
+        _score_files(task, files, form, rows, loading, placement)
 
 
 def _score_files(
@@ -78,14 +81,15 @@ def _score_files(
     form: Form,
     rows: flags.RowFiles,
     loading: flags.Loading,
-    where: flags.Where,
+    placement: flags.Placement,
 ) -> None:
     """Write the scores of whole files or of their lines; raise RowsError if some have none."""
     errors = _errors(files, quiet=loading.quiet)
     if form.lines or form.filters:
         task = replace(task, every_line=True)
         rows = replace(rows, format="lines")
-        sink: Files = (Totals if form.total else ScoredLines)(form, files, errors)
+        kind = Totals if form.total else ScoredLines
+        sink: Files = kind(form, files, errors)
     else:
         task = replace(task, whole_files=True)
         rows = replace(rows, format="text")
@@ -96,11 +100,13 @@ def _score_files(
         unread = f"{failed:,} of {counted(len(files), 'file')} could not be scored"
     try:
         if sink.readable:
-            run(task, sink.readable, rows, loading, where, sink)
+            run(task, sink.readable, rows, loading, placement, sink)
         else:
             sink.finish(0)
-    except RowsError as error:  # of lines
-        raise RowsError(f"{unread}, and {error}" if unread and not sink.unread else error) from None
+    except RowsError as error:
+        if unread and not sink.unread:  # the error counts only lines
+            raise RowsError(f"{unread}, and {error}") from None
+        raise
     if unread:
         raise RowsError(unread)
 
@@ -233,7 +239,8 @@ class ScoredLines(Files):
         line = record.pop("data")
         form = self._form
         perplexity = math.nan if "error" in record else perplexity_of(record)
-        least, most = form.min_perplexity or 0, form.max_perplexity or math.inf
+        least = form.min_perplexity or 0
+        most = form.max_perplexity or math.inf
         if form.filters and not least <= perplexity <= most:  # NaN never passes
             return b""
         if form.as_json:

@@ -18,7 +18,7 @@ from gpt_cli.records import Record, json_line
 if TYPE_CHECKING:
     from gpt_cli.folder.tokenizer import Tokenizer
 
-_FILE = flags.ONE_FILE("Read from FILE (-: standard input), and append the arguments.")
+_FILE = flags.ONE_FILE("Read from FILE (- is standard input), and append the arguments.")
 _MISSING = "no input: give an argument, --file FILE"
 _LONGEST_ID = 18  # digits; int() refuses thousands
 
@@ -61,7 +61,8 @@ def _texts(
     """Return texts with the names of their files, if there are several."""
     if not (words and len(words) > 1 and inputs.are_files(words, quiet=quiet)):
         return [({}, b"".join(_read(words, file, quiet=quiet)))]
-    names = inputs.files_or_pipe(words, file and [file], _MISSING, quiet=quiet)
+    option = None if file is None else [file]
+    names = inputs.files_or_pipe(words, option, _MISSING, quiet=quiet)
     files = list(chain.from_iterable(map(find, names)))
     return (({"file": name}, read_bytes(name)) for name in files)
 

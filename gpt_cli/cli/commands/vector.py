@@ -28,6 +28,7 @@ def vector(
     pca: bool = option(
         False, "Take the first principal component of all texts, not the difference of means."
     ),
+    special: bool = flags.SPECIAL,
     force: bool = flags.FORCE,
     loading: flags.Loading,
     as_json: bool = flags.JSON,
@@ -49,7 +50,9 @@ def vector(
     from safetensors.numpy import save
 
     sets = {"positive": _texts(positive), "negative": _texts(negative)}
-    direction = engine.vector(**sets, hook=hook, pool=pool, pca=pca)
+    direction = engine.vector(
+        sets["positive"], sets["negative"], hook, pool=pool, pca=pca, special=special
+    )
     write_file(output, save({direction.hook: direction.vector}), replace=force)
     record = {
         "hook": direction.hook,
@@ -70,12 +73,12 @@ def vector(
 
 
 def _texts(name: str) -> Sequence[Mapping[str, Any]]:
-    """Return the rows of a file, with "text" and "edits"; raise InputError for a bad row."""
+    """Return the rows of a file, as `Engine.vector` takes them; raise InputError for a bad row."""
     from gpt_cli.jobs.layout import Layout
     from gpt_cli.jobs.rows import Source
 
     texts = []
-    source = Source([name], "auto", Layout(("text", "edits")), 256)
+    source = Source([name], "auto", Layout(("text", "edits", "special")), 256)
     for row in chain.from_iterable(source.rows()):
         if row.error:
             raise InputError(f"{storage.label(name)}, line {row.line}: {row.error}")

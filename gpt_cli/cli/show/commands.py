@@ -43,13 +43,11 @@ class Output(Declared):
         words: list[str] | None,
         file: str | None,
         loading: flags.Loading,
-        *details: int | str | None,
-        **switches: bool,
+        **details: Any,
     ) -> None:
         """Compute a view of a prompt: see `show`."""
         self.check(loading)
-        text = inputs.read_prompt(words, file, quiet=loading.quiet)
-        self.show(name, loading, text, *details, **switches)
+        self.show(name, inputs.read_prompt(words, file, quiet=loading.quiet), loading, **details)
 
     def check(self, loading: flags.Loading) -> None:
         """Check the names of files before anything is read or computed."""
@@ -59,12 +57,17 @@ class Output(Declared):
         if self.png is not None:
             check_picture("--png", self.png, force=self.force)
 
-    def show(self, name: str, loading: flags.Loading, *details: Any, **switches: bool) -> None:
-        """Compute a view with the function of this name in `views`; write its files or print it."""
+    def show(
+        self, name: str, prompt: str | list[str], loading: flags.Loading, **details: Any
+    ) -> None:
+        """Compute a view, and write its files or print it.
+
+        The view comes from the function of this name in `views`, which takes the details, too.
+        """
         engine = loading.load()
         from gpt_cli.cli.show import page, views
 
-        view = getattr(views, name)(engine, *details, special=self.special, **switches)
+        view = getattr(views, name)(engine, prompt, special=self.special, **details)
         files = {}
         if self.html is not None:
             files[self.html] = page.page(view).encode()
@@ -123,9 +126,11 @@ def attention(
     words: list[str] | None = WORDS,
     *,
     layer: int | None = option(
-        None, "Layer to show, counted from 0.", aliases=("-l",), metavar="L"
+        None, "Layer to show, counted from 0; all if not set.", aliases=("-l",), metavar="L"
     ),
-    head: int | None = option(None, "Head to show, counted from 0.", metavar="H", needs="--layer"),
+    head: int | None = option(
+        None, "Head to show, counted from 0; all if not set.", metavar="H", needs="--layer"
+    ),
     file: str | None = flags.PROMPT_FILE,
     output: PictureOutput,
     loading: flags.Loading,
@@ -141,7 +146,7 @@ def attention(
         gpt-cli show attention -m tiny --layer 1 --head 0 'A girl named Emma.'
         gpt-cli show attention -m tiny --html new.html 'A girl named Emma.'
     """
-    output.show_prompt("attention", words, file, loading, layer, head)
+    output.show_prompt("attention", words, file, loading, layer=layer, head=head)
 
 
 def lens(
@@ -149,7 +154,7 @@ def lens(
     *,
     top: int = option(
         5,
-        "Number of tokens per layer, up to 100; text shows those that fit.",
+        "Number of tokens per layer; text shows those that fit.",
         between(1, 100),  # per token of the prompt and layer
         aliases=("-k",),
     ),
@@ -167,7 +172,7 @@ def lens(
         gpt-cli show lens -m tiny 'Every day, the fox'
         gpt-cli show lens -m tiny --html new.html 'Every day, the fox'
     """
-    output.show_prompt("lens", words, file, loading, top)
+    output.show_prompt("lens", words, file, loading, top=top)
 
 
 def surprise(
@@ -195,7 +200,7 @@ def tree(
     words: list[str] | None = WORDS,
     *,
     # More are hard to read, and a tree may be as deep as it has continuations.
-    top: int = option(20, "Number of continuations, up to 200.", between(1, 200), aliases=("-k",)),
+    top: int = option(20, "Number of continuations.", between(1, 200), aliases=("-k",)),
     file: str | None = flags.PROMPT_FILE,
     output: Output,
     loading: flags.Loading,
@@ -209,7 +214,7 @@ def tree(
         gpt-cli show tree -m tiny 'Once upon a time'
         gpt-cli show tree -m tiny -k 60 --html new.html 'Once upon a time'
     """
-    output.show_prompt("tree", words, file, loading, top)
+    output.show_prompt("tree", words, file, loading, top=top)
 
 
 def attribution(
@@ -228,7 +233,7 @@ def attribution(
     Examples:
         gpt-cli show attribution -m tiny --answer ' moon' 'Emma looked at the'
     """
-    output.show_prompt("attribution", words, file, loading, answers.answer, answers.wrong)
+    output.show_prompt("attribution", words, file, loading, **vars(answers))
 
 
 def patch(
@@ -236,7 +241,8 @@ def patch(
     corrupt: str = typer.Argument(metavar="CORRUPT", help="Text of as many tokens."),
     *,
     what: Literal["resid_pre", "attn_out", "mlp_out", "z"] = option(
-        "resid_pre", "Activations to patch: of each token and layer, or z: each head."
+        "resid_pre",
+        "Activations to patch: of each token in each layer; with z, of each head in each layer.",
     ),
     answers: Answers,
     output: PictureOutput,
@@ -252,7 +258,7 @@ def patch(
         gpt-cli show patch -m tiny --answer ' moon' 'She saw the' 'She ate the'
     """
     output.check(loading)
-    output.show("patch", loading, [clean, corrupt], answers.answer, answers.wrong, what)
+    output.show("patch", [clean, corrupt], loading, what=what, **vars(answers))
 
 
 def ablate(
@@ -271,7 +277,7 @@ def ablate(
     Examples:
         gpt-cli show ablate -m tiny --answer ' moon' 'Emma looked at the'
     """
-    output.show_prompt("ablate", words, file, loading, answers.answer, answers.wrong)
+    output.show_prompt("ablate", words, file, loading, **vars(answers))
 
 
 for command in (attention, lens, surprise, tree, attribution, patch, ablate):

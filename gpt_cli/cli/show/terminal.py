@@ -287,8 +287,8 @@ def _signed_style(share: float) -> Style:
 
 def _between(colours: Sequence[str], share: float) -> Style:
     position = share * (len(colours) - 1)
-    red_green_blue = np.array([list(_rgb(colour)) for colour in colours]).T
-    mixed = [round(np.interp(position, range(len(colours)), c)) for c in red_green_blue]
+    channels = np.array([list(_rgb(colour)) for colour in colours]).T  # red, green and blue
+    mixed = [round(np.interp(position, range(len(colours)), channel)) for channel in channels]
     return _on(bytes(mixed))
 
 
@@ -321,4 +321,5 @@ def cut(text: str, width: int) -> str:
 
 def _end(text: str, width: int) -> str:
     """Return a quoted text, or its end if it is wider than `width` columns."""
-    return '"' + cut(text[:0:-1], width - 1)[::-1]
+    backwards = text[:0:-1]  # without the first quote
+    return '"' + cut(backwards, width - 1)[::-1]

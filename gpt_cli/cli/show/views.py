@@ -122,7 +122,8 @@ def pooled(weights: NDArray[np.float32], most: int) -> tuple[NDArray[np.float32]
     T = weights.shape[-1]
     size = -(-T // most)
     starts = np.arange(0, T, size)
-    return np.maximum.reduceat(np.maximum.reduceat(weights, starts, -1), starts, -2), size
+    columns = np.maximum.reduceat(weights, starts, axis=-1)
+    return np.maximum.reduceat(columns, starts, axis=-2), size
 
 
 def _triangle(weights: NDArray[np.float32]) -> str:
@@ -164,7 +165,7 @@ def lens(engine: Engine, prompt: str, top: int, *, special: bool) -> LensView:
         return [records.of_token(engine, id, logprob) for id, logprob in pairs]
 
     predictions = [[likeliest(layer, t) for t in range(T)] for layer in range(depth)]
-    layers = ["embedding", *(f"h.{layer}" for layer in range(len(predictions) - 1))]
+    layers = ["embedding"] + [f"h.{layer}" for layer in range(depth - 1)]
     tokens = _tokens(engine, trace.ids)
     return LensView(engine.name, tokens, layers, predictions, adapter=engine.adapter)
 
@@ -200,7 +201,7 @@ def attribution(
     """Compute what each part of the model adds to the logit of an answer."""
     added = engine.attribution(prompt, answer, wrong, special=special)
     constants = {"embedding": added.embedding, "position": added.position, "bias": added.bias}
-    sums = {"attn and mlp": added.attention.sum() + added.mlp.sum(), **constants}
+    sums = {"attn and mlp": added.attention.sum() + added.mlp.sum()} | constants
     terms = ", ".join(f"{name} {value:+z.2f}" for name, value in sums.items())
     heads = [str(head) for head in range(added.heads.shape[1])]
     return GridView(

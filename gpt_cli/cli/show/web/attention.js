@@ -9,13 +9,13 @@ function mapName(layer, head) {
 }
 
 function attention({ tokens, layers, heads, weights }) {
-  const last = tokens.length - 1;
   // The rows and the columns of the grid, and the weights in the same order.
   const rows = layers.length > 1 ? [MEAN, ...layers] : layers;
   const columns = heads.length > 1 ? [MEAN, ...heads] : heads;
   if (columns !== heads) weights.forEach((layer) => layer.unshift(null));
   if (rows !== layers) weights.unshift([]);
-  let [l, h, row] = [0, 0, last]; // l and h are indices into `rows` and `columns`
+  let [l, h] = [0, 0]; // indices into `rows` and `columns`
+  let row = tokens.length - 1;
 
   function matrix(l, h) {
     const layer = weights[l];

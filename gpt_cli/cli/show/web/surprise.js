@@ -52,7 +52,9 @@ function surprise({ tokens, perplexity }) {
 function characters(tokens) {
   const decoder = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
   const pieces = [];
-  let [bytes, ids, bits] = [[], [], null];
+  let bytes = [];
+  let ids = [];
+  let bits = null;
   for (const token of tokens) {
     bytes.push(...bytesOf(token));
     ids.push(token.id);
@@ -62,7 +64,9 @@ function characters(tokens) {
     } catch {
       continue; // the character continues in the next token
     }
-    [bytes, ids, bits] = [[], [], null];
+    bytes = [];
+    ids = [];
+    bits = null;
   }
   return pieces;
 }
