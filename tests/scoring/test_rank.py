@@ -119,7 +119,7 @@ def test_a_question_begins_with_the_ids_of_the_prompt_and_of_all_choices(rows, b
     config = SimpleNamespace(n_positions=80)
     loaded = SimpleNamespace(
         config=config,
-        prompt_ids=lambda prompt, special: ids[prompt],
+        prompt_ids=lambda prompt, special=False: ids[prompt],
         text_of_ids=lambda ids, _, continuations: Text(ids, continuations=continuations),
     )
     query = Question.of_row(
