@@ -198,12 +198,12 @@ def measure_texts(
     if not 1 <= stride < n_positions:
         raise OptionError("stride", f"must be from 1 to {n_positions - 1}, less than the context")
     parts = []  # of all texts
-    places = []  # the index of a part's text, and the window in it
+    origins = []  # of each part: the index of its text, and the window in it
     for index, text in enumerate(texts):
         for window in windows(len(text.ids), n_positions, stride):
             ids = text.ids[window.start : window.end]
             parts.append(replace(text, ids=ids, first=window.first - window.start))
-            places.append((index, window))
+            origins.append((index, window))
     unscored: dict[str, Any] = dict.fromkeys(measures)
     for name in of_layers:
         unscored[_LAYER_FIELDS[name]] = [None] * (loaded.config.n_layer + 1)
@@ -211,7 +211,7 @@ def measure_texts(
         {name: [value] * len(text.ids) for name, value in unscored.items()} for text in texts
     ]
     measured = measure_windows(loaded, parts, measures, of_layers)
-    for (index, window), values in zip(places, measured, strict=True):
+    for (index, window), values in zip(origins, measured, strict=True):
         for name, column in values.items():
             columns[index][name][window.first : window.end] = column
     return columns
@@ -272,7 +272,7 @@ def measure_windows(
             inner = {name: measures[name] for name in of_layers}
             of_texts = _columns_after_layers(model, computed, group, inner)
             for row, layers in zip(computed.rows, of_texts, strict=True):
-                columns[row.text_index].update(_with_last(layers, columns[row.text_index]))
+                columns[row.text_index].update(_lens_columns(layers, columns[row.text_index]))
         del computed, row  # the values of a pass take as much memory as the next one
     return columns
 
@@ -311,7 +311,7 @@ def _columns_after_layers(
     return layers
 
 
-def _with_last(layers: Sequence[Columns], last: Columns) -> Columns:
+def _lens_columns(layers: Sequence[Columns], last: Columns) -> Columns:
     """Return the columns of layers: a list for each token, whose last value is the model's own."""
     columns: Columns = {}
     for name in layers[0]:
