@@ -78,7 +78,10 @@ class Engine:
 
     @checks_arguments()
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the ids of a text; names such as `<|endoftext|>` are text unless `special`."""
+        """Return the ids of a text, after the start token if the tokenizer puts it before texts.
+
+        Names such as `<|endoftext|>` are text unless `special`.
+        """
         return self.loaded.start + self.tokenizer.encode(text, special=special)
 
     @checks_arguments()
@@ -499,8 +502,9 @@ class Engine:
     def tree(self, prompt: str, count: int = 20, *, special: bool = False) -> list[Node]:
         """Return the likeliest continuations of a prompt, of any length, as a tree."""
         check("count", count, AT_LEAST_1)
-        most = self.model.config.n_positions
-        return tree(self.model, self.loaded.prompt(prompt, special=special, most=most), count)
+        n_positions = self.model.config.n_positions
+        text = self.loaded.prompt(prompt, special=special, final_length=n_positions)
+        return tree(self.model, text, count)
 
     @checks_arguments()
     def attribution(

@@ -16,8 +16,8 @@ from gpt_cli.system.machine import check_room
 from gpt_cli.texts.loaded import LoadedModel
 from gpt_cli.texts.measures import TopLogprobs
 
-LARGEST = 64  # rows of a batch; more need memory and gain little speed on a CPU
-_READ_AHEAD = 4  # batches, whose rows are sorted by length
+_MAX_ROWS = 64  # of a batch; more need memory and gain little speed on a CPU
+_READ_AHEAD = 4  # batches, whose requests are sorted by length
 
 
 @dataclass
@@ -64,7 +64,9 @@ class Run(Iterator[Step]):
     """
 
     def __init__(self, loaded: LoadedModel, requests: Sequence[Request]):
-        self.completions = [Completion(len(row.prompt), row.seed) for row in requests]  # so far
+        self.completions = [  # so far
+            Completion(len(request.prompt), request.seed) for request in requests
+        ]
         share, speculate = _fit_memory(loaded, requests)
         # The steps of each pass, which are none while all rows are searches.
         self.passes = _passes(loaded, requests, share, speculate)
@@ -86,18 +88,22 @@ def working_set(model: GPT2, requests: Sequence[Request], drafts: int = 0) -> in
     """
     config = model.config
     rows = sum(request.rows for request in requests)
-    prompt = max((len(row.prompt) for row in requests), default=0)
-    new = [min(row.options.max_tokens, config.n_positions - len(row.prompt)) for row in requests]
+    prompt = max((len(request.prompt) for request in requests), default=0)
+    new = 0
+    for request in requests:
+        left = config.n_positions - len(request.prompt)
+        new = max(new, min(request.options.max_tokens, left))
     slots = model.ops.cache_panel
-    length = -(-(prompt + max(new, default=0)) // slots) * slots
-    cached = all(row.options.use_cache for row in requests)
+    length = -(-(prompt + new) // slots) * slots
+    cached = all(request.options.use_cache for request in requests)
     itemsize = model.ops.cache_type.itemsize + (2 if drafts else 0)  # drafts: a copy in float16
     cache = cache_bytes(config, rows * length, itemsize) if cached else 0
     tokens = min(rows * prompt, max(rows, model.ops.pass_tokens)) if cached else rows * length
     widths = 6 * config.n_embd + 3 * config.inner_size
     layer = FLOAT * tokens * (widths + config.n_head * length)  # with the scores of the attention
     # `sampling.likely_columns` returns all columns if k is large.
-    among_all = any(not 0 < row.options.top_k <= config.vocab_size // BAND for row in requests)
+    bands = config.vocab_size // BAND
+    among_all = any(not 0 < request.options.top_k <= bands for request in requests)
     # Logits and the arrays of sampling, which are small if top-k leaves few columns.
     sampling = logits_bytes(config, (12 if among_all else 5) * (rows + drafts))
     return cache + max(layer, sampling)
@@ -129,13 +135,13 @@ def _fit_memory(loaded: LoadedModel, requests: Sequence[Request]) -> tuple[bool,
 
 
 def _prefix_bytes(loaded: LoadedModel, requests: Sequence[Request]) -> int:
-    return loaded.prefixes.new_bytes([row.prompt[:-1] for row in requests])
+    return loaded.prefixes.new_bytes([request.prompt[:-1] for request in requests])
 
 
 def _passes(
     loaded: LoadedModel, requests: Sequence[Request], share: bool, speculate: bool
 ) -> Iterator[list[Step]]:
-    use_cache = all(row.options.use_cache for row in requests)
+    use_cache = all(request.options.use_cache for request in requests)
     batch = Batch(loaded, speculate=speculate)
     rows = [new_row(number, request, loaded) for number, request in enumerate(requests)]
     is_filled = False
@@ -152,8 +158,8 @@ def _passes(
 
 
 def read_ahead(batch_size: int | None) -> int:
-    """Return the number of rows that `complete` sorts by length together."""
-    return min(_READ_AHEAD * (batch_size or LARGEST), sys.maxsize)  # the limit of islice
+    """Return the number of requests that `complete` sorts by length together."""
+    return min(_READ_AHEAD * (batch_size or _MAX_ROWS), sys.maxsize)  # the limit of islice
 
 
 def complete(
@@ -161,12 +167,12 @@ def complete(
 ) -> Iterator[Completion]:
     """Continue any number of prompts; yield the results in order, as soon as possible.
 
-    By default, a batch has as many as fit half of the free memory, up to LARGEST.
+    By default, a batch has as many as fit half of the free memory, up to _MAX_ROWS.
     """
-    rows = iter(requests)
-    while chunk := list(islice(rows, read_ahead(batch_size))):
-        early: dict[int, Completion] = {}  # by row, those that come after a row that has not ended
-        following = 0
+    remaining = iter(requests)
+    while chunk := list(islice(remaining, read_ahead(batch_size))):
+        early: dict[int, Completion] = {}  # by index, those after a request that has not ended
+        following = 0  # the index of the next result
         for indices in _batches(loaded, chunk, batch_size):
             run = Run(loaded, [chunk[index] for index in indices])
             for step in run:
@@ -180,9 +186,9 @@ def complete(
 def _batches(
     loaded: LoadedModel, requests: list[Request], batch_size: int | None
 ) -> list[list[int]]:
-    """Cut rows into batches by the lengths of their prompts and completions; return their indices.
+    """Cut requests into batches of similar lengths of prompt and completion: return their indices.
 
-    The batch with the first row comes first, since its result is needed first.
+    The batch with the first request comes first, since its result is needed first.
     """
 
     def length(index: int) -> tuple[int, int]:
@@ -192,7 +198,7 @@ def _batches(
     free = loaded.model.ops.free_memory()
     batches = []
     while indices:
-        first = [requests[index] for index in indices[:LARGEST]]
+        first = [requests[index] for index in indices[:_MAX_ROWS]]
         size = batch_size or _fitting_rows(loaded, first, free)
         batches.append(indices[:size])
         indices = indices[size:]
@@ -200,16 +206,16 @@ def _batches(
 
 
 def _fitting_rows(loaded: LoadedModel, requests: list[Request], free: int | None) -> int:
-    """Return how many of the first requests make a batch: LARGEST, halved until they fit.
+    """Return how many of the first requests make a batch: _MAX_ROWS, halved until they fit.
 
     They may take half of the free memory.
     """
-    size = LARGEST
+    size = _MAX_ROWS
     while size > 1:
         batch = requests[:size]
         rows = sum(request.rows for request in batch)
         needed = working_set(loaded.model, batch) + _prefix_bytes(loaded, batch)
-        if rows <= LARGEST and (free is None or 2 * needed <= free):
+        if rows <= _MAX_ROWS and (free is None or 2 * needed <= free):
             break
         size //= 2
     return size

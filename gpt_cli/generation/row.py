@@ -125,7 +125,11 @@ class StopStrings:
             return text
         self._held += text
         held = self._held
-        spans = [(at + len(stop), at) for stop in self._stops if (at := held.find(stop)) >= 0]
+        spans = []  # of stop strings: end, start
+        for stop in self._stops:
+            start = held.find(stop)
+            if start >= 0:
+                spans.append((start + len(stop), start))
         if spans:
             self.stopped = True
             end, start = min(spans)  # the first complete one, wherever the text was cut

@@ -39,9 +39,14 @@ def logits_bytes(config: GPT2Config, rows: int) -> int:
 
 def _counts(config: GPT2Config) -> tuple[int, int]:
     """Return the numbers of parameters that are in matrices, and of all others."""
-    counts = {True: 0, False: 0}
+    in_matrices = 0
+    others = 0
     # All layers have the same shapes, and a damaged file may claim a million layers.
     for name, shape in expected_shapes(replace(config, n_layer=1)):
         layers = config.n_layer if name.startswith("h.") else 1
-        counts[is_matrix(name, shape)] += layers * math.prod(shape)
-    return counts[True], counts[False]
+        count = layers * math.prod(shape)
+        if is_matrix(name, shape):
+            in_matrices += count
+        else:
+            others += count
+    return in_matrices, others

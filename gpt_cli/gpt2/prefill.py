@@ -28,8 +28,7 @@ def prefill(
 ) -> Iterator[list[Array]]:
     """Append rows of ids to a cache; yield the states (t, C) of the t tokens per row of a pass.
 
-    A pass has up to `max_tokens` tokens, by default `ops.pass_tokens`. Without a cache, there is
-    one pass.
+    A pass has up to `max_tokens`, by default `ops.pass_tokens`. Without a cache, one pass has all.
     """
     ids, lengths = right_pad(rows)
     max_tokens = max_tokens or model.ops.pass_tokens

@@ -23,8 +23,8 @@ Values: TypeAlias = dict[str, NDArray[np.float32]]  # by the names of hook point
 Spans: TypeAlias = Callable[[Text], Sequence[tuple[int, int]]]
 Pool: TypeAlias = Literal["last", "mean", "word"]
 
-_BYTES = 32_000_000  # of the values of texts side by side
-_TOKENS = 4096  # of texts that are sorted by length
+_MAX_BYTES = 32_000_000  # of the values of texts side by side
+_GROUP_TOKENS = 4096  # of texts that are sorted by length
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def activations(
     """
     for group in _groups(model, texts, names, whole=spans is None):
         values: dict[int, Values] = {}
-        for computed in states(model, group, names, most_bytes=_BYTES):
+        for computed in states(model, group, names, most_bytes=_MAX_BYTES):
             for row in computed.rows:
                 text = group[row.text_index]
                 check_finite(model, row.states, computed.hook)
@@ -116,14 +116,14 @@ def activations(
 def _groups(
     model: GPT2, texts: Iterable[Text], names: Sequence[str], *, whole: bool
 ) -> Iterator[list[Text]]:
-    """Yield consecutive texts: about _TOKENS of them, and with whole values, about _BYTES."""
+    """Yield consecutive texts: about _GROUP_TOKENS, or _MAX_BYTES of whole values."""
     group: list[Text] = []
     share = 0.0  # of a group
     for text in texts:
         group.append(text)
-        share += len(text.ids) / _TOKENS
+        share += len(text.ids) / _GROUP_TOKENS
         if whole:
-            share += value_bytes(model, names, len(text.ids)) / _BYTES
+            share += value_bytes(model, names, len(text.ids)) / _MAX_BYTES
         if share >= 1:
             yield group
             group = []

@@ -20,7 +20,7 @@ from gpt_cli.texts.words import find_words, with_layers
 
 _LARGEST_EXPONENT = 709  # math.exp of more than this overflows
 # For a field of a score, the field with its values after each layer.
-LAYERS = {"token_logprobs": "layers", "initial_logprobs": "initial_layers"}
+_LAYER_FIELDS = {"token_logprobs": "layers", "initial_logprobs": "initial_layers"}
 
 
 class ScoreOptions(TypedDict, total=False):
@@ -152,7 +152,7 @@ def score(
     layer, too.
     """
     all_measures = {"token_logprobs": log_probabilities, **(measures or {})}
-    of_layers = [name for name in LAYERS if name in all_measures] if layers else []
+    of_layers = [name for name in _LAYER_FIELDS if name in all_measures] if layers else []
     measured = measure_texts(loaded, texts, all_measures, stride, of_layers)
     return [
         _score_of(loaded.tokenizer, text, columns)
@@ -198,20 +198,20 @@ def measure_texts(
     if not 1 <= stride < n_positions:
         raise OptionError("stride", f"must be from 1 to {n_positions - 1}, less than the context")
     parts = []  # of all texts
-    places = []  # the index of a part's text, and the window in it
+    origins = []  # of each part: the index of its text, and the window in it
     for index, text in enumerate(texts):
         for window in windows(len(text.ids), n_positions, stride):
             ids = text.ids[window.start : window.end]
             parts.append(replace(text, ids=ids, first=window.first - window.start))
-            places.append((index, window))
+            origins.append((index, window))
     unscored: dict[str, Any] = dict.fromkeys(measures)
     for name in of_layers:
-        unscored[LAYERS[name]] = [None] * (loaded.config.n_layer + 1)
+        unscored[_LAYER_FIELDS[name]] = [None] * (loaded.config.n_layer + 1)
     columns: list[Columns] = [
         {name: [value] * len(text.ids) for name, value in unscored.items()} for text in texts
     ]
     measured = measure_windows(loaded, parts, measures, of_layers)
-    for (index, window), values in zip(places, measured, strict=True):
+    for (index, window), values in zip(origins, measured, strict=True):
         for name, column in values.items():
             columns[index][name][window.first : window.end] = column
     return columns
@@ -246,42 +246,41 @@ def measure_windows(
     Every text has such a token. Tokens that texts share at their beginning are computed once.
 
     The measures `of_layers` are also computed as if the model ended after 0, 1, ... layers. These
-    columns have the names in LAYERS, and a list for each token, which ends with the model's own
-    value. This is the "logit lens" of nostalgebraist (2020).
+    columns have the names in _LAYER_FIELDS, and a list for each token, which ends with the model's
+    own value. This is the "logit lens" of nostalgebraist (2020).
     """
     model = loaded.model
     names = select_hooks(model.config, ["*.hook_resid_pre"]) if of_layers else []
     inputs = [replace(text, ids=text.ids[:-1]) for text in texts]
     columns: list[Columns] = [{} for _ in texts]
     prefix: Prefix | None = None
-    known: Columns = {}  # of the tokens of the prefix
+    prefix_columns: Columns = {}  # from its second token on, once a text needs them
     for computed in states(model, inputs, names, prefixes=loaded.prefixes):
         group = [texts[row.text_index] for row in computed.rows]
         if computed.prefix is not prefix:
             prefix = computed.prefix
-            known = {}
-        if not known and any(text.first < len(prefix.ids) for text in group):
-            (known,) = measure_states(model, prefix.states[:-1], [prefix.ids[1:]], measures)
-        new = _new_columns(model, computed, group, measures)
-        for row, values in zip(computed.rows, new, strict=True):
-            first = texts[row.text_index].first
-            before = {name: column[first - 1 :] for name, column in known.items()}
-            columns[row.text_index] = {
-                name: before.get(name, []) + values[name] for name in measures
-            }
+            prefix_columns = {}
+        if not prefix_columns and any(text.first < len(prefix.ids) for text in group):
+            targets = [prefix.ids[1:]]
+            (prefix_columns,) = measure_states(model, prefix.states[:-1], targets, measures)
+        after_prefix = _columns_after_prefix(model, computed, group, measures)
+        for row, text, values in zip(computed.rows, group, after_prefix, strict=True):
+            for name in measures:
+                column = prefix_columns.get(name, [])[text.first - 1 :]
+                columns[row.text_index][name] = column + values[name]
         if of_layers:
             inner = {name: measures[name] for name in of_layers}
             of_texts = _columns_after_layers(model, computed, group, inner)
             for row, layers in zip(computed.rows, of_texts, strict=True):
-                columns[row.text_index].update(_with_last(layers, columns[row.text_index]))
+                columns[row.text_index].update(_lens_columns(layers, columns[row.text_index]))
         del computed, row  # the values of a pass take as much memory as the next one
     return columns
 
 
-def _new_columns(
+def _columns_after_prefix(
     model: GPT2, computed: Computed, texts: Sequence[Text], measures: Mapping[str, Measure]
 ) -> list[Columns]:
-    """Return the columns of texts, from the end of their prefix on."""
+    """Return the columns of texts, from the first scored token after their prefix on."""
     n = len(computed.prefix.ids)
     predicting = []
     targets = []
@@ -312,11 +311,11 @@ def _columns_after_layers(
     return layers
 
 
-def _with_last(layers: Sequence[Columns], last: Columns) -> Columns:
+def _lens_columns(layers: Sequence[Columns], last: Columns) -> Columns:
     """Return the columns of layers: a list for each token, whose last value is the model's own."""
     columns: Columns = {}
     for name in layers[0]:
         by_layer = [layer[name] for layer in layers]
         by_layer.append(last[name])
-        columns[LAYERS[name]] = [list(values) for values in zip(*by_layer, strict=True)]
+        columns[_LAYER_FIELDS[name]] = [list(values) for values in zip(*by_layer, strict=True)]
     return columns

@@ -16,7 +16,7 @@ from gpt_cli.texts.measures import likeliest
 from gpt_cli.texts.states import states
 from gpt_cli.texts.text import Text
 
-_SLICE = 64  # rows of logits that `lens` computes at a time: a row of GPT-2 takes 200 kB
+_LENS_ROWS = 64  # of logits at a time: a row of GPT-2 takes 200 kB
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Trace:
         states = self.residual.reshape(-1, C)
         best = [
             likeliest(ops, self._unembed(part), count)
-            for part in np.split(states, range(_SLICE, len(states), _SLICE))
+            for part in np.split(states, range(_LENS_ROWS, len(states), _LENS_ROWS))
         ]
         ids, logprobs = (ops.xp.concatenate(parts) for parts in zip(*best, strict=True))
         shape = depth, T, -1

@@ -2,7 +2,8 @@
 
 import heapq
 from dataclasses import dataclass, field
-from itertools import count as numbers
+from itertools import count as count_from_0
+from typing import NamedTuple
 
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import GPT2, hidden_states, unembed
@@ -20,6 +21,16 @@ class Node:
     children: list["Node"] = field(default_factory=list)  # possible next tokens, likeliest first
 
 
+class _Candidate(NamedTuple):
+    """A node that may be in the tree. In a heap, the likeliest is first, then the oldest."""
+
+    negative_logprob: float  # of the path
+    number: int
+    node: Node
+    path: list[int]  # its ids after the text
+    siblings: list[Node]  # those in the tree
+
+
 def tree(model: GPT2, text: Text, count: int) -> list[Node]:
     """Return the `count` likeliest continuations of a text of 1 to n_positions tokens.
 
@@ -31,26 +42,28 @@ def tree(model: GPT2, text: Text, count: int) -> list[Node]:
     ids = text.ids
     hook = editing_hook([text], ops)
     cache = KVCache(config, ops, 1, min(len(ids) + count, config.n_positions))
-    order = numbers()  # breaks ties: first in, first out
-    waiting: list[tuple[float, int, Node, list[int], list[Node]]] = []  # a heap, likeliest first
+    numbers = count_from_0()
+    waiting: list[_Candidate] = []  # a heap
 
-    def follow(path: list[int], total: float, children: list[Node], most: int) -> None:
+    def follow(path: list[int], total: float, children: list[Node], max_children: int) -> None:
         """Queue the likeliest next tokens of a path, which may become its children."""
         x = hidden_states(model, ops.xp.asarray([path or ids]), cache, hook=hook)
         cache.rewind(cache.lengths - len(path))  # back to the prompt
-        best = likeliest(ops, unembed(model, x[:, -1], hook), most)
-        for id, logprob in zip(*(ops.to_host(row[0]).tolist() for row in best), strict=True):
+        best = likeliest(ops, unembed(model, x[:, -1], hook), max_children)
+        best_ids, logprobs = (ops.to_host(row[0]).tolist() for row in best)
+        for id, logprob in zip(best_ids, logprobs, strict=True):
             node = Node(id, logprob, total + logprob)
-            entry = (-node.total_logprob, next(order), node, [*path, id], children)
-            heapq.heappush(waiting, entry)
+            candidate = _Candidate(-node.total_logprob, next(numbers), node, [*path, id], children)
+            heapq.heappush(waiting, candidate)
 
     roots: list[Node] = []
     follow([], 0.0, roots, count)
     while waiting and count:
         count -= 1
-        _, _, node, path, siblings = heapq.heappop(waiting)
-        siblings.append(node)
-        fits = len(ids) + len(path) <= config.n_positions
+        best = heapq.heappop(waiting)
+        node = best.node
+        best.siblings.append(node)
+        fits = len(ids) + len(best.path) <= config.n_positions
         if count and fits and node.id not in config.eos_token_id:
-            follow(path, node.total_logprob, node.children, count)
+            follow(best.path, node.total_logprob, node.children, count)
     return roots

@@ -131,14 +131,16 @@ class LoadedModel:
         bounds = self.bound_edits(edits, len(ids), final_length)
         return Text(ids, edits=bounds, continuations=continuations)
 
-    def prompt(self, prompt: str, *, special: bool = False, most: int | None = None) -> Text:
+    def prompt(
+        self, prompt: str, *, special: bool = False, final_length: int | None = None
+    ) -> Text:
         """Return a prompt; raise ContextError if it does not fit the context.
 
-        The text will have up to `most` tokens, by default those of the prompt.
+        For `final_length`, see `text_of_ids`; by default, it is the length of the prompt.
         """
         ids = self.prompt_ids(prompt, special=special)
         self.check_fits(len(ids), "prompt")
-        return self.text_of_ids(ids, final_length=most)
+        return self.text_of_ids(ids, final_length=final_length)
 
     def required_classifier(self) -> ClassifierHead:
         """Return the head of a classifier; raise InputError if the model has none."""

@@ -18,7 +18,7 @@ TEXTS = [Text(ids) for ids in ROWS]
 
 @pytest.mark.parametrize("budget", [64e6, 1])
 def test_texts_come_in_order_with_the_values_of_a_text_alone(make_model, monkeypatch, budget):
-    monkeypatch.setattr(module, "_BYTES", budget)
+    monkeypatch.setattr(module, "_MAX_BYTES", budget)
     model = make_model()
     names = select_hooks(model.config, ["*"])
     values = list(activations(model, TEXTS, names))
