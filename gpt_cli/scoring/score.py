@@ -29,6 +29,7 @@ class ScoreOptions(TypedDict, total=False):
     stride: int | None
     bos: bool
     eos: bool
+    context: str
     special: bool
     ranks: bool
     entropies: bool
@@ -128,9 +129,9 @@ def _mean_of_lowest(values: Iterable[float], percent: float) -> float | None:
     return math.fsum(ordered[:count]) / count if ordered else None
 
 
-def too_short(start: Sequence[int]) -> InputError:
-    """Return the error of a text without tokens to score; `start` are the ids before every text."""
-    needed = "1 token" if start else "2 tokens: the first has nothing before it"
+def too_short(*, has_start: bool) -> InputError:
+    """Return the error of a text without tokens to score; it may have tokens before it."""
+    needed = "1 token" if has_start else "2 tokens: the first has nothing before it"
     return InputError(f"a text needs at least {needed}")
 
 

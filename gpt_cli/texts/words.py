@@ -24,7 +24,6 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt_cli.errors import InputError
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.ops import Array, Ops
@@ -84,35 +83,6 @@ def split_words(tokenizer: Tokenizer, text: Text) -> list[Word]:
         word = data[start:end].decode(errors="replace")
         words.append(Word(word, start, end, last - first, None))
         first = last
-    return words
-
-
-def divided_words(texts: Sequence[str], spans: Sequence[tuple[int, int]]) -> list[Word]:
-    """Return words without surprisal, from the spans of the tokens in their joined text.
-
-    Spans are in characters; the first token may begin before the text, at a negative place. Raise
-    InputError if a token has characters of two words, or a word has no token.
-    """
-    ends = list(accumulate(map(len, texts)))
-    words = []
-    first = 0  # token of the word
-    place = 0  # of the word, in bytes
-    for text, end in zip(texts, ends, strict=True):
-        last = first
-        while last < len(spans) and spans[last][1] <= end:
-            last += 1
-        if last < len(spans) and spans[last][0] < end:
-            raise InputError(
-                f"the words end within a token after {text!r:.40}: divide them elsewhere"
-            )
-        if last == first:
-            raise InputError(f"the word {text!r:.40} has no token: join it with another")
-        lead = len(text) - len(text.lstrip())
-        start = place + len(text[:lead].encode())
-        shown = text.strip()
-        words.append(Word(shown, start, start + len(shown.encode()), last - first, None))
-        first = last
-        place += len(text.encode())
     return words
 
 
