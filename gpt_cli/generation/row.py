@@ -258,7 +258,7 @@ class Position(NamedTuple):
 
 
 class SharedSampling(NamedTuple):
-    """What rows with the same options need to sample their next tokens from logits."""
+    """Random numbers and options to sample the next tokens of rows with the same options."""
 
     uniforms: Array  # (steps, B) random numbers, on the host
     banned: Array  # the ids that are never chosen
