@@ -422,13 +422,16 @@ class Engine:
     ) -> Iterator[dict[str, NDArray[Any]]]:
         """Return an iterator over the values at hook points of texts, float32 by name, in order.
 
+        `gpt-cli activations --hooks` lists the shapes, such as (T, C) for T tokens. A value for one
+        token, or a mean, has no axis of tokens, such as (C,); means over words are (words, C).
+
         A text that is empty or longer than the context is an InputError when it is its turn.
 
         Args:
             texts: any number, or mappings with a "text" and its "edits", a list.
             hooks: names or globs; `gpt-cli activations --hooks` lists the names.
             pool: the values of the "last" token, the "mean" over the tokens of the text, or the
-                mean over the tokens of each "word": (words, ...), with "word", "start" and "end".
+                mean over the tokens of each "word", with the arrays "word", "start" and "end".
             bos: put the start token before texts; it is no part of a mean.
             special: read names such as `<|endoftext|>` in texts as special tokens; a mapping may
                 have its own "special".

@@ -315,7 +315,7 @@ def sampled_tokens(
         Position(row, row.drafts[:count]) for row in rows for count in range(len(row.drafts) + 1)
     ]
     normalizer = ops.log_normalizer(logits)  # includes tokens that may not be chosen
-    top = top_logprobs(ops, logits, [at.row.options.top_logprobs for at in positions])
+    top = top_logprobs(ops, logits, [row.options.top_logprobs for row, _ in positions])
     ids = sampler.sample_at(logits, positions)
     logprobs = ops.to_host(logits[ops.xp.arange(len(ids)), ids] - normalizer).tolist()
     sampled = map(NextToken, ops.to_host(ids).tolist(), logprobs, top)

@@ -258,7 +258,7 @@ class Position(NamedTuple):
 
 
 class SharedSampling(NamedTuple):
-    """What rows with the same options need to sample their next tokens from logits."""
+    """Random numbers and options to sample the next tokens of rows with the same options."""
 
     uniforms: Array  # (steps, B) random numbers, on the host
     banned: Array  # the ids that are never chosen
@@ -321,8 +321,8 @@ class Sampler:
         xp = self._ops.xp
         self.ban(logits, positions)
         by_params: dict[SamplingParams, list[int]] = {}  # indices of positions
-        for index, at in enumerate(positions):
-            by_params.setdefault(at.row.sampling, []).append(index)
+        for index, (row, _) in enumerate(positions):
+            by_params.setdefault(row.sampling, []).append(index)
         ids = xp.empty(len(positions), xp.int64)
         for params, indices in by_params.items():
             group = [positions[index] for index in indices]
@@ -331,9 +331,9 @@ class Sampler:
             seen = []
             generated = []
             if params.changes_logits:
-                seen = [[*at.row.ids, *at.drafts] for at in group]
-                generated = [[*at.row.generated, *at.drafts] for at in group]
+                seen = [[*row.ids, *drafts] for row, drafts in group]
+                generated = [[*row.generated, *drafts] for row, drafts in group]
             if params.temperature:
-                draws = [at.row.draw(len(at.row.generated) + len(at.drafts)) for at in group]
+                draws = [row.draw(len(row.generated) + len(drafts)) for row, drafts in group]
             ids[part] = sample(self._ops, logits[part], xp.asarray(draws), params, seen, generated)
         return ids

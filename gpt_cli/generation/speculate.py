@@ -17,6 +17,7 @@ their distribution; here the draw depends on the position alone, and they stay t
 import time
 from collections.abc import Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 from gpt_cli.folder.dtypes import WEIGHT_TYPES
 from gpt_cli.generation.drafts import DraftHistory, DraftModel, ngram_drafts
@@ -38,6 +39,13 @@ _OLDER = 0.7  # weight of earlier measurements
 # `WeightType.pass_cost` on a GPU, beside one of the passes that `Ops.decode` computes in one call
 # (measured: 2.1 to 2.6 for 2 tokens, 2.6 to 4 for 8, 3.5 to 5.6 for 16, by the dtype).
 _PASS_GPU = (14, 7)
+
+
+class _Plan(NamedTuple):
+    """A way to draft: the most drafts of a row, and whether the draft model makes them."""
+
+    drafts: int
+    by_model: bool
 
 
 class DraftPolicy:
@@ -102,35 +110,37 @@ class DraftPolicy:
             if self._model_drafted:
                 self._model_history.learn(row.drafts, ids)
 
-    def _plan(self, rows: Sequence[BatchRow], sizes: Sequence[int]) -> tuple[int, bool]:
-        """Choose the number of drafts of the best rate, and whether the draft model makes them.
+    def _plan(self, rows: Sequence[BatchRow], sizes: Sequence[int]) -> _Plan:
+        """Choose the plan of the best rate.
 
         Rows have at most `sizes` drafts. If the model has made none for long, try it again.
         """
         if not self._pass_seconds or not any(sizes):
-            return 0, False
+            return _Plan(0, by_model=False)
         counts = [n for n in _COUNTS if n <= max(sizes)]
         lengths = list(map(len, self._guesses))
-        plans = {(0, False): MIN_SPEEDUP * self._rate(self._ngram_history, 0, lengths)}
+        no_drafts = _Plan(0, by_model=False)
+        rates = {no_drafts: MIN_SPEEDUP * self._rate(self._ngram_history, 0, lengths)}
         for n in counts:
-            plans[n, False] = self._rate(self._ngram_history, n, lengths)
+            rates[_Plan(n, by_model=False)] = self._rate(self._ngram_history, n, lengths)
         speculator = self._speculator
         is_worth = speculator.draft_model or sum(row.tokens_left for row in rows) >= _MIN_TOKENS
         if is_worth and speculator.may_have_draft_model:
             for n in counts:
-                plans[n, True] = self._rate(self._model_history, n, sizes)
-        best = max(plans, key=plans.__getitem__)
-        if best[1]:
+                rates[_Plan(n, by_model=True)] = self._rate(self._model_history, n, sizes)
+        best = max(rates, key=rates.__getitem__)
+        if best.by_model:
             self._idle = 0
             self._patience = _PATIENCE
         else:
             self._idle += 1
-        if self._idle < self._patience or (1, True) not in plans:
+        trial = _Plan(1, by_model=True)
+        if self._idle < self._patience or trial not in rates:
             return best
         self._idle = 0
         self._patience = 2 * self._patience
         self._model_history.fade()  # what it drafted long ago says little
-        return 1, True
+        return trial
 
     def _rate(self, history: DraftHistory, count: int, sizes: Sequence[int]) -> float:
         """Return the expected tokens per second of all rows, with `count` drafts or `sizes`."""

@@ -82,7 +82,7 @@ class Edit:
             raise EditError(text, error.args[-1]) from None
 
     def _with_value(self, value: str, folder: Path | None) -> "Edit":
-        if self.operator == "*=" or (self.operator == "=" and _NUMBER.fullmatch(value)):
+        if _is_number(self.operator, value):
             return replace(self, number=_number(value))
         factor, mean, source = _parts_of_value(self.operator, value)
         edit = replace(self, number=_number(factor.rstrip("* ")) if factor else 1.0)
@@ -114,12 +114,14 @@ class Edit:
             raise InputError(f"{source} has several rows: give a file with the activations of one")
         converted = {}
         for hook, array in arrays.items():
-            keys = has_key_axis(hook)
-            if keys and stored is None:
+            has_keys = has_key_axis(hook)
+            if has_keys and stored is None:
                 raise InputError(f"{hook} can be a number or the activations of a row")
             expected = _sizes(self.hooks[hook])
-            expected = expected if stored is None else (len(stored), *expected)
-            if array.shape[: len(expected)] != expected or array.ndim != len(expected) + keys:
+            if stored is not None:
+                expected = (len(stored), *expected)
+            axes = len(expected) + has_keys
+            if array.shape[: len(expected)] != expected or array.ndim != axes:
                 raise InputError(f"{hook} in {source} is {array.shape}, not {expected}")
             array = array.astype(np.float32)
             masked = np.isneginf(array) if hook.endswith("scores") else False  # later keys
@@ -134,13 +136,13 @@ class Edit:
         All arrays are on the host.
         """
         new: Any = np.float32(self.number)
-        keys = has_key_axis(hook)
+        has_keys = has_key_axis(hook)
         hidden = np.float32(0 if hook.endswith("pattern") else -np.inf)
         if hook in self.arrays:
             array = self.arrays[hook]
             if self.stored is not None:
                 array = array[np.searchsorted(self.stored, positions)]
-            if keys:
+            if has_keys:
                 padded = np.full(values.shape, hidden)
                 padded[..., : array.shape[-1]] = array[..., : values.shape[-1]]
                 array = padded
@@ -148,7 +150,7 @@ class Edit:
         part = slice(None), self.index
         new = np.broadcast_to(new, values.shape)[part]
         values[part] = _OPERATIONS[self.operator](values[part], new)
-        if keys:  # an edit does not let a query see later keys
+        if has_keys:  # an edit does not let a query see later keys
             later = np.arange(values.shape[-1]) > positions[:, None, None]
             values = np.where(later, hidden, values)
         return values
@@ -156,13 +158,17 @@ class Edit:
 
 def with_absolute_path(edit: str) -> str:
     """Return an edit with the absolute path of its file, if it names one."""
-    if parts := _EDIT.fullmatch(edit.strip()):
-        from gpt_cli.folder.array_file import file_and_key
+    from gpt_cli.folder.array_file import file_and_key
 
-        *before, file = _parts_of_value(parts["operator"], parts["value"])
-        if Path(file_and_key(file)[0]).is_file():
-            return "".join([parts[0][: parts.start("value")], *before, str(Path(file).absolute())])
-    return edit
+    parts = _EDIT.fullmatch(edit.strip())
+    if not parts or _is_number(parts["operator"], parts["value"].strip()):
+        return edit
+    factor, mean, source = _parts_of_value(parts["operator"], parts["value"])
+    name, _ = file_and_key(source)
+    if not Path(name).is_file():
+        return edit
+    before_value = parts[0][: parts.start("value")]
+    return f"{before_value}{factor}{mean}{Path(source).absolute()}"
 
 
 class Bound(NamedTuple):
@@ -221,16 +227,17 @@ class Editor(Hook):
 
     def take(self, name: str, value: Array) -> Array:
         """Return the value, or a changed copy."""
-        edited = value
+        changed = value
         for row, (edit, start, stop) in self._edits.get(name, ()):
             positions = self._positions[row, : self._new[row]]
             columns = np.flatnonzero((positions >= start) & (positions < stop))
             if len(columns):
-                edited = value.copy() if edited is value else edited
-                values = edited[row] if value.ndim == 3 else edited[row].swapaxes(0, 1)  # (T, ...)
+                if changed is value:
+                    changed = value.copy()
+                values = changed[row] if value.ndim == 3 else changed[row].swapaxes(0, 1)
                 new = edit.apply(name, self._ops.to_host(values[columns]), positions[columns])
                 values[columns] = self._ops.xp.asarray(new)
-        return edited
+        return changed
 
 
 def _sizes(shape: tuple[Any, ...]) -> tuple[int, ...]:
@@ -238,12 +245,21 @@ def _sizes(shape: tuple[Any, ...]) -> tuple[int, ...]:
     return tuple(size for size in shape if size != "T")
 
 
+def _is_number(operator: str, value: str) -> bool:
+    """Return whether a value must be a number; all others name a file."""
+    return operator == "*=" or (operator == "=" and _NUMBER.fullmatch(value) is not None)
+
+
 def _parts_of_value(operator: str, value: str) -> tuple[str, str, str]:
     """Return the factor with its star, `mean:`, and the file; the first two may be empty."""
-    factor, star, source = value.partition("*") if operator == "+=" else ("", "", "")
-    source = (source if star else value).strip()
+    factor = ""
+    source = value
+    if operator == "+=" and "*" in value:
+        number, star, source = value.partition("*")
+        factor = number + star
+    source = source.strip()
     mean = "mean:" if source.startswith("mean:") else ""
-    return (factor + star if star else ""), mean, source.removeprefix(mean)
+    return factor, mean, source.removeprefix(mean)
 
 
 def _number(text: str) -> float:

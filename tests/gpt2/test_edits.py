@@ -251,6 +251,8 @@ def test_the_file_of_an_edit_gets_an_absolute_path(tmp_path, monkeypatch, edit):
     for name in ("v.npy", "a b.npz"):
         Path(name).touch()
     assert with_absolute_path(edit.format("")) == edit.format(f"{tmp_path}{os.sep}")
+    for number in ("0", "3"):  # files that have the names of values
+        Path(number).touch()
     for other in ("h=0", "h*=3", "h", "h+=gone.npy"):
         assert with_absolute_path(other) == other
 
