@@ -19,12 +19,6 @@ Rows: TypeAlias = Sequence[InputRow]
 _ROWS_TOGETHER = 256
 # Settings that outputs of version 1.0 do not have.
 _LATER = ("special", "eos", "context", "token_logprobs", "calibrate")
-    "special",
-    "eos",
-    "context",
-    "token_logprobs",
-    "calibrate",
-)  # settings that outputs of version 1.0 do not have
 
 
 class Task(ABC):
