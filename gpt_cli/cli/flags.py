@@ -62,7 +62,9 @@ def _set_verbose(verbose: bool) -> bool:
 
 def _set_quiet(quiet: bool) -> bool:
     """Show no notes about the files of models."""
-    logging.getLogger("gpt_cli.gpt2").setLevel(logging.ERROR if quiet else logging.NOTSET)
+    for room in ("folder", "gpt2", "texts"):
+        level = logging.ERROR if quiet else logging.NOTSET
+        logging.getLogger(f"gpt_cli.{room}").setLevel(level)
     return quiet
 
 

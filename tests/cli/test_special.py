@@ -1,6 +1,7 @@
 """`--special` and `special` wherever a text becomes ids, and `--eos`."""
 
 import json
+import subprocess
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import gpt_cli
 from gpt_cli.errors import InputError
 from support.checkpoints import CONFIG, write_checkpoint
 from support.in_process import records_here, refusal, run_here
+from support.processes import COMMAND
 
 END = "<|endoftext|>"
 TEXT = f"the fox{END} ran"
@@ -43,7 +45,10 @@ def test_a_row_wins_over_the_flag(tiny, tmp_path):
     rows = tmp_path / "rows.jsonl"
     fields = ({"special": False}, {"special": True}, {}, {"special": 1})
     rows.write_text("".join(json.dumps({"text": TEXT} | more) + "\n" for more in fields))
-    off, on, unset, bad = records_here("score", "-q", *TINY, "--special", rows, "--format", "jsonl")
+    command = ["score", "-q", *TINY, "--special", rows, "-o", tmp_path / "scores.jsonl"]
+    run_here(*command, code=6)
+    lines = (tmp_path / "scores.jsonl").read_text().splitlines()
+    off, on, unset, bad = map(json.loads, lines)
     assert (off["tokens"], on["tokens"]) == (tiny.score(TEXT).tokens_scored + 1, unset["tokens"])
     assert on["tokens"] < off["tokens"]
     assert bad["error"]["message"] == "special must be true or false, not 1"
@@ -71,17 +76,26 @@ def test_a_vector_reads_special_tokens(tiny):
     assert not np.array_equal(read.vector, plain.vector)
 
 
-def test_a_name_that_is_read_as_text_is_noted_once():
-    _, notes = run_here("score", *TINY, "--lines", "--json", input=f"{TEXT}\n{TEXT}\n".encode())
-    assert notes.splitlines() == [f"gpt-cli: {NOTE}"]
-    for quiet in (["-q"], ["--special"]):
-        assert run_here("score", *TINY, *quiet, input=TEXT.encode())[1] == ""
-    _, notes = run_here("generate", *TINY, "-n", 2, "-s", 1, TEXT)
-    assert f"gpt-cli: {NOTE}" in notes.splitlines()
+def test_a_name_that_is_read_as_text_is_noted_once(caplog):
+    engine = gpt_cli.load("tiny")
+    engine.score_many([TEXT, "no name", TEXT])
+    list(engine.stream(TEXT, max_tokens=1))
+    assert caplog.messages == [NOTE]
+    caplog.clear()
+    engine = gpt_cli.load("tiny")
+    engine.score(TEXT, special=True)
+    assert caplog.messages == []
+
+
+def test_the_note_is_on_standard_error_unless_quiet():
+    for flags, notes in (([], f"gpt-cli: {NOTE}\n"), (["-q"], "")):
+        command = [*COMMAND, "score", *TINY, *flags]
+        process = subprocess.run(command, input=TEXT.encode(), capture_output=True, check=True)
+        assert process.stderr.decode() == notes
 
 
 def test_the_end_token_is_scored_after_a_text(tiny, ids):
-    end = ids[2]
+    end = ids[len(tiny.encode("the fox"))]
     scored = tiny.score("the fox", bos=True, eos=True)
     whole = tiny.score(f"the fox{END}", bos=True, special=True)
     assert scored.ids[-1] == end
