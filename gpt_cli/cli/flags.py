@@ -61,7 +61,7 @@ def _set_verbose(verbose: bool) -> bool:
 
 
 def _set_quiet(quiet: bool) -> bool:
-    """Show no notes about the files of models."""
+    """Show no notes about the files of models and about texts."""
     for room in ("folder", "gpt2", "texts"):
         level = logging.ERROR if quiet else logging.NOTSET
         logging.getLogger(f"gpt_cli.{room}").setLevel(level)

@@ -46,7 +46,8 @@ def finished(
         code = app.run([str(argument) for argument in arguments])
         stdout.flush()
         stderr.flush()
-    for name in ("gpt_cli", "gpt_cli.gpt2"):  # --verbose and --quiet have changed them
+    # --verbose and --quiet have changed them.
+    for name in ("gpt_cli", "gpt_cli.folder", "gpt_cli.gpt2", "gpt_cli.texts"):
         logging.getLogger(name).setLevel(logging.NOTSET)
     written = stdout.buffer.getvalue(), stderr.buffer.getvalue()
     return subprocess.CompletedProcess(arguments, code, *written)
