@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from gpt_cli.scoring.trace import Trace
     from gpt_cli.scoring.tree import Node
     from gpt_cli.scoring.vectors import Direction
-    from gpt_cli.texts.words import Word
+    from gpt_cli.texts.text import Word
 
 __all__ = [
     "Ablation",

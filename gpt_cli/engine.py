@@ -190,7 +190,10 @@ class Engine:
         """Return the log-likelihood of a text, token by token; see `score_many`."""
         scored = single(self.score_many([text], **options))
         if not scored.tokens_scored:
-            raise too_short(self.loaded.start_ids(bos=options.get("bos", False)))
+            has_start = self.loaded.start_ids(bos=options.get("bos", False)) or options.get(
+                "context"
+            )
+            raise too_short(has_start=bool(has_start))
         return scored
 
     @checks_arguments()
@@ -201,6 +204,7 @@ class Engine:
         stride: int | None = None,
         bos: bool = False,
         eos: bool = False,
+        context: str = "",
         special: bool = False,
         ranks: bool = False,
         entropies: bool = False,
@@ -213,19 +217,23 @@ class Engine:
         Without scored tokens, the score of a text has no perplexity.
 
         Args:
-            texts: any number, of any length; or mappings with a "text" and its "edits", a list.
+            texts: any number, of any length; or mappings with a "text", and perhaps "context" (or
+                "prompt"), "special", "edits", and "words", a list of strings whose join is the
+                text.
             stride: windows of a text longer than the context are `stride` tokens apart, by default
                 half of it.
             bos: put the start token before texts, so that their first tokens are also scored. Some
                 tokenizers always do that.
             eos: also score the end token after each text, so that a text ends where it ends.
-            special: read names such as `<|endoftext|>` in texts as special tokens; a mapping may
-                have its own "special".
+            context: a text before each text. It is joined as it is, and is not scored; a token with
+                characters of both belongs to the text.
+            special: read names such as `<|endoftext|>` in texts as special tokens.
             ranks: also return the ranks of tokens.
             entropies: also return the entropies of the distributions of tokens, and their
                 `moments`, which `Score.min_k_plus_plus` needs.
             gaps: also return how far tokens are below the likeliest ones, in nats.
-            words: also return the words of texts with their surprisal, as `gpt-cli score --words`.
+            words: also return the words of texts with their surprisal, as `gpt-cli score --words`:
+                those of a mapping, or what white space divides.
             layers: also return the log-probabilities of tokens, and the surprisal of words, if the
                 model ended after 0 (the embedding), 1, ... layers. The last are its own.
         """
@@ -237,18 +245,21 @@ class Engine:
         if gaps:
             fields["gaps"] = measures.gaps
         if words:
-            check_bytes(
-                self.tokenizer, "the surprisal of words", instead="score tokens (--tokens), or "
-            )
             fields["initial_logprobs"] = among(self._initial_tokens)
 
         def scores(valid: Iterator[Text]) -> list[Score]:
-            scored = score(self.loaded, list(valid), stride, measures=fields, layers=layers)
-            return [with_words(self.tokenizer, one) for one in scored] if words else scored
+            items = list(valid)
+            scored = score(self.loaded, items, stride, measures=fields, layers=layers)
+            if not words:
+                return scored
+            return [
+                with_words(self.tokenizer, text, of_text)
+                for text, of_text in zip(items, scored, strict=True)
+            ]
 
         start = self.loaded.start_ids(bos=bos)
         end = self.loaded.end_ids(eos=eos)
-        text_of = partial(self.loaded.text, start=start, end=end, special=special)
+        text_of = partial(self.loaded.text, start=start, end=end, context=context, special=special)
         return list(compute_valid(texts, text_of, scores))
 
     @checks_arguments()
@@ -280,6 +291,7 @@ class Engine:
         choices: Sequence[str],
         *,
         by: RankBy = "total",
+        calibrate: str | None = None,
         special: bool = False,
     ) -> list[Choice]:
         """Rank continuations of a prompt, the likeliest first.
@@ -289,12 +301,16 @@ class Engine:
             choices: distinct texts; a word usually begins with its space.
             by: compare the likelihood of the whole choice ("total"), which favours short ones, or
                 its mean per "token" or "byte". The probabilities are normalized over the choices.
+            calibrate: a neutral text; "" for the start token. Then the probabilities are of how
+                much likelier the prompt makes a choice than this text does: the difference of both
+                log-likelihoods, or its mean.
             special: read names such as `<|endoftext|>` in texts as special tokens.
 
         If the end of the prompt forms one token with the beginning of a choice, all choices are
         ranked with that end.
         """
-        return single(self.rank_many([(prompt, choices)], by=by, special=special))
+        row = (prompt, choices)
+        return single(self.rank_many([row], by=by, calibrate=calibrate, special=special))
 
     @checks_arguments()
     def rank_many(
@@ -302,6 +318,7 @@ class Engine:
         rows: Iterable[tuple[str, Sequence[str]] | Mapping[str, Any]],
         *,
         by: RankBy = "total",
+        calibrate: str | None = None,
         special: bool = False,
     ) -> list[list[Choice] | InputError]:
         """Rank the choices of prompts, or return errors; see `rank`.
@@ -312,18 +329,20 @@ class Engine:
         return list(
             compute_valid(
                 rows,
-                partial(self._question, special=special),
+                partial(self._question, special=special, neutral=calibrate),
                 lambda questions: rank(self.loaded, list(questions), by),
             )
         )
 
-    def _question(self, row: Sequence[Any] | Mapping[str, Any], *, special: bool) -> Question:
+    def _question(
+        self, row: Sequence[Any] | Mapping[str, Any], *, special: bool, neutral: str | None
+    ) -> Question:
         if not isinstance(row, Mapping):
             check_type("row", row, Sequence[Any])
             if len(row) != 2:
                 raise InputError(f"a row must be a prompt and its choices, not {row!r:.40}")
             row = {"prompt": row[0], "choices": row[1]}
-        return Question.of_row(self.loaded, row, special=special)
+        return Question.of_row(self.loaded, row, special=special, neutral=neutral)
 
     @checks_arguments()
     def classify(
@@ -443,7 +462,7 @@ class Engine:
             text = self.loaded.text(item, start=start, special=special)
             if not text.content:
                 raise InputError("the text is empty: it has no tokens")
-            if pool == "word" and not split_words(self.tokenizer, text.content):
+            if pool == "word" and not split_words(self.tokenizer, text):
                 raise InputError("the text has no words, only white space")
             self.loaded.check_fits(len(text.ids), "text")
             return text

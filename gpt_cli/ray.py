@@ -190,7 +190,7 @@ class Ranker(_TableActor):
     """
 
     _needed = ("prompt",)
-    _added = Ranking.schema | ERROR
+    _added = Ranking().schema | ERROR
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gpt_cli.scoring.classify import Classification
     from gpt_cli.scoring.rank import Choice
     from gpt_cli.scoring.score import Score
-    from gpt_cli.texts.words import Word
+    from gpt_cli.texts.text import Word
 
 Record: TypeAlias = dict[str, Any]
 # From names to types of pyarrow. A list holds the type of its items, and a dict is a struct. Lists
@@ -71,6 +71,7 @@ CHOICE: Schema = {
     "model": "string",
     "adapter": "string",
 }
+NEUTRAL: Schema = {"neutral_logprob": "double"}  # of choices
 CLASSIFICATION: Schema = {
     "label": "string",
     "probabilities": ("string", "double"),
@@ -193,11 +194,19 @@ def finite(value: float | None) -> float | None:
 
 
 def of_ranking(
-    engine: "Engine", ranked: "Sequence[Choice]", written: Mapping[str, str]
+    engine: "Engine",
+    ranked: "Sequence[Choice]",
+    written: Mapping[str, str],
+    *,
+    logprobs: bool = False,
 ) -> list[Record]:
-    """Return the records of choices, the likeliest first; `written` maps texts to user input."""
-    return [
-        {
+    """Return the records of choices, the likeliest first; `written` maps texts to user input.
+
+    `logprobs` adds the log-probabilities of their tokens.
+    """
+    choices: list[Record] = []
+    for rank, choice in enumerate(ranked, 1):
+        record: Record = {
             "rank": rank,
             "choice": written[choice.text],
             "text": choice.text,
@@ -208,8 +217,13 @@ def of_ranking(
             "model": engine.name,
             "adapter": engine.adapter,
         }
-        for rank, choice in enumerate(ranked, 1)
-    ]
+        if choice.neutral_logprob is not None:
+            record["neutral_logprob"] = choice.neutral_logprob
+        if logprobs:
+            pairs = zip(choice.ids, choice.token_logprobs, strict=True)
+            record["logprobs"] = [of_token(engine, id, logprob) for id, logprob in pairs]
+        choices.append(record)
+    return choices
 
 
 def of_classification(engine: "Engine", result: "Classification") -> Record:

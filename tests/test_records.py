@@ -14,7 +14,7 @@ from gpt_cli.jobs import Generation, Scoring, parquet
 from gpt_cli.options.request import Options
 from gpt_cli.records import ERROR, IDENTITY
 from gpt_cli.scoring.score import Score
-from gpt_cli.texts.words import Word
+from gpt_cli.texts.text import Word
 
 
 class Tokens:

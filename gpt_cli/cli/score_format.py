@@ -71,6 +71,12 @@ class Form(Declared):
     bos: bool = flags.BOS
     eos: bool = flags.EOS
     special: bool = flags.SPECIAL
+    before: str = option(  # click has a parameter `context`
+        "",
+        "A text before each text: it is joined to it, and is not scored.",
+        flag="--context",
+        metavar="TEXT",
+    )
     max_perplexity: float | None = _bound("at most")
     min_perplexity: float | None = _bound("at least")
     stride: int | None = option(

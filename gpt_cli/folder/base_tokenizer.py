@@ -38,13 +38,25 @@ class Tokenizer(ABC):
 
         Raise InputError if the text has a lone surrogate, which is not a character.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InputError(
-                f"the text is not valid Unicode at character {error.start}: give it in UTF-8"
-            ) from None
+        _check_unicode(text)
         return self._encode(text, special=special)
+
+    def encode_with_spans(
+        self, text: str, *, special: bool = False
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the ids of `text`, and the start and the end of each token in it, in characters.
+
+        Tokens with parts of one character have the span of this character. Spans may overlap, and
+        there may be characters without a token between them. InputError as for `encode`.
+        """
+        _check_unicode(text)
+        return self._encode_with_spans(text, special=special)
+
+    @abstractmethod
+    def _encode_with_spans(
+        self, text: str, *, special: bool
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the ids and the spans of a text, which is valid Unicode."""
 
     @abstractmethod
     def _encode(self, text: str, *, special: bool) -> list[int]:
@@ -153,6 +165,15 @@ class Stream:
         piece = self._tokenizer.piece(id, self._before)
         self._before = id
         return piece
+
+
+def _check_unicode(text: str) -> None:
+    """Raise InputError if a text has a lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        problem = f"the text is not valid Unicode at character {error.start}"
+        raise InputError(f"{problem}: give it in UTF-8") from None
 
 
 def check_bytes(

@@ -7,7 +7,7 @@ folder, which can be stale and which other users can write.
 import re
 from codecs import charmap_build, charmap_encode
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from itertools import count, pairwise, product
+from itertools import accumulate, count, pairwise, product
 
 import tiktoken
 
@@ -73,6 +73,26 @@ class ByteBPE(Tokenizer):
             names = "|".join(map(re.escape, self._names(special=special))) or "(?!)"
             text = re.sub(rf"(\A|{names})(?!\Z| |{names})", r"\1 ", text)
         return self._exact_ids(text, special=special)
+
+    def _encode_with_spans(
+        self, text: str, *, special: bool
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        ids = self._encode(text, special=special)
+        data = text.encode()
+        # The number of characters that begin within the first bytes.
+        begun = list(accumulate((byte & 0xC0 != 0x80 for byte in data), initial=0))
+        begun.append(begun[-1])
+        spans = []
+        place = 0  # in `data`
+        for piece in self.pieces(ids):
+            # All pieces are in the text but the spaces of `adds_space`.
+            is_in_text = data.startswith(piece, place)
+            end = place + len(piece) - (not is_in_text)
+            begins_character = place < len(data) and data[place] & 0xC0 != 0x80
+            start = begun[place] if begins_character or place == end else begun[place] - 1
+            spans.append((start, begun[end]))
+            place = end
+        return ids, spans
 
     def _exact_ids(self, text: str, *, special: bool) -> list[int]:
         names = self._names(special=special)

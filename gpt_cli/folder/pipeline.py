@@ -55,6 +55,7 @@ class Pipeline(Tokenizer):
             self._library = library = build()
             library.no_padding()
             library.no_truncation()
+            library.post_processor = None  # it would trim spans
             library.encode_special_tokens = True  # their names are text
             library.decode(library.encode(_TRIAL, add_special_tokens=False).ids)
         self.kind = type(library.model).__name__
@@ -108,6 +109,14 @@ class Pipeline(Tokenizer):
         library = self._with_special if special else self._library
         with self._checked():
             return library.encode(text, add_special_tokens=False).ids
+
+    def _encode_with_spans(
+        self, text: str, *, special: bool
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        library = self._with_special if special else self._library
+        with self._checked():
+            encoding = library.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
 
     def _exact_ids(self, text: str, *, special: bool) -> list[int]:
         """Return the ids of a text in which the names of special tokens are text."""

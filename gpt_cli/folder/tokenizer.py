@@ -123,6 +123,8 @@ def _byte_bpe(
         vocab = read_json(files[0])
     ranks = byte_ranks(vocab, merged, source)
     if ranks is None:
+        if any(type(id) is not int for id in vocab.values()):  # the library would skip it
+            raise ValueError("an id is not a whole number")
         return None
     added = settings.all_added(description, vocab)
     in_bpe = set(ranks.values())

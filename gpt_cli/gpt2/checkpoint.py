@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -48,6 +49,7 @@ _FIRST = "wte.weight"  # which every GPT-2 has, whatever comes before its name
 _TRANSFORMER = ("wte.", "wpe.", "h.", "ln_f.", "lm_head.")
 HEAD = "score.weight"  # of a classifier
 _FLOATS = ("F32", "F16", "BF16", "F64")
+_MOST_NAMES = 1000  # of tensors, to look for one that is near
 _READERS = 4  # threads at most: copying from the page cache takes most of the time
 _COMPARED = 1024  # rows at a time
 _MATCHING = "get the weights and the config.json of the same GPT-2"
@@ -155,9 +157,11 @@ def open_checkpoint(
     tensors: dict[str, Stored] = {**find_tensors(folder)}
     others = sorted(name for name in tensors if not name.startswith((_PREFIX, *_TRANSFORMER)))
     beside = {name: tensors.pop(name) for name in others}
-    head = beside.pop(HEAD, None)
-    if not any(name.endswith(".bias") for name in tensors):  # as nanoGPT with bias=False
-        _log.warning("%s: the weights have no biases, so all are 0", folder)
+    head = _head_of(beside, config)
+    if head is not None:
+        del beside[HEAD]
+    has_biases = any(name.endswith(".bias") for name in tensors)
+    if not has_biases:  # as nanoGPT with bias=False
         tensors |= {
             name: np.zeros(shape, np.float32)
             for name, shape in expected_shapes(config)
@@ -165,6 +169,8 @@ def open_checkpoint(
         }
     for problem in _problems(tensors, others, config):
         raise CheckpointError(f"{folder}: {problem}")
+    if not has_biases:
+        _log.warning("%s: the weights have no biases, so all are 0", folder)
     if any(isinstance(tensor, Tensor) and tensor.dtype == "F64" for tensor in tensors.values()):
         _log.warning("%s: the weights are in float64, and are rounded to float32", folder)
     if beside:
@@ -178,19 +184,17 @@ def open_checkpoint(
         opened.check_size(config.vocab_size, "the model")
         config = replace(config, vocab_size=opened.vocab_size or config.vocab_size)
         head = opened.classifier_head or head
-    checked_head = None if head is None else _checked_head(head, config, folder)
-    return Checkpoint(folder, opened, bos_token, config, tensors, checked_head)
+    if head is not None:
+        _log.warning("%s: the head of a classifier, %s, is only used by classify", folder, HEAD)
+    return Checkpoint(folder, opened, bos_token, config, tensors, head)
 
 
-def _checked_head(head: Stored, config: GPT2Config, folder: Path) -> Tensor:
-    """Return the head of a classifier, with a note; CheckpointError if it does not fit."""
-    shape = head.shape
-    floats = isinstance(head, Tensor) and head.dtype in _FLOATS
-    if not isinstance(head, Tensor) or not floats or len(shape) != 2 or shape[1] != config.n_embd:
-        needed = f"not floats of the shape [labels, {config.n_embd}]"
-        raise CheckpointError(f"{folder}: the head of a classifier, {HEAD}, is {needed}")
-    _log.warning("%s: the head of a classifier, %s, is only used by classify", folder, HEAD)
-    return head
+def _head_of(beside: Mapping[str, Stored], config: GPT2Config) -> Tensor | None:
+    """Return the head of a classifier among the tensors beside the transformer, if it fits."""
+    head = beside.get(HEAD)
+    if not isinstance(head, Tensor) or head.dtype not in _FLOATS or len(head.shape) != 2:
+        return None
+    return head if head.shape[1] == config.n_embd else None
 
 
 def find_tensors(folder: Path) -> dict[str, Tensor | Int8Rows]:
@@ -286,7 +290,8 @@ def _problems(
         if name not in tensors:
             from difflib import get_close_matches  # most models need none
 
-            near = ", ".join(get_close_matches(name, [*tensors, *others], 3))
+            there = islice([*tensors, *others], _MOST_NAMES)
+            near = ", ".join(get_close_matches(name, there, 3))
             hint = f" (the nearest names in the file: {near:.200})" if near else ""
             yield f"the tensor {name} is missing{hint}: {_MATCHING}"
             continue

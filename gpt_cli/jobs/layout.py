@@ -78,6 +78,7 @@ class Layout:
     schema: Schema = field(default_factory=dict)  # of a result
     every_line: bool = False  # blank lines are rows, too, and rows have their lines
     all_columns: bool = False  # all columns of a table are read, and records have "columns"
+    joins_words: bool = False  # a row without a text may have "words", whose join is the text
 
     def __post_init__(self) -> None:
         options = self.fields[1:]

@@ -121,6 +121,8 @@ class RowReader:
         texts = {}
         for name in self.layout.texts:
             text = fields.get(name)
+            if text is None and self.layout.joins_words and not template:
+                text = _joined(fields.get("words"))
             if template and isinstance(text, int | float) and not isinstance(text, bool):
                 text = str(text)
             if not isinstance(text, str):
@@ -296,3 +298,10 @@ def ranges_together(
 def _without_mark(number: int | None, data: bytes) -> bytes:
     """Return a line without the byte order mark of a file."""
     return data.removeprefix(_BYTE_ORDER_MARK) if number == 1 else data
+
+
+def _joined(words: Any) -> str | None:
+    """Return the text of words; None if they are not a list of strings."""
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        return None
+    return "".join(words)

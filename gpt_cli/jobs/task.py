@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 Rows: TypeAlias = Sequence[InputRow]
 
 _ROWS_TOGETHER = 256
-_LATER = ("special", "eos")  # settings that outputs of version 1.0 do not have
+# Settings that outputs of version 1.0 do not have.
+_LATER = ("special", "eos", "context", "token_logprobs", "calibrate")
 
 
 class Task(ABC):
@@ -60,7 +61,7 @@ class Task(ABC):
         those in `_LATER` are only there if they are set.
         """
         settings: dict[str, Any] = asdict(self) if is_dataclass(self) else {}
-        return {name: value for name, value in settings.items() if value or name not in _LATER}
+        return {name: value for name, value in settings.items() if name not in _LATER or value}
 
     def with_seed(self, seed: int | None) -> "Task":
         """Return the task with a seed if it draws numbers: its own, else `seed`, else any."""

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from gpt_cli import records
 from gpt_cli.errors import InputError
 from gpt_cli.jobs import storage
-from gpt_cli.jobs.layout import InputRow, Template
+from gpt_cli.jobs.layout import InputRow, Layout, Template
 from gpt_cli.jobs.task import Rows, Task
 from gpt_cli.options.arguments import check_type
 from gpt_cli.options.declare import OptionError
@@ -93,11 +94,11 @@ class Generation(Task):
 class _OfTexts(Task):
     """A task for texts with optional edits."""
 
-    fields = ("text", "edits", "special")
+    fields: tuple[str, ...] = ("text", "edits", "special")
 
     def texts(self, rows: Rows) -> list[dict[str, Any]]:
         """Return rows with their texts and their fields, as an engine takes them."""
-        names = self.fields[1:]
+        names = self.layout.fields[1:]
         return [
             {"text": self.layout.text(row)} | {name: row.fields.get(name) for name in names}
             for row in rows
@@ -120,6 +121,15 @@ class Scoring(_OfTexts):
     whole_files: bool = False  # rows are files: those without a score are errors with their names
     eos: bool = False
     special: bool = False  # of rows without a field "special"
+    context: str = ""  # of rows without a field "context" or "prompt"
+
+    fields = ("text", "edits", "special", "context", "prompt", "words")
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The fields of rows and records; the input of a template may have any other fields."""
+        fields = _OfTexts.fields if self.template else self.fields
+        return Layout(fields, self.template, self.schema, self.every_line, joins_words=True)
 
     @property
     def schema(self) -> Schema:
@@ -145,6 +155,7 @@ class Scoring(_OfTexts):
             "min_k",
             "eos",
             "special",
+            "context",
         )
         return {name: value for name, value in super().settings.items() if name in names}
 
@@ -156,13 +167,14 @@ class Scoring(_OfTexts):
         results = engine.score_many(self.texts(rows), **self.options)
         if not self.whole_files:
             return results
-        start = engine.loaded.start_ids(bos=self.bos)
+        has_start = bool(engine.loaded.start_ids(bos=self.bos) or self.context)
         return [
-            self._of_file(row, result, start) for row, result in zip(rows, results, strict=True)
+            self._of_file(row, result, has_start=has_start)
+            for row, result in zip(rows, results, strict=True)
         ]
 
     def _of_file(
-        self, row: InputRow, result: "Score | InputError", start: list[int]
+        self, row: InputRow, result: "Score | InputError", *, has_start: bool
     ) -> "Score | InputError":
         """Return the result of a whole file, or an error with its name."""
         from gpt_cli.scoring.score import too_short  # brings NumPy
@@ -170,7 +182,7 @@ class Scoring(_OfTexts):
         if not isinstance(result, InputError):
             if result.tokens_scored:
                 return result
-            result = too_short(start)
+            result = too_short(has_start=has_start)
         return InputError(f"{storage.label(row.file or '')}: {result}")
 
     @property
@@ -182,6 +194,7 @@ class Scoring(_OfTexts):
             "bos": self.bos,
             "eos": self.eos,
             "special": self.special,
+            "context": self.context,
             "ranks": details,
             "gaps": details,
             "entropies": details or self.min_k is not None,
@@ -293,9 +306,24 @@ class Ranking(Task):
     exact: bool = False  # see `spaced`
     template: Template | None = None
     special: bool = False  # of rows without a field "special"
+    calibrate: str | None = None
+    token_logprobs: bool = False
 
     fields = ("prompt", "choices", "edits", "special")
-    schema: ClassVar[Schema] = {"choices": [records.CHOICE]}
+
+    @property
+    def schema(self) -> Schema:
+        choice = dict(records.CHOICE)
+        if self.calibrate is not None:
+            choice |= records.NEUTRAL
+        if self.token_logprobs:
+            choice["logprobs"] = [records.TOKEN]
+        return {"choices": [choice]}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        settings = super().settings
+        return settings | ({} if self.calibrate is None else {"calibrate": self.calibrate})
 
     def __post_init__(self) -> None:
         check_type("choices", self.choices, Sequence[str])
@@ -323,10 +351,14 @@ class Ranking(Task):
 
     def results(self, engine: "Engine", rows: Rows) -> "list[list[Choice] | InputError]":
         questions = [row.fields for row in rows]
-        return engine.rank_many(questions, by=self.by, special=self.special)
+        return engine.rank_many(
+            questions, by=self.by, calibrate=self.calibrate, special=self.special
+        )
 
     def record(self, engine: "Engine", row: InputRow, result: "list[Choice]") -> Record:
-        return {"choices": records.of_ranking(engine, result, self._spaced(row))}
+        written = self._spaced(row)
+        choices = records.of_ranking(engine, result, written, logprobs=self.token_logprobs)
+        return {"choices": choices}
 
     def tokens(self, record: Record) -> int:
         return sum(choice["tokens"] for choice in record["choices"])

@@ -15,8 +15,8 @@ from gpt_cli.ops import Array, Ops
 from gpt_cli.options.declare import OptionError
 from gpt_cli.texts.loaded import LoadedModel
 from gpt_cli.texts.states import states, value_bytes
-from gpt_cli.texts.text import Text
-from gpt_cli.texts.words import Word, split_words
+from gpt_cli.texts.text import Text, Word
+from gpt_cli.texts.words import split_words
 
 Values: TypeAlias = dict[str, NDArray[np.float32]]  # by the names of hook points
 # The ranges of positions of a text that are averaged.
@@ -73,14 +73,14 @@ def text_activations(
     def spans(text: Text) -> list[tuple[int, int]]:
         end = len(text.ids)
         if pool == "word":
-            sizes = [word.tokens for word in split_words(loaded.tokenizer, text.content)]
+            sizes = [word.tokens for word in split_words(loaded.tokenizer, text)]
             return list(pairwise(accumulate(sizes, initial=text.first)))
         return [(text.first if pool == "mean" else end - 1, end)]
 
     texts, inputs = tee(texts)
     rows = activations(loaded.model, inputs, names, spans if pool else None)
     for text, values in zip(texts, rows, strict=True):
-        words = split_words(loaded.tokenizer, text.content) if pool == "word" else None
+        words = split_words(loaded.tokenizer, text) if pool == "word" else None
         yield TextActivations(text.ids, values, words)
 
 

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby, islice
 from operator import attrgetter
 from typing import Any, Literal, TypeAlias, get_args
@@ -30,6 +31,8 @@ class Choice:
     bytes: int  # of all ids, in UTF-8
     logprob: float  # of all ids, in nats
     probability: float  # normalized over the choices
+    token_logprobs: list[float]  # of the ids
+    neutral_logprob: float | None = None  # of the choice after a neutral text, if it counts
 
 
 @dataclass(frozen=True)
@@ -38,19 +41,24 @@ class Question:
 
     prompt: Text  # its continuations are the choices
     choices: Sequence[str]
+    neutral: Text | None = None  # another prompt with the same choices: see `rank`
 
     @classmethod
     def of_row(
-        cls, loaded: LoadedModel, row: Mapping[str, Any], *, special: bool = False
+        cls,
+        loaded: LoadedModel,
+        row: Mapping[str, Any],
+        *,
+        special: bool = False,
+        neutral: str | None = None,
     ) -> "Question":
         """Return the question of a row; raise InputError if it is not usable.
 
         The row has a "prompt" and "choices", and perhaps "edits" and "special", which replaces the
-        argument.
+        argument. `neutral` is the neutral prompt; the start token, if it is empty.
         """
         prompt = row.get("prompt")
         choices = row.get("choices")
-        special = special_of(row, default=special)
         check_type("choices", choices, Sequence[str])
         if not isinstance(prompt, str):
             raise InputError('a row needs a string "prompt"')
@@ -58,66 +66,124 @@ class Question:
             raise InputError("give at least one choice, and none that is empty")
         if duplicates := [text for text, number in Counter(choices).items() if number > 1]:
             raise InputError(f"duplicate choice {duplicates[0]!r:.40}")
-        ids = loaded.prompt_ids(prompt, special=special)
-        wholes = [loaded.prompt_ids(prompt + choice, special=special) for choice in choices]
-        first: dict[tuple[int, ...], str] = {}  # choice with these ids
-        for choice, whole in zip(choices, wholes, strict=True):
-            other = first.setdefault(tuple(whole), choice)
-            if other != choice:
-                pair = f"{other!r:.40} and {choice!r:.40}"
-                raise InputError(f"choices {pair} have the same tokens in this model: remove one")
-        shared = ids[: min(common_length(ids, whole) for whole in wholes)]
-        if not shared:  # the prompt is empty, or part of the first token of a choice
-            shared = loaded.prompt_ids("")
-            wholes = [shared + whole for whole in wholes]
-        longest = max(map(len, wholes))
-        n_positions = loaded.config.n_positions
-        if longest > n_positions + 1:  # the last token is predicted, and not read
-            raise ContextError(
-                f"prompt and choice have up to {counted(longest, 'token')}, more than the model's "
-                f"context of {n_positions:,}; shorten them"
-            )
-        continuations = [whole[len(shared) :] for whole in wholes]
-        for choice, continuation in zip(choices, continuations, strict=True):
-            if not continuation:
-                raise InputError(f"choice {choice!r:.40} adds no token in this model: remove it")
-        text = loaded.text_of_ids(shared, row.get("edits"), continuations=continuations)
-        return cls(text, choices)
+        text_of = partial(
+            _with_choices,
+            loaded,
+            choices=choices,
+            edits=row.get("edits"),
+            special=special_of(row, default=special),
+        )
+        return cls(text_of(prompt), choices, None if neutral is None else text_of(neutral))
+
+
+def _with_choices(
+    loaded: LoadedModel,
+    prompt: str,
+    choices: Sequence[str],
+    edits: str | Sequence[str] | None,
+    *,
+    special: bool,
+) -> Text:
+    """Return a prompt whose continuations are choices; raise InputError if one adds no token."""
+    ids = loaded.prompt_ids(prompt, special=special)
+    wholes = [loaded.prompt_ids(prompt + choice, special=special) for choice in choices]
+    first: dict[tuple[int, ...], str] = {}  # choice with these ids
+    for choice, whole in zip(choices, wholes, strict=True):
+        other = first.setdefault(tuple(whole), choice)
+        if other != choice:
+            pair = f"{other!r:.40} and {choice!r:.40}"
+            raise InputError(f"choices {pair} have the same tokens in this model: remove one")
+    shared = ids[: min(common_length(ids, whole) for whole in wholes)]
+    if not shared:  # the prompt is empty, or part of the first token of a choice
+        shared = loaded.prompt_ids("")
+        wholes = [shared + whole for whole in wholes]
+    longest = max(map(len, wholes))
+    n_positions = loaded.config.n_positions
+    if longest > n_positions + 1:  # the last token is predicted, and not read
+        raise ContextError(
+            f"prompt and choice have up to {counted(longest, 'token')}, more than the model's "
+            f"context of {n_positions:,}; shorten them"
+        )
+    continuations = [whole[len(shared) :] for whole in wholes]
+    for choice, continuation in zip(choices, continuations, strict=True):
+        if not continuation:
+            raise InputError(f"choice {choice!r:.40} adds no token in this model: remove it")
+    return loaded.text_of_ids(shared, edits, continuations=continuations)
 
 
 def rank(loaded: LoadedModel, questions: Sequence[Question], by: RankBy) -> list[list[Choice]]:
-    """Rank the choices of questions, the likeliest first."""
+    """Rank the choices of questions, the likeliest first.
+
+    With a neutral prompt, what counts is how much likelier the prompt makes a choice: the
+    difference of its log-likelihoods after both. This is the pointwise mutual information of
+    prompt and choice (Holtzman et al., arXiv 2104.08315; Zhao et al., arXiv 2102.09690, calibrate
+    with a neutral text).
+    """
     if by not in get_args(RankBy):
         raise OptionError("by", f"must be one of {', '.join(get_args(RankBy))}")
     logprobs = continuation_logprobs(loaded, [question.prompt for question in questions])
+    neutral_logprobs = _neutral_logprobs(loaded, questions)
     return [
-        _ranked(loaded.tokenizer, question, rows, by)
-        for question, rows in zip(questions, logprobs, strict=True)
+        _ranked(loaded.tokenizer, question, rows, neutral, by)
+        for question, rows, neutral in zip(questions, logprobs, neutral_logprobs, strict=True)
     ]
 
 
+def _neutral_logprobs(
+    loaded: LoadedModel, questions: Sequence[Question]
+) -> list[list[float] | None]:
+    """Return the log-likelihoods of the choices of questions after their neutral prompts.
+
+    Questions with the same choices often have the same neutral prompt, which is computed once.
+    """
+    distinct: dict[Any, Text] = {}
+    keys: list[Any] = []
+    for index, question in enumerate(questions):
+        text = question.neutral
+        key: Any = index
+        if text is not None and text.is_plain:
+            key = tuple(text.ids), tuple(map(tuple, text.continuations))
+        if text is not None:
+            distinct.setdefault(key, text)
+        keys.append(key)
+    computed = continuation_logprobs(loaded, list(distinct.values()))
+    totals = {
+        key: [math.fsum(row) for row in rows] for key, rows in zip(distinct, computed, strict=True)
+    }
+    return [totals.get(key) for key in keys]
+
+
 def _ranked(
-    tokenizer: Tokenizer, question: Question, logprobs: list[list[float]], by: RankBy
+    tokenizer: Tokenizer,
+    question: Question,
+    logprobs: list[list[float]],
+    neutral_logprobs: list[float] | None,
+    by: RankBy,
 ) -> list[Choice]:
     """Return the choices with their probabilities, from the log-likelihoods of their tokens."""
     continuations = question.prompt.continuations
-    totals = [math.fsum(row) for row in logprobs]
     sizes = [sum(map(len, tokenizer.pieces(ids, question.prompt.ids))) for ids in continuations]
-    match by:
-        case "total":
-            lengths = [1] * len(totals)
-        case "token":
-            lengths = [len(ids) for ids in continuations]
-        case "byte":
-            lengths = sizes
-    means = [total / length for total, length in zip(totals, lengths, strict=True)]
+    totals = [math.fsum(row) for row in logprobs]
+    means = []
+    for number, total in enumerate(totals):
+        length = {"total": 1, "token": len(continuations[number]), "byte": sizes[number]}[by]
+        neutral = neutral_logprobs[number] if neutral_logprobs else 0.0
+        means.append((total - neutral) / length)
     best = max(means)
     weights = [math.exp(mean - best) for mean in means]
     whole = math.fsum(weights)
-    choices = []
-    columns = zip(question.choices, continuations, sizes, totals, weights, strict=True)
-    for text, ids, size, total, weight in columns:
-        choices.append(Choice(text, ids, size, total, weight / whole))
+    choices = [
+        Choice(
+            text=text,
+            ids=continuations[number],
+            bytes=sizes[number],
+            logprob=totals[number],
+            probability=weights[number] / whole,
+            token_logprobs=logprobs[number],
+            neutral_logprob=neutral_logprobs[number] if neutral_logprobs else None,
+        )
+        for number, text in enumerate(question.choices)
+    ]
     return sorted(choices, key=lambda choice: choice.probability, reverse=True)
 
 

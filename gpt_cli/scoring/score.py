@@ -15,8 +15,8 @@ from gpt_cli.texts.loaded import LoadedModel
 from gpt_cli.texts.measures import Columns, Measure, log_probabilities, measure_states
 from gpt_cli.texts.prefix_cache import Prefix
 from gpt_cli.texts.states import Computed, states
-from gpt_cli.texts.text import Text
-from gpt_cli.texts.words import Word, find_words, with_layers
+from gpt_cli.texts.text import Text, Word
+from gpt_cli.texts.words import find_words, with_layers
 
 _LARGEST_EXPONENT = 709  # math.exp of more than this overflows
 # For a field of a score, the field with its values after each layer.
@@ -29,6 +29,7 @@ class ScoreOptions(TypedDict, total=False):
     stride: int | None
     bos: bool
     eos: bool
+    context: str
     special: bool
     ranks: bool
     entropies: bool
@@ -128,9 +129,9 @@ def _mean_of_lowest(values: Iterable[float], percent: float) -> float | None:
     return math.fsum(ordered[:count]) / count if ordered else None
 
 
-def too_short(start: Sequence[int]) -> InputError:
-    """Return the error of a text without tokens to score; `start` are the ids before every text."""
-    needed = "1 token" if start else "2 tokens: the first has nothing before it"
+def too_short(*, has_start: bool) -> InputError:
+    """Return the error of a text without tokens to score; it may have tokens before it."""
+    needed = "1 token" if has_start else "2 tokens: the first has nothing before it"
     return InputError(f"a text needs at least {needed}")
 
 
@@ -163,7 +164,7 @@ def score(
 def _score_of(tokenizer: Tokenizer, text: Text, columns: Columns) -> Score:
     """Return the score of a text, from columns of values for all its tokens."""
     fields = {name: column[text.first :] for name, column in columns.items()}
-    lengths = [len(piece) for piece in tokenizer.pieces(text.content)]
+    lengths = [len(piece) for piece in tokenizer.pieces(text.text_ids, text.context_ids)]
     whole = sum(lengths)
     scored = sum(lengths[0 if text.first else 1 :])
     if text.size is not None and whole:  # scaled to the bytes of the original text
@@ -171,9 +172,9 @@ def _score_of(tokenizer: Tokenizer, text: Text, columns: Columns) -> Score:
     return Score(text.content, bytes_scored=scored, **fields)
 
 
-def with_words(tokenizer: Tokenizer, scored: Score) -> Score:
-    """Return a score with the words of its text; it has `initial_logprobs`."""
-    find = partial(find_words, tokenizer, scored.ids)
+def with_words(tokenizer: Tokenizer, text: Text, scored: Score) -> Score:
+    """Return the score of a text with its words; it has `initial_logprobs`."""
+    find = partial(find_words, tokenizer, text)
     words = find(scored.token_logprobs, scored.initial_logprobs or [])
     if scored.layers and scored.initial_layers:
         logprobs = zip(*scored.layers, strict=True)

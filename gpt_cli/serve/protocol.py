@@ -345,7 +345,7 @@ def _prompt(
         bound = bind(edits, len(ids), min(len(ids) + fields.max_tokens, config.n_positions))
     # The first id may be a start token that the prompt does not have.
     start = int(not prompt or (isinstance(prompt, str) and bool(engine.loaded.start)))
-    text = Text(ids, start, bound)
+    text = Text(ids, start, edits=bound)
     if isinstance(prompt, str):
         return Prompt(text, prompt)
     with _about("prompt"):
@@ -361,7 +361,7 @@ def _embedded(engine: Engine, text: str | list[int], label: str) -> Text:
             raise InputError("the text is empty: it has no tokens")
         _check_length(ids, config.n_positions)
         edits = engine.loaded.bound_edits(None, len(ids), len(ids))  # of `serve --edit`
-    return Text(ids, start, edits)
+    return Text(ids, start, edits=edits)
 
 
 def _check_length(ids: Sequence[int], most: int) -> None:

@@ -17,7 +17,7 @@ from gpt_cli.options.declare import OptionError
 from gpt_cli.options.request import Options
 from gpt_cli.texts.prefix_cache import PrefixCache
 from gpt_cli.texts.speculator import Speculator
-from gpt_cli.texts.text import Text
+from gpt_cli.texts.text import Text, divided_words
 
 _MOST_NAMES = 100  # of special tokens, to look for in texts
 
@@ -50,6 +50,14 @@ class LoadedModel:
         """The ids of the model that have no token. To find them takes milliseconds."""
         return self.tokenizer.missing_ids(self.config.vocab_size)
 
+    def _note_names(self, text: str) -> None:
+        """Say once that a text has the name of a special token, which is read as text."""
+        name = next((name for name in self._names_to_note if name in text), None)
+        if name is not None:
+            self._names_to_note.clear()
+            read = "which is read as text: set special (--special) to read it as this token"
+            _log.warning("a text has the name of a special token, %r, %s", name, read)
+
     @cached_property
     def _names_to_note(self) -> list[str]:
         return list(islice(self.tokenizer.special, _MOST_NAMES))
@@ -61,16 +69,9 @@ class LoadedModel:
         return [start] if self.tokenizer.special_ids.begins_texts and start is not None else []
 
     def text_ids(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the ids of a text; names such as `<|endoftext|>` are text unless `special`.
-
-        A note says so, once, where a text has such a name that is read as text.
-        """
+        """Return the ids of a text; names such as `<|endoftext|>` are text unless `special`."""
         if not special:
-            name = next((name for name in self._names_to_note if name in text), None)
-            if name is not None:
-                self._names_to_note.clear()
-                read = "which is read as text: set special (--special) to read it as this token"
-                _log.warning("a text has the name of a special token, %r, %s", name, read)
+            self._note_names(text)
         return self.config.check_ids(self.tokenizer.encode(text, special=special))
 
     def prompt_ids(self, prompt: str, *, special: bool = False) -> list[int]:
@@ -96,22 +97,59 @@ class LoadedModel:
         *,
         start: Sequence[int] = (),
         end: Sequence[int] = (),
+        context: str = "",
         special: bool = False,
     ) -> Text:
-        """Return a text to measure between the ids `start` and `end`.
+        """Return a text to measure between the ids `start` and `end`, after a context.
 
-        It may be a mapping with a "text", its "edits", and "special", which replaces the argument.
-        It may be longer than the context if it has no edits. Raise InputError if it is no string,
-        or if an edit is not valid.
+        The context and the text are joined as they are, and encoded together. A token with
+        characters of both belongs to the text.
+
+        It may be a mapping with a "text", and perhaps "context" (or "prompt") and "special", which
+        replace the arguments, "edits", and "words", whose join is the text. It may be longer than
+        the model's context if it has no edits. Raise InputError if a field is not valid.
         """
         fields = item if isinstance(item, Mapping) else {"text": item}
+        special = special_of(fields, default=special)
+        words = _words_of(fields)
         text = fields.get("text")
+        if words is not None and text is None:
+            text = "".join(words)
         if not isinstance(text, str):
             raise InputError('a row needs a string "text"')
-        special = special_of(fields, default=special)
-        ids = [*start, *self.text_ids(text, special=special), *end]
-        edits = self.bound_edits(fields.get("edits"), len(ids), len(ids))
-        return Text(ids, len(start), edits, len(text.encode()))
+        if words is not None and "".join(words) != text:
+            raise InputError('the "words" of a row, joined, must be its "text"')
+        context = _context_of(fields, default=context)
+        first = len(start)
+        spans: list[tuple[int, int]] = []
+        if context or words is not None:
+            ids, spans = self._ids_with_spans(context + text, special=special)
+            first += sum(end <= len(context) for _, end in spans)
+            spans = [(start - len(context), end - len(context)) for start, end in spans]
+        else:
+            ids = self.text_ids(text, special=special)
+        ids = [*start, *ids, *end]
+        spans = spans[first - len(start) :]
+        skipped = context[spans[0][0] :] if spans and spans[0][0] < 0 else ""
+        return Text(
+            ids,
+            first,
+            context=first - len(start),
+            skipped=len(skipped.encode()),
+            after=len(end),
+            words=None if words is None else divided_words(words, spans),
+            edits=self.bound_edits(fields.get("edits"), len(ids), len(ids)),
+            size=len(text.encode()),
+        )
+
+    def _ids_with_spans(
+        self, text: str, *, special: bool
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the ids of a text as `text_ids`, and their spans in characters."""
+        if not special:
+            self._note_names(text)
+        ids, spans = self.tokenizer.encode_with_spans(text, special=special)
+        return self.config.check_ids(ids), spans
 
     def text_of_ids(
         self,
@@ -193,3 +231,27 @@ def special_of(row: Mapping[str, Any], *, default: bool) -> bool:
     if not isinstance(special, bool):
         raise InputError(f"special must be true or false, not {special!r:.40}")
     return special
+
+
+def _context_of(row: Mapping[str, Any], *, default: str) -> str:
+    """Return the field "context" of a row, or else its "prompt"; InputError if it is no string."""
+    for name in ("context", "prompt"):
+        context = row.get(name)
+        if context is None:
+            continue
+        if not isinstance(context, str):
+            raise InputError(f"{name} must be a string, not {context!r:.40}")
+        return context
+    return default
+
+
+def _words_of(row: Mapping[str, Any]) -> list[str] | None:
+    """Return the field "words" of a row; InputError if it is no list of texts."""
+    words = row.get("words")
+    if words is None:
+        return None
+    if not isinstance(words, list | tuple) or not all(
+        word and isinstance(word, str) for word in words
+    ):
+        raise InputError('the "words" of a row must be a list of strings that are not empty')
+    return list(words)

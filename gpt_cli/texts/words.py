@@ -18,7 +18,7 @@ import math
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -28,20 +28,9 @@ from gpt_cli.folder.config import GPT2Config
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.ops import Array, Ops
 from gpt_cli.texts.measures import Measure, log_probabilities
+from gpt_cli.texts.text import Text, Word
 
 _ROWS = 4  # of logits at a time, which stay in the processor's cache
-
-
-@dataclass(frozen=True)
-class Word:
-    """A word of a text, which is split at white space."""
-
-    text: str  # without white space
-    start: int  # in bytes of the text in UTF-8
-    end: int  # behind its last byte
-    tokens: int  # those of its bytes and of the white space before it
-    surprisal: float | None  # in bits; None if one of its tokens is not scored
-    layers: list[float | None] | None = None  # surprisal after 0 to n_layer layers, if requested
 
 
 def initial_tokens(tokenizer: Tokenizer, config: GPT2Config) -> NDArray[np.bool_]:
@@ -73,21 +62,25 @@ def among(allowed: NDArray[np.bool_]) -> Measure:
     return measure
 
 
-def split_words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[Word]:
+def split_words(tokenizer: Tokenizer, text: Text) -> list[Word]:
     r"""Return the words of a text without surprisal; all its tokens are in words, if there is one.
 
-    White space belongs to the word after it, or to the last word if none follows. A token with
-    bytes of several words, such as " \xa0 \xa0", belongs to the first of them.
+    White space divides words, unless the text has words of its own. It belongs to the word after
+    it, or to the last word if none follows. A token with bytes of several words, such as
+    " \xa0 \xa0", belongs to the first of them.
     """
-    pieces = list(tokenizer.pieces(ids))
-    starts = list(accumulate(map(len, pieces), initial=0))  # of the tokens, in bytes
-    text = b"".join(pieces)
-    spans = [match.span() for match in re.finditer(rb"\S+", text)]
+    if text.words is not None:
+        return list(text.words)
+    ids = text.text_ids
+    pieces = list(tokenizer.pieces(ids, text.context_ids))
+    starts = list(accumulate(map(len, pieces), initial=-text.skipped))  # of the tokens, in bytes
+    data = b"".join(pieces)[text.skipped :]
+    spans = [match.span() for match in re.finditer(rb"\S+", data)]
     words = []
     first = 0  # token of the word
     for number, (start, end) in enumerate(spans, 1):
         last = len(ids) if number == len(spans) else bisect_left(starts, end)
-        word = text[start:end].decode(errors="replace")
+        word = data[start:end].decode(errors="replace")
         words.append(Word(word, start, end, last - first, None))
         first = last
     return words
@@ -95,26 +88,32 @@ def split_words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[Word]:
 
 def find_words(
     tokenizer: Tokenizer,
-    ids: Sequence[int],
+    text: Text,
     logprobs: Sequence[float | None],
     initial_logprobs: Sequence[float | None],
 ) -> list[Word]:
     """Return the words of a text, from log-likelihoods of its tokens among all and initial ones.
 
-    The last word does not count its end, because what follows the text is not known. So the
-    surprisals sum to the negative log-likelihood of the text, if all tokens are scored and there is
-    a word.
+    The last word does not count its end, because what follows the text is not known; unless an end
+    token does. So the surprisals sum to the negative log-likelihood of the text, if all tokens are
+    scored and there is a word. The end of a word before one without white space does not count.
     """
-    words = split_words(tokenizer, ids)
+    words = split_words(tokenizer, text)
     cuts = list(accumulate((word.tokens for word in words), initial=0))
-    starts = list(accumulate(map(len, tokenizer.pieces(ids)), initial=0))
+    pieces = tokenizer.pieces(text.text_ids, text.context_ids)
+    starts = list(accumulate(map(len, pieces), initial=-text.skipped))
     scored = _with_nan(logprobs)
     initial = _with_nan(initial_logprobs)
     # Log-probabilities that the text so far is at the end of a word. At both ends of the text it is
     # assumed to be certain; if a token goes on with white space, that is part of the token.
     ends = [0.0] * len(cuts)
-    for number, (word, cut) in enumerate(zip(words[:-1], cuts[1:], strict=False), 1):
-        if starts[cut] == word.end:
+    for number, (word, cut) in enumerate(zip(words, cuts[1:], strict=True), 1):
+        if cut == len(scored):  # the end of the text
+            continue
+        is_last = number == len(words)  # an end token follows
+        if text.words is None and not is_last and starts[cut] != word.end:
+            continue
+        if not math.isnan(initial[cut]):
             ends[number] = scored[cut] - initial[cut]
     for number, word in enumerate(words):
         tokens = scored[cuts[number] : cuts[number + 1]]

@@ -110,17 +110,13 @@ def without(name: str) -> Damage:
     return lambda folder: (folder / name).unlink()
 
 
-def swapped_merges(folder: Path) -> None:
-    first, one, other, *rest = (folder / "merges.txt").read_text().splitlines()
-    (folder / "merges.txt").write_text("\n".join([first, other, one, *rest, ""]))
-
-
 def longer_vocabulary(folder: Path) -> None:
-    """Add a token that the model does not have."""
+    """Add four tokens that the model does not have, more than 1%."""
     vocab = json.loads((folder / "vocab.json").read_bytes())
-    (folder / "vocab.json").write_text(json.dumps(vocab | {"hehe": len(vocab)}))
+    added = {"he" * count: len(vocab) + count - 2 for count in range(2, 6)}
+    (folder / "vocab.json").write_text(json.dumps(vocab | added))
     with (folder / "merges.txt").open("a") as file:
-        file.write("he he\n")
+        file.writelines(f"{'he' * count} he\n" for count in range(1, 5))
 
 
 def only(name: str, content: bytes) -> Damage:
@@ -240,9 +236,8 @@ FAULTS = [
     fault(11, "a shape below 0", entries(([-1], 0, 4)), "expected usize", AGAIN),
     fault(12, "a matrix transposed", tensor("h.2.mlp.c_fc.weight", (128, 32)),
           "has the shape [128, 32], but config.json requires [32, 128]", MATCHING),
-    *(fault(13, f"a tensor in {name}", tensor("ln_f.bias", (32,), dtype),
-            f"ln_f.bias is {dtype}, which is not supported", "save the model in F32, F16 or BF16")
-      for name, dtype in (("F8", "F8_E4M3"), ("F64", "F64"))),
+    fault(13, "a tensor in F8", tensor("ln_f.bias", (32,), "F8_E4M3"),
+          "ln_f.bias is F8_E4M3, which is not supported", "save the model in F32, F16 or BF16"),
     *(fault(14, f"a weight that is {value}", poison(value), "results are not finite",
           "get the model again")
       for value in (math.nan, math.inf, -math.inf, 3e38)),
@@ -282,7 +277,6 @@ FAULTS = [
     fault(20, "an unknown quantization", configure(quantization_config={"bits": 4}),
           "quantization_config", "use a GPT-2"),
     # the tokenizer
-    fault(21, "merges in another order", swapped_merges, "not in the order of the merges", SAME),
     fault(21, "merges of another model", edit("merges.txt", lambda raw: raw + b"zz zz\n"),
           "not in the vocabulary", SAME),
     fault(21, "merges cut short", edit("merges.txt", lambda raw: raw[:60]), "no merge makes", SAME),
@@ -304,7 +298,7 @@ FAULTS = [
     fault(21, "settings of the tokenizer that are a list", write("tokenizer_config.json", "[]"),
           "tokenizer_config.json is not a JSON object", AGAIN),
     fault(21, "a vocabulary that is larger than the model", longer_vocabulary,
-          "the vocabulary has 291 tokens, and the model has 290", SAME),
+          "the vocabulary has 294 tokens, and the model has 290", SAME),
     fault(21, "special tokens that are no JSON", write("special_tokens_map.json", "{"),
           "special_tokens_map.json cannot be read as JSON", AGAIN),
     fault(21, "added tokens that are a list", write("added_tokens.json", "[1]"),

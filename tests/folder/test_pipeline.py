@@ -322,3 +322,22 @@ def test_padding_takes_no_memory(tmp_path):
     padding |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "a"}
     folder = change(copied("goldfish", tmp_path), "tokenizer.json", padding=padding)
     assert read_tokenizer(folder).encode("the") == TOKENIZERS["goldfish"].encode("the")
+
+
+# --- spans ---------------------------------------------------------------------------------------
+
+
+@given(text=st.one_of(st.sampled_from(TEXTS), st.text(max_size=20)))
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_spans_are_where_tokens_are_in_the_text(name, special, text):
+    tokenizer = TOKENIZERS[name]
+    ids, spans = tokenizer.encode_with_spans(text, special=special)
+    assert ids == tokenizer.encode(text, special=special)
+    assert all(0 <= start <= end <= len(text) for start, end in spans)
+    if name in GPT2S:  # every character is in a token
+        covered = {place for start, end in spans for place in range(start, end)}
+        assert covered == set(range(len(text)))
+        for id, (start, end) in zip(ids, spans, strict=True):
+            piece = tokenizer.token_bytes(id)
+            assert piece.removeprefix(b" ") in text[start:end].encode()

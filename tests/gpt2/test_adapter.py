@@ -112,13 +112,13 @@ def test_an_embedding_smaller_than_the_models_is_refused(model, tmp_path):
     assert "its wte has 288 rows, and the model 290 tokens: merge it into its model" in message
 
 
-def test_the_head_of_a_classifier_is_ignored_with_a_note(model, folder, caplog):
+def test_the_head_of_a_classifier_is_noted(model, folder, caplog):
     expected = merge(model, folder)[1]
     head = {f"{PREFIX}score.weight": zeros(2, 32)}
     write_tensors(folder, ADAPTERS["plain"].tensors() | head)
     configure(folder, modules_to_save=["classifier", "score"], task_type="SEQ_CLS")
     assert merge(model, folder)[1].keys() == expected.keys()
-    assert "ignoring the adapter's tensor beside the transformer: 'score.weight'" in caplog.text
+    assert "the head of a classifier, score.weight, is only used by classify" in caplog.text
 
 
 def test_files_of_pytorch_and_names_of_the_bare_model_give_the_same(model, folder):

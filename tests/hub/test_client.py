@@ -407,7 +407,7 @@ def test_safetensors_and_quiet_downloads_need_no_note(hub, caplog):
     assert caplog.messages == []
 
 
-@pytest.mark.parametrize("name", [*VOCABULARIES[0], *VOCABULARIES[2], *VOCABULARIES[3]])
+@pytest.mark.parametrize("name", [*VOCABULARIES[0], *VOCABULARIES[3], *VOCABULARIES[4]])
 def test_a_model_has_the_files_of_some_tokenizer(hub, name):
     files = dict.fromkeys((*VOCABULARIES[1], "tokenizer.json")) | {name: b"{}"}
     settings = {"tokenizer_config.json": b"{}", "special_tokens_map.json": b"{}"}

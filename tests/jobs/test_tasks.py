@@ -198,7 +198,7 @@ def test_settings_have_all_options():
     assert Scoring() == Scoring(None, False, False, False)
     assert Generation(OPTIONS) == Generation(OPTIONS, None, False)
     assert Generation.fields == ("prompt", *Options.row_fields())
-    assert Scoring.fields == ("text", "edits", "special")
+    assert Scoring.fields == ("text", "edits", "special", "context", "prompt", "words")
 
 
 def test_a_seed_is_given_to_the_options():

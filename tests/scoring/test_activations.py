@@ -10,8 +10,7 @@ from gpt_cli.gpt2.hooks import hook_shapes, select_hooks
 from gpt_cli.scoring import activations as module
 from gpt_cli.scoring.activations import activations
 from gpt_cli.texts.states import value_bytes
-from gpt_cli.texts.text import Text
-from gpt_cli.texts.words import Word
+from gpt_cli.texts.text import Text, Word
 
 ROWS = [[1, 2, 3], [4], [5, 6, 7, 8, 9], [1, 2], *([7] * n for n in range(1, 30))]
 TEXTS = [Text(ids) for ids in ROWS]

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from gpt_cli.ops import Ops
 from gpt_cli.texts.loaded import LoadedModel
-from gpt_cli.texts.words import Word, among, find_words, initial_tokens
+from gpt_cli.texts.text import Text, Word
+from gpt_cli.texts.words import among, find_words, initial_tokens
 from support.checkpoints import CONFIG, END_ID
 from support.models import exact_logprobs
 from support.scores import score_ids
@@ -28,7 +29,7 @@ class Pieces:
     def token_bytes(self, id):
         return self.tokens[id]
 
-    def pieces(self, ids):
+    def pieces(self, ids, prompt=()):
         return map(self.token_bytes, ids)
 
     def all_bytes(self, vocab_size):
@@ -39,7 +40,7 @@ def words_of(model, tokenizer, rows, start=(END_ID,)):
     """The words of texts, from ids."""
     measures = {"initial_logprobs": among(initial_tokens(tokenizer, model.config))}
     return [
-        find_words(tokenizer, result.ids, result.token_logprobs, result.initial_logprobs)
+        find_words(tokenizer, Text(result.ids), result.token_logprobs, result.initial_logprobs)
         for result in score_ids(LoadedModel(model, tokenizer), rows, start=start, measures=measures)
     ]
 
@@ -76,14 +77,14 @@ def test_white_space_alone_has_no_words(engine, text):
 
 def test_a_token_of_several_words_belongs_to_the_first(make_model):
     tokenizer = Pieces(b"a", b" \xc2\xa0 \xc2\xa0", b" b")
-    actual = find_words(tokenizer, [0, 1, 2], [-1.0, -2.0, -4.0], [math.nan, -1.5, -3.0])
+    actual = find_words(tokenizer, Text([0, 1, 2]), [-1.0, -2.0, -4.0], [math.nan, -1.5, -3.0])
     assert actual == [
         Word("a", 0, 1, 1, pytest.approx(1.5 * BITS)),  # 0.5: it ends
         Word("\xa0", 2, 4, 1, pytest.approx(1.5 * BITS)),
         Word("\xa0", 5, 7, 0, pytest.approx(1 * BITS)),  # that is all: it ends
         Word("b", 8, 9, 1, pytest.approx(3 * BITS)),
     ]
-    ends_inside = find_words(tokenizer, [0, 1], [-1.0, -2.0], [math.nan, -1.5])
+    ends_inside = find_words(tokenizer, Text([0, 1]), [-1.0, -2.0], [math.nan, -1.5])
     assert [(word.tokens, word.surprisal) for word in ends_inside[1:]] == [
         (1, pytest.approx(1.5 * BITS)), (0, 0)
     ]  # fmt: skip

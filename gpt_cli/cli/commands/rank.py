@@ -38,6 +38,13 @@ class Choices(Declared):
         "or byte.",
     )
     exact: bool = option(False, "Use the choices as given: remove and add no spaces.")
+    calibrate: str | None = option(
+        None,
+        "Rank by how much likelier the prompt makes a choice than TEXT does ('' is the start "
+        "token).",
+        metavar="TEXT",
+    )
+    tokens: bool = option(False, "Add the log-probability of each token of the choices.")
 
     def read(self, others: Sequence[str]) -> tuple[str, ...]:
         """Return the choices, if any; raise InputError if others are read from the pipe, too."""
@@ -85,7 +92,15 @@ def rank(
         files = inputs.files_or_pipe(words, from_files, missing, quiet=loading.quiet)
         flag_names = "--output, --format, --template or --engine"
         inputs.check_files(words, f"with {flag_names}, the arguments are files")
-        task = jobs.Ranking(choices, question.by, question.exact, filled, special)
+        task = jobs.Ranking(
+            choices,
+            question.by,
+            question.exact,
+            filled,
+            special,
+            question.calibrate,
+            question.tokens,
+        )
         sink = None if as_json else BestChoices(task.layout.texts)
         run(task, files, rows, loading, placement, sink)
         return
@@ -94,8 +109,10 @@ def rank(
     prompt = inputs.read_prompt(words, None, quiet=loading.quiet)
     spaced = jobs.spaced(prompt, choices, exact=question.exact)
     engine = loading.load()
-    ranked = engine.rank(prompt, list(spaced), by=question.by, special=special)
-    records = of_ranking(engine, ranked, spaced)
+    ranked = engine.rank(
+        prompt, list(spaced), by=question.by, calibrate=question.calibrate, special=special
+    )
+    records = of_ranking(engine, ranked, spaced, logprobs=question.tokens)
     if as_json or not on_terminal(sys.stdout):
         write_json(*records)
     else:
@@ -129,8 +146,11 @@ def _write_table(records: Sequence[Record]) -> None:
     )
     for record in records:
         choice = quoted(record["text"].encode())
-        row = record["probability"], record["logprob"], record["tokens"], choice
-        write(table.line(*row))
+        if "neutral_logprob" in record:
+            choice += f"  neutral {record['neutral_logprob']:.3f}"
+        for token in record.get("logprobs", ()):
+            choice += f"  {token_label(token)} {token['logprob']:.3f}"
+        write(table.line(record["probability"], record["logprob"], record["tokens"], choice))
 
 
 def next_tokens(

@@ -66,6 +66,7 @@ def score(
         min_k=form.min_k,
         eos=form.eos,
         special=form.special,
+        context=form.before,
     )
     if as_rows:
         if form.lines:
