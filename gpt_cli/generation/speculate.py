@@ -69,10 +69,10 @@ class DraftPolicy:
         if cache is None:
             return
         free_slots = cache.capacity - max(len(row.window) for row in rows)
-        most = min(MAX_ROW_DRAFTS, MAX_DRAFTS // len(rows), free_slots)
-        if most < 1:
+        max_drafts = min(MAX_ROW_DRAFTS, MAX_DRAFTS // len(rows), free_slots)
+        if max_drafts < 1:
             return
-        sizes = [min(most, row.tokens_left - 1) for row in rows]
+        sizes = [min(max_drafts, row.tokens_left - 1) for row in rows]
         if _force(rows, sizes):
             return
         self._guesses = [ngram_drafts(row, size) for row, size in zip(rows, sizes, strict=True)]

@@ -37,8 +37,8 @@ _SHAPES = {
 }
 _NUMBERED = re.compile(r"blocks\.\d+\.")
 FINAL = "ln_final.hook_normalized"  # the states that `hidden_states` returns
-_BEFORE = ("hook_embed", "hook_pos_embed")
-_AFTER = (FINAL,)
+_BEFORE_BLOCKS = ("hook_embed", "hook_pos_embed")
+_AFTER_BLOCKS = (FINAL,)
 
 
 class Hook:
@@ -111,11 +111,11 @@ def hook_shapes(config: GPT2Config) -> dict[str, tuple[str | int, ...]]:
     """Return the shapes of all hook points of a model, in order of computation; "T" is tokens."""
     C, H, D = config.n_embd, config.n_head, config.head_size
     sizes = {"C": C, "H": H, "D": D, "inner": config.inner_size}
-    of_block = [name for name in _SHAPES if name not in _BEFORE + _AFTER]
+    of_block = [name for name in _SHAPES if name not in _BEFORE_BLOCKS + _AFTER_BLOCKS]
     names = [f"blocks.{layer}.{name}" for layer in range(config.n_layer) for name in of_block]
     return {
         name: tuple(sizes.get(axis, axis) for axis in _SHAPES[_end(name)])
-        for name in (*_BEFORE, *names, *_AFTER)
+        for name in (*_BEFORE_BLOCKS, *names, *_AFTER_BLOCKS)
     }
 
 
@@ -147,7 +147,7 @@ def _hint(glob: str, names: Sequence[str]) -> str:
     if f"blocks.0.{glob}" in names:
         return f" without its layer: give blocks.0.{glob}, or *.{glob} for all layers"
     if ends := [end for end in _SHAPES if end.endswith(f".{glob}")]:
-        globs = " or ".join(end if end in _AFTER else f"*.{end}" for end in ends)
+        globs = " or ".join(end if end in _AFTER_BLOCKS else f"*.{end}" for end in ends)
         return f" without its submodule: give {globs}"
     numbered = _NUMBERED.match(glob)
     if numbered and not any(name.startswith(numbered[0]) for name in names):

@@ -100,7 +100,7 @@ def activations(
     """
     for group in _groups(model, texts, names, whole=spans is None):
         values: dict[int, Values] = {}
-        for computed in states(model, group, names, most_bytes=_MAX_BYTES):
+        for computed in states(model, group, names, max_bytes=_MAX_BYTES):
             for row in computed.rows:
                 text = group[row.text_index]
                 check_finite(model, row.states, computed.hook)

@@ -46,10 +46,10 @@ class Prefix:
 class PrefixCache:
     """Computes prefixes, and keeps the last one for later texts, or several."""
 
-    def __init__(self, model: GPT2, most_bytes: float = 0):
-        """Keep prefixes of up to `most_bytes` in all, and at least the last one."""
+    def __init__(self, model: GPT2, max_bytes: float = 0):
+        """Keep prefixes of up to `max_bytes` in all, and at least the last one."""
         self._model = model
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._kept: list[Prefix] = []  # the last used comes last
         self.keeps = model.ops.batch_invariant  # else results would depend on earlier texts
 
@@ -123,7 +123,7 @@ class PrefixCache:
             return
         others = [other for other in self._kept if prefix.ids[: len(other.ids)] != other.ids]
         self._kept = [*others, prefix][-_MAX_PREFIXES:]
-        while len(self._kept) > 1 and sum(kept.bytes for kept in self._kept) > self._most_bytes:
+        while len(self._kept) > 1 and sum(kept.bytes for kept in self._kept) > self._max_bytes:
             del self._kept[0]
 
     def release(self) -> None:

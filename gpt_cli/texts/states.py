@@ -58,7 +58,7 @@ def states(
     names: Sequence[str] = (),
     *,
     prefixes: PrefixCache | None = None,
-    most_bytes: int | None = None,
+    max_bytes: int | None = None,
 ) -> Iterator[Computed]:
     """Run the model over texts, a pass at a time; continuations of texts come after them.
 
@@ -69,7 +69,7 @@ def states(
         texts: any number, each of 1 to n_positions ids.
         names: of hook points whose values are needed. Then no text has continuations.
         prefixes: the beginnings of earlier texts, and of these; None if nothing is shared.
-        most_bytes: limit of the values at hook points in a pass; by default none.
+        max_bytes: limit of the values at hook points in a pass; by default none.
     """
     if names:
         prefixes = None
@@ -88,7 +88,7 @@ def states(
         else:
             shared = members[0].ids[:n]
             prefix = prefixes.prefix(shared) if prefixes and shared else Prefix.none(model)
-            yield from _texts_after(model, prefix, group, names, most_bytes)
+            yield from _texts_after(model, prefix, group, names, max_bytes)
 
 
 def _groups(
@@ -121,7 +121,7 @@ def _texts_after(
     prefix: Prefix,
     group: Mapping[int, Text],
     names: Sequence[str],
-    most_bytes: int | None,
+    max_bytes: int | None,
 ) -> Iterator[Computed]:
     """Yield passes over texts from the end of a prefix on, and over their continuations in turn."""
     n = len(prefix.ids)
@@ -134,8 +134,8 @@ def _texts_after(
         max_new = max(length + further for length, further in pairs)
         whole_cache = _rows_after(model, prefix, max_rows, max_new)
         max_rows = len(whole_cache.lengths)
-    if most_bytes and names:
-        fitting = most_bytes // value_bytes(model, names, max(lengths))
+    if max_bytes and names:
+        fitting = max_bytes // value_bytes(model, names, max(lengths))
         max_rows = min(max_rows, max(1, fitting))
     indices = list(group)
     for members in passes([max(pair) for pair in pairs], max_rows, model.ops.pass_tokens):

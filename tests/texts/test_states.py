@@ -89,7 +89,7 @@ def test_states_are_those_of_the_model(model):
 @given(batch=st.lists(texts(), min_size=1, max_size=5), most=st.sampled_from([None, 1]))
 def test_values_at_hook_points_are_those_of_a_text_alone(model, batch, most):
     batch = [bound(model, text) for text in batch]
-    for computed in states(model, batch, HOOKS, most_bytes=most):
+    for computed in states(model, batch, HOOKS, max_bytes=most):
         assert most is None or len(computed.rows) == 1
         for row in computed.rows:
             _, expected = alone(model, batch[row.text_index], HOOKS)
@@ -144,13 +144,13 @@ def test_many_continuations_are_computed_side_by_side(model, edited):
 
 
 def test_a_limit_of_values_without_values_is_no_limit(model):
-    (computed,) = states(model, [Text([1, 2])] * 3, most_bytes=1)
+    (computed,) = states(model, [Text([1, 2])] * 3, max_bytes=1)
     assert len(computed.rows) == 3
 
 
 def test_values_of_a_pass_are_not_kept_in_the_next(model):
     kept = []
-    for computed in states(model, [Text([1, 2])] * 3, HOOKS, most_bytes=1):
+    for computed in states(model, [Text([1, 2])] * 3, HOOKS, max_bytes=1):
         assert [ref for ref in kept if ref() is not None] == []
         kept = [weakref.ref(computed.rows[0].values[HOOKS[0]])]
         del computed
