@@ -72,7 +72,8 @@ def fields_of_output(
 ) -> set[str]:
     """Run a command that prints JSON Lines; return the fields in all of them."""
     out, _ = run_here(*arguments, "--model", model, input=input, code=code)
-    objects = [names_of("A token"), tables_of(CHOICES)[0], tables_of(MEASUREMENTS)[1]]
+    tables = [names_of("A token"), tables_of(CHOICES)[0], tables_of(MEASUREMENTS)[1]]
+    objects = [{name.removesuffix("[]") for name in names} for names in tables]
     lines = [json.loads(line) for line in out.decode().split("\n")[:-1]]
     return {name for line in lines for name in fields_of(line, objects)} - {""}
 
@@ -105,10 +106,14 @@ def test_fields_of_comparisons():
 
 def test_fields_of_choices():
     choice, row = tables_of(CHOICES)
-    out, _ = run_here("rank", "--json", "-m", "tiny", "--choices", "a,b", "Once")
-    assert set(json.loads(out.splitlines()[0])) == choice
+    more = ["--calibrate", "", "--tokens"]
+    out, _ = run_here("rank", "--json", "-m", "tiny", "--choices", "a,b", *more, "Once")
+    first = json.loads(out.splitlines()[0])
+    assert {name + "[]" * isinstance(first[name], list) for name in first} == choice
+    plain, _ = run_here("rank", "--json", "-m", "tiny", "--choices", "a,b", "Once")
+    assert set(json.loads(plain.splitlines()[0])) == choice - {"neutral_logprob", "logprobs[]"}
     written = b'{"id": 1, "prompt": "Once", "choices": ["a", "b"]}'
-    assert fields_of_output("rank", "-q", "--json", input=written) == row
+    assert fields_of_output("rank", "-q", "--json", *more, input=written) == row
 
 
 def test_fields_of_labels(tmp_path):

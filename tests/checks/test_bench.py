@@ -78,6 +78,12 @@ def test_prompts_have_fewer_tokens_where_no_position_gives_enough():
         def decode(self, ids):
             return "".join(map(chr, ids))
 
+        @property
+        def tokenizer(self):
+            return SimpleNamespace(encode=lambda text: [*map(ord, text)])
+
+        model = SimpleNamespace(config=SimpleNamespace(vocab_size=10**6))
+
     melting = Melting()
     texts = prompts(melting, 9, 3)
     assert [len(melting.encode(text)) for text in texts] == [8] * 3
