@@ -14,12 +14,13 @@ import gpt_cli
 from gpt_cli.errors import InputError
 from gpt_cli.records import of_ranking
 from gpt_cli.system.machine import cores
+from support.classifiers import write_classifier
 from support.processes import COMMAND, LimitedProcess, posix
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("ray.data")
 
-from gpt_cli.ray import Activations, Generator, Ranker, Scorer  # noqa: E402 (needs both)
+from gpt_cli.ray import Activations, Classifier, Generator, Ranker, Scorer  # noqa: E402 (needs both)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")  # Ray's own
 
@@ -142,6 +143,22 @@ def test_a_table_gets_columns_of_ranked_choices(tiny):
     assert [row["choices"] for row in actual[3:]] == [None, None]
     assert actual[3]["error"]["message"] == 'a row needs a string "prompt"'
     assert "more than the model's context" in actual[4]["error"]["message"]
+
+
+def test_a_table_gets_columns_of_labels(tmp_path):
+    folder = str(write_classifier(tmp_path, "padded"))
+    table = pa.table({"text": ["the and", "in the ring", None, "a " * 200], "kept": range(4)})
+    parts = [Classifier(folder)(table.slice(n, 2)) for n in (0, 2)]
+    assert parts[0].schema == parts[1].schema  # also where all rows have failed
+    rows = pa.concat_tables(parts).to_pylist()
+    expected = gpt_cli.load(folder).classify(["the and", "in the ring"])
+    for row, result in zip(rows[:2], expected, strict=True):
+        assert (row["label"], dict(row["probabilities"])) == (result.label, result.probabilities)
+        assert row["error"] is None
+    assert [row["label"] for row in rows[2:]] == [None, None]
+    assert "the model's context" in rows[3]["error"]["message"]
+    (cut,) = Classifier(folder, overflow="truncate")(table.slice(3)).to_pylist()
+    assert cut["tokens"] == 80
 
 
 def test_a_table_gets_columns_of_pooled_values(tiny):

@@ -1,6 +1,7 @@
 import json
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -260,6 +261,9 @@ def test_without_the_package_the_error_names_it(monkeypatch):
     ):
         read_tokenizer(tokenizer_folder("rinna"))
     assert all(read_tokenizer(tokenizer_folder(family)) for family in GPT2S)
+    for family in (*FROM_SCRATCH, "doubled_files", "strips", "words_json"):
+        with pytest.raises(ResourceError, match=rf"{family}/.* needs .*: pip install tokenizers$"):
+            read_tokenizer(tokenizer_folder(family))
 
 
 PANIC = {"type": "Precompiled", "precompiled_charsmap": "YWJj"}
@@ -341,3 +345,47 @@ def test_spans_are_where_tokens_are_in_the_text(name, special, text):
         for id, (start, end) in zip(ids, spans, strict=True):
             piece = tokenizer.token_bytes(id)
             assert piece.removeprefix(b" ") in text[start:end].encode()
+
+
+# --- many added tokens ---------------------------------------------------------------------------
+
+NESTED = ["a" * size for size in range(1, 400)]
+WORDS = [f"word{number:04x}" for number in range(10_000)]
+
+
+@pytest.mark.parametrize(
+    ("names", "flags", "unit"),
+    [
+        (WORDS, {}, "word0fff and "),
+        (WORDS, {}, "word"),
+        (WORDS, {"lstrip": True, "rstrip": True}, " \n word0fff "),
+        (NESTED, {}, "aaaaab"),
+        ([f"{name}!" for name in NESTED], {}, "a"),
+        ([".*", "(a+)+$", "[", "\\", "a|b", "^", "(?=x)"], {}, "a|b(a+)+$ aaaa"),
+        (WORDS, {"special": True}, "word0fff and "),
+    ],
+)
+@pytest.mark.parametrize("adds_space", [False, True])
+def test_many_added_tokens_take_linear_time(tmp_path, names, flags, unit, adds_space):
+    folder = copied("german", tmp_path)
+    listed = {str(320 + n): {"content": name} | flags for n, name in enumerate(names)}
+    settings = {"added_tokens_decoder": listed, "add_prefix_space": adds_space}
+    change(folder, "tokenizer_config.json", **settings)
+    begun = time.perf_counter()
+    tokenizer = read_tokenizer(folder)
+    text = unit * (100_000 // len(unit))
+    for special in (False, True):
+        ids = tokenizer.encode(text, special=special)
+        assert "".join(tokenizer.decode(ids).split()) == "".join(text.split())
+    assert time.perf_counter() - begun < 5
+    decoder = tokenizer.stream()
+    assert "".join(map(decoder.push, ids[:100]))
+
+
+def test_an_added_token_of_no_text_is_refused_by_its_file(tmp_path):
+    folder = copied("german", tmp_path)
+    change(folder, "tokenizer_config.json", added_tokens_decoder={"320": {"content": ""}})
+    with pytest.raises(
+        CheckpointError, match=r"tokenizer_config\.json: .*has no text.*get it again"
+    ):
+        read_tokenizer(folder)

@@ -345,7 +345,9 @@ def tokenizer(data: bytes) -> None:
         return
     for text in (*TEXTS, *tokenizer.special):
         for special in (False, True):
-            assert tokenizer.decode(tokenizer.encode(text, special=special)) == text
+            ids = tokenizer.encode(text, special=special)
+            assert tokenizer.decode(ids) == text
+            assert tokenizer.encode_with_spans(text, special=special)[0] == ids
     ids = tokenizer.encode_bytes(data)
     assert b"".join(map(tokenizer.token_bytes, ids)) == data
     assert not set(ids) & set(tokenizer.missing_ids(300))
