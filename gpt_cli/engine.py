@@ -259,7 +259,14 @@ class Engine:
 
         start = self.loaded.start_ids(bos=bos)
         end = self.loaded.end_ids(eos=eos)
-        text_of = partial(self.loaded.text, start=start, end=end, context=context, special=special)
+
+        def text_of(item: str | Mapping[str, Any]) -> Text:
+            text = self.loaded.text(item, start=start, end=end, context=context, special=special)
+            if words and text.words is None:
+                instead = "score tokens (--tokens), or "
+                check_bytes(self.tokenizer, "the surprisal of words", instead=instead)
+            return text
+
         return list(compute_valid(texts, text_of, scores))
 
     @checks_arguments()

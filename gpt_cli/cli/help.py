@@ -23,7 +23,7 @@ GROUPS = {
     "Sampling": "max-tokens temperature top-k top-p min-p typical-p repeat-penalty "
     "presence-penalty frequency-penalty no-repeat-ngram logit-bias beams length-penalty "
     "early-stopping stop include-stop ignore-eos seed samples",
-    "Choices and constraints": "choices choices-file by exact regex json-schema grammar",
+    "Choices and constraints": "choices choices-file by calibrate exact regex json-schema grammar",
     "Output": "output out-dtype pca to resume salvage segment top layer head html png plot force "
     "echo stream json logprobs tokens words layers min-k total count max-perplexity "
     "min-perplexity stats",
