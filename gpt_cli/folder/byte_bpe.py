@@ -138,22 +138,20 @@ def byte_ranks(
 
     Raise CheckpointError if a token of the merges is not in the vocabulary.
     """
-    missing = next((token for token in merged if token not in vocab), None)
-    if missing is not None:
-        problem = f"a token of the merges is not in the vocabulary ({missing!r:.40})"
-        raise CheckpointError(f"{source}: {problem}: {_SAME}")
     alphabet = byte_alphabet()
-    if any(character not in vocab for character in alphabet):
-        return None
     tokens = [*alphabet, *merged]
     table = charmap_build(alphabet)
     try:
         ranks = {charmap_encode(token, "strict", table)[0]: vocab[token] for token in tokens}
-    except UnicodeEncodeError:  # a merge beyond the alphabet, which no text needs
-        return None
+    except (KeyError, UnicodeEncodeError):
+        missing = next((token for token in merged if token not in vocab), None)
+        if missing is None:  # a byte has no token, or a merge is beyond the alphabet
+            return None
+        problem = f"a token of the merges is not in the vocabulary ({missing!r:.40})"
+        raise CheckpointError(f"{source}: {problem}: {_SAME}") from None
     ids = list(ranks.values())
-    repeats = len(set(ids)) < len(tokens)
-    return None if repeats or ids[256:] != sorted(ids[256:]) else ranks
+    is_held = len(ids) == len(tokens) and ids[256:] == sorted(ids[256:])
+    return ranks if is_held else None
 
 
 def check_merges(vocab: Container[str], others: Iterable[str], source: str) -> None:
