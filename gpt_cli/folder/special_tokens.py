@@ -106,15 +106,13 @@ class TokenizerSettings:
             if role.endswith("_token")  # add_bos_token is no text
         }
         named = {role: text for role, text in contents.items() if isinstance(text, str)}
-        names = {*named.values(), *_listed_names(roles), _STARTS.get(kind, "")}
-        special = frozenset(names - {""})
-        path = folder / ("added_tokens.json" if listed is None else "tokenizer_config.json")
+        path = folder / "tokenizer_config.json"
         try:
+            names = {*named.values(), *_listed_names(roles), _STARTS.get(kind, "")}
+            special = frozenset(names - {""})
             if listed is None:
-                added = [
-                    AddedToken.parse({"content": name, "special": name in special}, id)
-                    for name, id in read("added_tokens.json").items()
-                ]
+                path = folder / "added_tokens.json"
+                added = _of_ids(read("added_tokens.json"), special)
             else:
                 added = [AddedToken.parse(token, int(id)) for id, token in listed.items()]
         except MALFORMED as error:
@@ -195,6 +193,14 @@ def _template(processor: Any) -> list[dict[str, Any]]:
         return [part for part in processor["single"] if isinstance(part, dict)]
     inner = processor.get("processors") or []
     return next(filter(None, map(_template, inner)), [])
+
+
+def _of_ids(ids: Mapping[str, int], special: Collection[str]) -> list[AddedToken]:
+    """Return the tokens of added_tokens.json, which has only their names and ids."""
+    return [
+        AddedToken.parse({"content": name, "special": name in special}, id)
+        for name, id in ids.items()
+    ]
 
 
 def _listed_names(roles: Mapping[str, Any]) -> set[str]:

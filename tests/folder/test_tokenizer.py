@@ -299,6 +299,9 @@ DAMAGES = {
     "an added token with no id": {"added_tokens.json": b'{"<pad>": "3"}'},
     "a list of added tokens": {"tokenizer_config.json": b'{"added_tokens_decoder": [1]}'},
     "an added token of no name": {"tokenizer_config.json": b'{"added_tokens_decoder": {"1": {}}}'},
+    "special tokens that are a number": {
+        "tokenizer_config.json": b'{"additional_special_tokens": 5}'
+    },
     "an added token of no number": {
         "tokenizer_config.json": b'{"added_tokens_decoder": {"x": {"content": "x"}}}'
     },
