@@ -40,7 +40,11 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     files = vocabulary(present)
     if files is None:
         names = ", or ".join(" and ".join(files) for files in VOCABULARIES)
-        raise CheckpointError(f"{folder} has no tokenizer: add the model's {names}")
+        cure = f"add the model's {names}"
+        if (folder / "tokenizer.model").is_file():
+            saved = "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+            cure = f"tokenizer.model is not read, but transformers writes a tokenizer.json: {saved}"
+        raise CheckpointError(f"{folder} has no tokenizer: {cure}")
     source = " and ".join([str(folder / files[0]), *files[1:]])
     try:
         description = _description(folder, settings, present) if files == VOCABULARIES[0] else None

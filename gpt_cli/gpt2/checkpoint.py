@@ -185,7 +185,9 @@ def open_checkpoint(
         config = replace(config, vocab_size=opened.vocab_size or config.vocab_size)
         head = opened.classifier_head or head
     if head is not None:
-        _log.warning("%s: the head of a classifier, %s, is only used by classify", folder, HEAD)
+        has_head = opened is not None and opened.classifier_head is not None
+        used = "classify uses its score.weight, and nothing else does"
+        _log.warning("%s is a classifier: %s", adapter if has_head else folder, used)
     return Checkpoint(folder, opened, bos_token, config, tensors, head)
 
 
@@ -217,7 +219,7 @@ def find_tensors(folder: Path) -> dict[str, Tensor | Int8Rows]:
                 f"{path}: duplicate tensor {name}: get a file that was written correctly"
             )
         tensors[name] = tensor
-    return _with_scales(_turned(tensors), folder)
+    return _with_scales(_turned(tensors, folder), folder)
 
 
 def _shared_prefix(names: Iterable[str]) -> str:
@@ -226,11 +228,12 @@ def _shared_prefix(names: Iterable[str]) -> str:
     return firsts[0].removesuffix(_FIRST).removesuffix(_PREFIX) if len(firsts) == 1 else ""
 
 
-def _turned(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return matrices as (n_in, n_out), if they are stored as those of PyTorch's Linear."""
+def _turned(tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    """Return matrices as (n_in, n_out), with a note if they are stored as (n_out, n_in)."""
     shape = tensors["h.0.attn.c_attn.weight"].shape if "h.0.attn.c_attn.weight" in tensors else ()
     if len(shape) != 2 or shape[0] != 3 * shape[1]:
         return tensors
+    _log.warning("%s: the weights are those of PyTorch's Linear, and are turned", folder)
     return {
         name: tensor.transposed() if _LINEAR.fullmatch(name) else tensor
         for name, tensor in tensors.items()

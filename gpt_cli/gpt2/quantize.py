@@ -17,6 +17,7 @@ from gpt_cli.errors import CheckpointError, InputError, ResourceError
 from gpt_cli.folder.config import INT8, SCALE, GPT2Config, is_matrix, is_transposed
 from gpt_cli.folder.contents import CONFIG, GENERATION_CONFIG, tokenizer_files
 from gpt_cli.gpt2 import checkpoint
+from gpt_cli.gpt2.checkpoint import HEAD
 from gpt_cli.ops import Array, Rows
 from gpt_cli.ops.int8 import quantize
 from gpt_cli.system.atomic import new_folder
@@ -47,6 +48,8 @@ def write(source: Path, to: Path, adapter: Path | None = None) -> None:
             for path in copied:
                 shutil.copyfile(path, folder / path.name)
             rounded = dict(_rounded(checkpoint.without_tied_head(tensors, config), source))
+            if opened.classifier_head is not None:
+                rounded[HEAD] = opened.classifier_head[:]
             save_file(rounded, folder / "model.safetensors", {"format": "pt"})
             (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
     except (OSError, SafetensorError) as error:

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, islice
 from operator import attrgetter
@@ -73,7 +73,14 @@ class Question:
             edits=row.get("edits"),
             special=special_of(row, default=special),
         )
-        return cls(text_of(prompt), choices, None if neutral is None else text_of(neutral))
+        question = cls(text_of(prompt), choices)
+        if neutral is None:
+            return question
+        try:
+            return replace(question, neutral=text_of(neutral))
+        except InputError as error:
+            problem = f"the text of calibrate (--calibrate) cannot be used: {error}"
+            raise InputError(problem) from None
 
 
 def _with_choices(

@@ -4,10 +4,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from typing import Any
 
 from gpt_cli.errors import ContextError, InputError, counted
+from gpt_cli.folder.base_tokenizer import NAME_AS_TEXT
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.gpt2.classifier import ClassifierHead
@@ -18,8 +18,6 @@ from gpt_cli.options.request import Options
 from gpt_cli.texts.prefix_cache import PrefixCache
 from gpt_cli.texts.speculator import Speculator
 from gpt_cli.texts.text import Text, divided_words
-
-_MOST_NAMES = 100  # of special tokens, to look for in texts
 
 _log = logging.getLogger(__name__)
 
@@ -52,15 +50,15 @@ class LoadedModel:
 
     def _note_names(self, text: str) -> None:
         """Say once that a text has the name of a special token, which is read as text."""
-        name = next((name for name in self._names_to_note if name in text), None)
+        name = None if self._noted else self.tokenizer.special_name_in(text)
         if name is not None:
-            self._names_to_note.clear()
-            read = "which is read as text: set special (--special) to read it as this token"
-            _log.warning("a text has the name of a special token, %r, %s", name, read)
+            self._noted.append(name)
+            _log.warning(NAME_AS_TEXT, name)
 
     @cached_property
-    def _names_to_note(self) -> list[str]:
-        return list(islice(self.tokenizer.special, _MOST_NAMES))
+    def _noted(self) -> list[str]:
+        """The names that a note has named: at most one."""
+        return []
 
     @property
     def start(self) -> list[int]:
@@ -88,7 +86,8 @@ class LoadedModel:
         if not eos:
             return []
         if not self.config.eos_token_id:
-            raise InputError("eos (--eos) is set, and this model has no end token")
+            missing = "this model has no end token: leave it out"
+            raise InputError(f"eos (--eos) is set, and {missing}")
         return [self.config.eos_token_id[0]]
 
     def text(

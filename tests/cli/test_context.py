@@ -221,4 +221,6 @@ def test_a_table_has_the_neutral_numbers(tmp_path):
     assert first["neutral_logprob"] < 0
     assert first["logprobs"][0]["logprob"] < 0
     error = refusal("rank", "-q", *TINY, "--choices", "a,b", "--calibrate", "a " * 3000, "Once")
-    assert "more than the model's context" in error
+    assert "the text of calibrate (--calibrate) cannot be used: prompt and choice have up" in error
+    error = refusal("rank", "-q", *TINY, "--choices", "a,b", "--tokens", input=b"Once\n")
+    assert "--tokens of rows are in records: add --json, or --output OUT" in error

@@ -20,6 +20,7 @@ from gpt_cli.gpt2.model import forward
 from gpt_cli.options.declare import OptionError
 from support.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTERS, C_ATTN, FIELDS, PREFIX
 from support.checkpoints import Stored, safetensors_bytes, write_tokenizer
+from support.in_process import records_here, run_here
 from support.torch_files import pickled, torch_bytes, views_of, zip_bytes
 
 A, B = (f"{PREFIX}{C_ATTN.format(1)}.lora_{letter}.weight" for letter in "AB")
@@ -101,6 +102,9 @@ def test_the_tokenizer_beside_an_adapter_is_used(model, tmp_path, caplog):
     assert engine.encode("<sep>") == [291]
     quantize.write(model, tmp_path / "int8", folder)
     assert gpt_cli.load(tmp_path / "int8").encode("<end><new>") == [292, 290]
+    assert run_here("tokenize", "-m", folder, "<sep>")[0] == b"291\n"
+    (about,) = records_here("info", model, "--adapter", folder, "-q", "--json")
+    assert about["vocab_size"] == 293
     (folder / "added_tokens.json").write_text(json.dumps(added | {"<more>": 293}))
     with pytest.raises(CheckpointError, match="its wte has 293 rows, and its tokenizer 294 tokens"):
         gpt_cli.load(model, adapter=str(folder))
@@ -118,7 +122,8 @@ def test_the_head_of_a_classifier_is_noted(model, folder, caplog):
     write_tensors(folder, ADAPTERS["plain"].tensors() | head)
     configure(folder, modules_to_save=["classifier", "score"], task_type="SEQ_CLS")
     assert merge(model, folder)[1].keys() == expected.keys()
-    assert "the head of a classifier, score.weight, is only used by classify" in caplog.text
+    used = "classify uses its score.weight, and nothing else does"
+    assert f"{folder} is a classifier: {used}" in caplog.messages
 
 
 def test_files_of_pytorch_and_names_of_the_bare_model_give_the_same(model, folder):

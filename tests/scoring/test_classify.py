@@ -87,7 +87,8 @@ def test_a_model_that_is_no_classifier_is_refused():
 def test_other_commands_note_that_the_model_is_a_classifier(tmp_path, caplog):
     folder = write_classifier(tmp_path, "plain")
     engine = gpt_cli.load(folder)
-    assert f"{folder}: the head of a classifier, score.weight, is only used by" in caplog.text
+    used = "classify uses its score.weight, and nothing else does"
+    assert caplog.messages == [f"{folder} is a classifier: {used}"]
     assert engine.score("the and").tokens_scored
 
 
