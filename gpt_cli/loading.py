@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from gpt_cli import hub
@@ -79,11 +80,12 @@ def load(
         start = time.perf_counter()
         config = opened.config  # reads the tokenizer; beside the weights, both would take longer
         network = checkpoint.assemble(config, ops, weights)
-        classifier = opened.classifier(ops)
     seconds = time.perf_counter() - start
     raise_swallowed()  # such as while CuPy or pyarrow was imported
     speculator = Speculator(network)
     drafts = speculator if speculate and speculator.pays else None
-    loaded = LoadedModel(network, opened.tokenizer, drafts, classifier=classifier)
+    loaded = LoadedModel(
+        network, opened.tokenizer, drafts, read_classifier=partial(opened.classifier, ops)
+    )
     engine = Engine(loaded, name, seconds, adapter)
     return engine.with_edits(edits) if edits else engine

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from gpt_cli.errors import MALFORMED, CheckpointError
 from gpt_cli.system.files import read_json
 
+LONGEST_NAME = 1000  # characters of an added token
+
 # Roles that are lists of names, the older one first.
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
 # The start token of a class of tokenizers in transformers, where the files name none.
@@ -62,6 +64,11 @@ class AddedToken(NamedTuple):
             raise TypeError(f"an added token is not a name and an id: {content!r:.40}, {id!r:.20}")
         if not content:
             raise ValueError("an added token has no text")
+        if len(content) > LONGEST_NAME:
+            raise ValueError(f"an added token has more than {LONGEST_NAME} characters")
+        strips = raw.get("lstrip") or raw.get("rstrip")
+        if strips and content.isspace():  # finding it would take quadratic time
+            raise ValueError("an added token of white space takes white space around it")
         special = bool(raw.get("special"))
         return cls(
             content,

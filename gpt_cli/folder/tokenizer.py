@@ -138,7 +138,7 @@ def _byte_bpe(
     added += [AddedToken(name, vocab[name], special=True, normalized=False) for name in others]
     if any(not token.content for token in added):
         raise CheckpointError(f"{source}: a token is empty: get it again")
-    if not can_match(added, adds_space=adds_space):
+    if not can_match(added, ranks, adds_space=adds_space):
         return None
     return ByteBPE(ranks, added, source, adds_space=adds_space)
 

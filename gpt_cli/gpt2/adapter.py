@@ -145,9 +145,10 @@ def _changed(adapter: Adapter, model: Mapping[str, Rows]) -> dict[str, Rows]:
     shapes.setdefault(_HEAD, model[_WTE].shape)
     saved = {name: shapes[name] for name in shapes if config.saves(f"{_TRANSFORMER}{name}")}
     # After the vocabulary was resized, PEFT also stores both, and both have its new size.
-    embeddings = [name for name in (_WTE, _HEAD) if name in parts]
-    for name in embeddings:
-        saved[name] = (*parts[embeddings[0]].shape[:1], *shapes[_WTE][1:])
+    rows = (parts.get(_WTE) or model[_WTE]).shape[:1]
+    for name in (_WTE, _HEAD):
+        if name in parts:
+            saved[name] = (*rows, *shapes[_WTE][1:])
     needed = dict(saved)
     scales: dict[str, float] = {}  # of the changes, by module
     for lora in filter(None, map(_LORA.fullmatch, parts)):

@@ -118,15 +118,22 @@ class Checkpoint:
             raise OptionError("adapter", f"{folder} cannot change int8 weights: {cure}")
         return self.adapter.merge(self.stored_tensors)
 
-    def classifier(self, ops: Ops) -> "ClassifierHead | None":
-        """Return the head of a classifier, if there is one; see `read_classifier` for errors."""
+    def classifier(self, ops: Ops) -> "ClassifierHead":
+        """Read the head of a classifier, rounded as other weights of `ops` are.
+
+        See `read_classifier` for errors; InputError if there is no head.
+        """
         if self.classifier_head is None:
-            return None
+            cure = "use a model that was trained as GPT2ForSequenceClassification"
+            raise InputError(f"this model is no classifier: it has no score.weight: {cure}")
         from gpt_cli.gpt2.classifier import read_classifier  # most models have none
 
         path = self.folder / CONFIG
         settings = read_json(path) if path.is_file() else {}
-        return read_classifier(settings, self.classifier_head, ops, str(path))
+        head: Rows = self.classifier_head
+        if ops.dtype in SHORT and NAMES_OF_CODES.get(self.classifier_head.dtype) != ops.dtype:
+            head = RoundedRows(head, ops.dtype)
+        return read_classifier(settings, head, ops, str(path))
 
     @property
     def stored_dtype(self) -> str:
@@ -196,7 +203,8 @@ def _head_of(beside: Mapping[str, Stored], config: GPT2Config) -> Tensor | None:
     head = beside.get(HEAD)
     if not isinstance(head, Tensor) or head.dtype not in _FLOATS or len(head.shape) != 2:
         return None
-    return head if head.shape[1] == config.n_embd else None
+    labels, width = head.shape
+    return head if labels and width == config.n_embd else None
 
 
 def find_tensors(folder: Path) -> dict[str, Tensor | Int8Rows]:
@@ -370,16 +378,16 @@ def build(config: GPT2Config, ops: Ops, weights: Mapping[str, Any]) -> GPT2:
 
 def _placed(ops: Ops, name: str, tensor: Rows) -> Any:
     """Return a tensor on the device of `ops`, in the layout of its operations."""
-    tensor = _without_gaps(tensor)
+    tensor = without_gaps(tensor)
     if is_matrix(name, tensor.shape):
         return ops.place_matrix(tensor, transposed=is_transposed(name))
     return ops.xp.asarray(tensor[:])
 
 
-def _without_gaps(rows: Rows) -> Rows:
+def without_gaps(rows: Rows) -> Rows:
     """Read a view with strides as a whole: its rows would be read from everywhere."""
     if isinstance(rows, RoundedRows):
-        return replace(rows, rows=_without_gaps(rows.rows))
+        return replace(rows, rows=without_gaps(rows.rows))
     return rows[:] if isinstance(rows, Tensor) and rows.strides else rows
 
 

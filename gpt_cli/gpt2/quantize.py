@@ -71,7 +71,8 @@ def _described(source: Path, config: GPT2Config) -> dict[str, Any]:
 
 def _rounded(tensors: Mapping[str, Rows], source: Path) -> Iterator[tuple[str, Array]]:
     """Yield the names and arrays of the new file: int8 matrices with scales, the rest unchanged."""
-    for name, tensor in tensors.items():
+    for name, stored in tensors.items():
+        tensor = checkpoint.without_gaps(stored)
         if is_matrix(name, tensor.shape):
             int8 = quantize(tensor, transposed=is_transposed(name))
             arrays = {name: int8.weight[:], name + SCALE: int8.scale[:]}

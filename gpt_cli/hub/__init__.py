@@ -132,11 +132,11 @@ def _resolve_adapter(name: str, offline: bool, quiet: bool) -> Path:
     try:
         if os.path.isfile(name):  # noqa: PTH113 (never raises)
             raise ModelNotFoundError
-        cached = local.cached_snapshot(hub_id(name), None, contents.adapter_files)
+        cached = local.cached_snapshot(hub_id(name), None, contents.adapter_download)
     except ModelNotFoundError:
         cure = "give the folder of an adapter, or OWNER/NAME on the Hub"
         raise ModelNotFoundError(f"no adapter {name!r:.80}: {cure}") from None
-    return cached or download(name, offline=offline, quiet=quiet, select=contents.adapter_files)
+    return cached or download(name, offline=offline, quiet=quiet, select=contents.adapter_download)
 
 
 def read_tokenizer(name: str, *, revision: str | None = None, offline: bool = False) -> "Tokenizer":

@@ -13,6 +13,7 @@ from gpt_cli.errors import MALFORMED, InputError, ResourceError, counted
 from gpt_cli.jobs import storage
 from gpt_cli.jobs.jsonl import encode
 from gpt_cli.jobs.layout import InputRow
+from gpt_cli.jobs.task import ABSENT_IF_UNSET
 from gpt_cli.options.declare import OptionError
 from gpt_cli.options.request import draw_seed
 from gpt_cli.records import Record
@@ -156,13 +157,15 @@ class Manifest:
         if files != earlier_files:
             change = _changed_file(earlier_files, files)
             raise refusal(f"{self._output} was made from another input{change}")
-        for name in ("format", "bos_token", "edits"):  # absent if not set
-            if earlier.get(name) and name not in self._job:
-                was = _shown(earlier[name])
-                raise OptionError(
-                    name, f"of {self._output} was {was}, and is not set now: {ANOTHER}"
-                )
+        absent_if_unset = (*ABSENT_IF_UNSET, "format", "bos_token", "edits")
+        for name in absent_if_unset:
+            if name in earlier and name not in self._job:
+                was = f"was {_shown(earlier[name])}, and is not set now"
+                raise OptionError(name, f"of {self._output} {was}: {ANOTHER}")
         for name, value in self._job.items():
+            if name not in earlier and name in absent_if_unset:
+                now = f"was not set, and is now {_shown(value)}"
+                raise OptionError(name, f"of {self._output} {now}: {ANOTHER}")
             if name not in earlier:
                 raise refusal(f"{self._output} was made by a version without {name}")
             if earlier[name] != value:

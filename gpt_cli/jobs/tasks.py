@@ -167,9 +167,9 @@ class Scoring(_OfTexts):
         results = engine.score_many(self.texts(rows), **self.options)
         if not self.whole_files:
             return results
-        has_start = bool(engine.loaded.start_ids(bos=self.bos) or self.context)
+        before = bool(engine.loaded.start_ids(bos=self.bos) or self.context)
         return [
-            self._of_file(row, result, has_start=has_start)
+            self._of_file(row, result, has_start=before)
             for row, result in zip(rows, results, strict=True)
         ]
 
@@ -182,7 +182,7 @@ class Scoring(_OfTexts):
         if not isinstance(result, InputError):
             if result.tokens_scored:
                 return result
-            result = too_short(has_start=has_start)
+            result = too_short(has_start=has_start and not result.ids)
         return InputError(f"{storage.label(row.file or '')}: {result}")
 
     @property

@@ -1,7 +1,7 @@
 """LoadedModel: a model with its tokenizer, which prepares texts."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -31,7 +31,7 @@ class LoadedModel:
     speculator: Speculator | None = None  # without one, nothing is drafted
     kept_bytes: float = 0  # limit of the prefixes that are kept; the last one always is
     edits: tuple[Edit, ...] = ()  # of all texts
-    classifier: ClassifierHead | None = None  # the head of a classifier
+    read_classifier: Callable[[], ClassifierHead] | None = None  # see `Checkpoint.classifier`
 
     @property
     def config(self) -> GPT2Config:
@@ -95,18 +95,40 @@ class LoadedModel:
         item: str | Mapping[str, Any],
         *,
         start: Sequence[int] = (),
-        end: Sequence[int] = (),
-        context: str = "",
         special: bool = False,
+        longest: int | None = None,
     ) -> Text:
-        """Return a text to measure between the ids `start` and `end`, after a context.
+        """Return a text after the ids `start`, cut after `longest` tokens in all.
+
+        It may be a mapping with a "text", and perhaps "special", which replaces the argument, and
+        "edits". It may be longer than the model's context if it has no edits. Raise InputError if
+        a field is not valid.
+        """
+        fields = item if isinstance(item, Mapping) else {"text": item}
+        special = special_of(fields, default=special)
+        text = fields.get("text")
+        if not isinstance(text, str):
+            raise InputError('a row needs a string "text"')
+        ids = [*start, *self.text_ids(text, special=special)][:longest]
+        edits = self.bound_edits(fields.get("edits"), len(ids), len(ids))
+        return Text(ids, len(start), edits=edits, size=len(text.encode()))
+
+    def scored_text(
+        self,
+        item: str | Mapping[str, Any],
+        *,
+        start: Sequence[int],
+        end: Sequence[int],
+        context: str,
+        special: bool,
+    ) -> Text:
+        """Return a text to score between the ids `start` and `end`, after a context.
 
         The context and the text are joined as they are, and encoded together. A token with
         characters of both belongs to the text.
 
-        It may be a mapping with a "text", and perhaps "context" (or "prompt") and "special", which
-        replace the arguments, "edits", and "words", whose join is the text. It may be longer than
-        the model's context if it has no edits. Raise InputError if a field is not valid.
+        It may be a mapping as for `text`, which may also have a "context" (or "prompt"), which
+        replaces the argument, and "words", whose join is the text.
         """
         fields = item if isinstance(item, Mapping) else {"text": item}
         special = special_of(fields, default=special)
@@ -119,21 +141,21 @@ class LoadedModel:
         if words is not None and "".join(words) != text:
             raise InputError('the "words" of a row, joined, must be its "text"')
         context = _context_of(fields, default=context)
-        first = len(start)
         spans: list[tuple[int, int]] = []
+        before = 0  # tokens of the context
         if context or words is not None:
             ids, spans = self._ids_with_spans(context + text, special=special)
-            first += sum(end <= len(context) for _, end in spans)
-            spans = [(start - len(context), end - len(context)) for start, end in spans]
         else:
             ids = self.text_ids(text, special=special)
-        ids = [*start, *ids, *end]
-        spans = spans[first - len(start) :]
+        if context:
+            before = sum(end <= len(context) for _, end in spans)
+            spans = [(begin - len(context), end - len(context)) for begin, end in spans[before:]]
         skipped = context[spans[0][0] :] if spans and spans[0][0] < 0 else ""
+        ids = [*start, *ids, *end]
         return Text(
             ids,
-            first,
-            context=first - len(start),
+            len(start) + before,
+            context=before,
             skipped=len(skipped.encode()),
             after=len(end),
             words=None if words is None else divided_words(words, spans),
@@ -179,12 +201,12 @@ class LoadedModel:
         self.check_fits(len(ids), "prompt")
         return self.text_of_ids(ids, final_length=final_length)
 
-    def required_classifier(self) -> ClassifierHead:
-        """Return the head of a classifier; raise InputError if the model has none."""
-        if self.classifier is None:
-            cure = "use a model that was trained as GPT2ForSequenceClassification"
-            raise InputError(f"this model is no classifier: it has no score.weight: {cure}")
-        return self.classifier
+    @cached_property
+    def classifier(self) -> ClassifierHead:
+        """The head of a classifier, which is read at its first use; InputError if there is none."""
+        if self.read_classifier is None:
+            raise InputError("this model has no head of a classifier: load one")
+        return self.read_classifier()
 
     def check_fits(self, tokens: int, what: str) -> None:
         """Raise ContextError if tokens do not fit the context."""

@@ -110,6 +110,13 @@ def test_the_tokenizer_beside_an_adapter_is_used(model, tmp_path, caplog):
         gpt_cli.load(model, adapter=str(folder))
 
 
+@pytest.mark.parametrize("new_tokens", [5, -5])
+def test_a_head_alone_must_have_the_rows_of_the_model(model, tmp_path, new_tokens):
+    adapter = replace(ADAPTERS["resized"], saved=("lm_head.weight",), new_tokens=new_tokens)
+    message = refusal(model, adapter.write(tmp_path / "adapter"))
+    assert f"lm_head.weight has the shape [{290 + new_tokens}, 32], not [290, 32]" in message
+
+
 def test_an_embedding_smaller_than_the_models_is_refused(model, tmp_path):
     folder = replace(ADAPTERS["resized"], new_tokens=-2).write(tmp_path / "adapter")
     message = refusal(model, folder)
