@@ -106,14 +106,15 @@ class TokenizerSettings:
         kind = str(kind).removesuffix("Fast")
         # As in transformers, which then ignores the other two files.
         listed = raw.get("added_tokens_decoder")
-        roles = raw if listed is not None else raw | read("special_tokens_map.json")
+        others = {} if listed is not None else read("special_tokens_map.json")
+        roles = raw | others if others else raw
         contents = {
             role: _name(value)
             for role, value in roles.items()
             if role.endswith("_token")  # add_bos_token is no text
         }
         named = {role: text for role, text in contents.items() if isinstance(text, str)}
-        path = folder / "tokenizer_config.json"
+        path = folder / ("tokenizer_config.json" if roles is raw else "special_tokens_map.json")
         try:
             names = {*named.values(), *_listed_names(roles), _STARTS.get(kind, "")}
             special = frozenset(names - {""})
@@ -173,7 +174,8 @@ class TokenizerSettings:
     ) -> SpecialIds:
         """Return the special tokens as ids; `description` is a parsed tokenizer.json, if any.
 
-        With a tokenizer.json, transformers ignores `add_bos_token` and applies its template.
+        With a tokenizer.json, its template decides what begins a text. `add_bos_token` counts only
+        if the template also ends texts.
         """
 
         def id_of(name: str | None) -> int | None:

@@ -172,7 +172,11 @@ def _changed(adapter: Adapter, model: Mapping[str, Rows]) -> dict[str, Rows]:
         right = Linear(ops.place_matrix(B, transposed=True))
         name = f"{module}.weight"
         changed[name] = _Merged(model[name], left, right, np.float32(scale), ops)
-    if _WTE in saved:  # as after PEFT's merge_and_unload, the head is no longer tied
+    is_untied = _HEAD in model or config.saves(f"{_TRANSFORMER}{_WTE}")
+    if _WTE in saved and _HEAD not in parts and is_untied:
+        if rows != shapes[_WTE][:1]:
+            raise ValueError(f"the tensor {_HEAD} is missing: {adapter.cure}")
+        # As after PEFT's merge_and_unload, the head stays what it was.
         changed[_HEAD] = model.get(_HEAD, model[_WTE])
     return changed | {name: parts[name] for name in saved}
 

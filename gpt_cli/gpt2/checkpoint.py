@@ -164,9 +164,7 @@ def open_checkpoint(
     tensors: dict[str, Stored] = {**find_tensors(folder)}
     others = sorted(name for name in tensors if not name.startswith((_PREFIX, *_TRANSFORMER)))
     beside = {name: tensors.pop(name) for name in others}
-    head = _head_of(beside, config)
-    if head is not None:
-        del beside[HEAD]
+    head = beside.pop(HEAD) if _is_head(beside.get(HEAD), config) else None
     has_biases = any(name.endswith(".bias") for name in tensors)
     if not has_biases:  # as nanoGPT with bias=False
         tensors |= {
@@ -190,21 +188,22 @@ def open_checkpoint(
         opened = open_adapter(adapter, folder)
         opened.check_size(config.vocab_size, "the model")
         config = replace(config, vocab_size=opened.vocab_size or config.vocab_size)
-        head = opened.classifier_head or head
-    if head is not None:
-        has_head = opened is not None and opened.classifier_head is not None
+        if _is_head(opened.classifier_head, config):
+            head = opened.classifier_head
+    if isinstance(head, Tensor):
+        has_head = opened is not None and head is opened.classifier_head
         used = "classify uses its score.weight, and nothing else does"
         _log.warning("%s is a classifier: %s", adapter if has_head else folder, used)
-    return Checkpoint(folder, opened, bos_token, config, tensors, head)
+        return Checkpoint(folder, opened, bos_token, config, tensors, head)
+    return Checkpoint(folder, opened, bos_token, config, tensors)
 
 
-def _head_of(beside: Mapping[str, Stored], config: GPT2Config) -> Tensor | None:
-    """Return the head of a classifier among the tensors beside the transformer, if it fits."""
-    head = beside.get(HEAD)
-    if not isinstance(head, Tensor) or head.dtype not in _FLOATS or len(head.shape) != 2:
-        return None
-    labels, width = head.shape
-    return head if labels and width == config.n_embd else None
+def _is_head(tensor: Stored | None, config: GPT2Config) -> bool:
+    """Return whether a tensor can be the head of a classifier."""
+    if not isinstance(tensor, Tensor) or tensor.dtype not in _FLOATS or len(tensor.shape) != 2:
+        return False
+    labels, width = tensor.shape
+    return labels > 0 and width == config.n_embd
 
 
 def find_tensors(folder: Path) -> dict[str, Tensor | Int8Rows]:

@@ -141,27 +141,46 @@ class LoadedModel:
         if words is not None and "".join(words) != text:
             raise InputError('the "words" of a row, joined, must be its "text"')
         context = _context_of(fields, default=context)
-        spans: list[tuple[int, int]] = []
-        before = 0  # tokens of the context
+        skipped = before = 0
         if context or words is not None:
             ids, spans = self._ids_with_spans(context + text, special=special)
+            before = sum(end <= len(context) for _, end in spans) if context else 0
+            skipped = self._skipped_bytes(ids, spans, before, context, text)
         else:
             ids = self.text_ids(text, special=special)
-        if context:
-            before = sum(end <= len(context) for _, end in spans)
-            spans = [(begin - len(context), end - len(context)) for begin, end in spans[before:]]
-        skipped = context[spans[0][0] :] if spans and spans[0][0] < 0 else ""
+        if words is not None:
+            place = len(context)
+            spans = [(begin - place, stop - place) for begin, stop in spans[before:]]
         ids = [*start, *ids, *end]
         return Text(
             ids,
             len(start) + before,
             context=before,
-            skipped=len(skipped.encode()),
+            skipped=skipped,
             after=len(end),
             words=None if words is None else divided_words(words, spans),
             edits=self.bound_edits(fields.get("edits"), len(ids), len(ids)),
             size=len(text.encode()),
         )
+
+    def _skipped_bytes(
+        self,
+        ids: Sequence[int],
+        spans: Sequence[tuple[int, int]],
+        before: int,
+        context: str,
+        text: str,
+    ) -> int:
+        """Return the bytes of the token `before` that are the end of a context.
+
+        A token may begin within a character: then only the bytes of the tokens tell.
+        """
+        if before == len(ids) or spans[before][0] >= len(context):
+            return 0
+        pieces = list(self.tokenizer.pieces(ids))
+        if b"".join(pieces) == (context + text).encode():
+            return len(context.encode()) - sum(map(len, pieces[:before]))
+        return len(context[spans[before][0] :].encode())
 
     def _ids_with_spans(
         self, text: str, *, special: bool

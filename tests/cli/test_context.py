@@ -118,6 +118,16 @@ def test_the_bytes_of_a_border_token_at_the_beginning_are_those_of_the_text(tiny
         tiny.score("e", context="Th")
 
 
+def test_a_token_may_begin_within_the_last_character_of_the_context(tmp_path):
+    pytest.importorskip("tokenizers")
+    engine = gpt_cli.load(write_family(tmp_path, "german"))
+    text = "\u9000 abc"
+    for context in ("\u00da", "x\u4e2d", "\U0001f600"):
+        (scored,) = engine.score_many([text], context=context, words=True, bos=True)
+        assert scored.bytes_scored == len(text.encode())
+        assert [word.end for word in scored.words] == [3, 7]
+
+
 def test_only_score_reads_a_context(tiny):
     row = {"text": "a fox", "context": "There was ", "prompt": "x", "words": ["a"]}
     (plain,) = tiny.activations(["a fox"], ["hook_embed"])

@@ -117,6 +117,19 @@ def test_a_head_alone_must_have_the_rows_of_the_model(model, tmp_path, new_token
     assert f"lm_head.weight has the shape [{290 + new_tokens}, 32], not [290, 32]" in message
 
 
+def test_a_trained_embedding_of_another_size_needs_its_head(model, tmp_path):
+    adapter = replace(ADAPTERS["resized_wte"], saved=("transformer.wte.weight",), same={})
+    message = refusal(model, adapter.write(tmp_path / "adapter"))
+    assert "the tensor lm_head.weight is missing" in message
+
+
+@pytest.mark.parametrize("shape", [(2, 16), (0, 32), (32,)])
+def test_a_head_of_a_classifier_that_does_not_fit_is_none(model, folder, shape):
+    head = {f"{PREFIX}score.weight": zeros(*shape)}
+    write_tensors(folder, ADAPTERS["plain"].tensors() | head)
+    assert checkpoint.open_checkpoint(model, folder).classifier_head is None
+
+
 def test_an_embedding_smaller_than_the_models_is_refused(model, tmp_path):
     folder = replace(ADAPTERS["resized"], new_tokens=-2).write(tmp_path / "adapter")
     message = refusal(model, folder)
