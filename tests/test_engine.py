@@ -14,6 +14,7 @@ from gpt_cli.options.request import OptionFields, Options
 from gpt_cli.scoring.score import ScoreOptions
 from gpt_cli.texts.loaded import LoadedModel
 from support.checkpoints import END, END_ID, VOCAB
+from support.data_frames import DataFrame
 
 PROMPT = "the sand and "
 SAMPLED = {"temperature": 1.3, "top_k": 0, "top_p": 1.0, "seed": 11, "max_tokens": 30}
@@ -285,6 +286,30 @@ def test_unknown_options_and_one_prompt_without_a_list_are_refused(engine):
 def test_wrong_types_and_unknown_keywords_are_type_errors(engine, call, message):
     with pytest.raises(TypeError, match=message):
         call(engine)
+
+
+MANY = {
+    "generate": lambda engine, texts: [row.text for row in engine.generate(texts, seed=1)],
+    "batch": lambda engine, texts: [row.text for row in engine.batch(texts, Options(seed=1))],
+    "score_many": lambda engine, texts: [row.total_logprob for row in engine.score_many(texts)],
+    "activations": lambda engine, texts: [
+        values["hook_embed"].tolist() for values in engine.activations(texts, ["hook_embed"])
+    ],
+}
+
+
+@pytest.mark.parametrize("method", [*MANY, "classify", "rank_many"])
+def test_a_data_frame_is_refused_and_its_column_or_rows_are_taken(engine, method):
+    column = "prompt" if method in ("batch", "rank_many") else "text"
+    df = DataFrame({column: ["a b", "b"]})
+    with pytest.raises(TypeError, match=r'cannot be a DataFrame.*such as df\["text"\]'):
+        getattr(engine, method)(df, *([["hook_embed"]] if method == "activations" else []))
+    if method in MANY:
+        results = MANY[method](engine, df[column])
+        assert MANY[method](engine, np.array(df[column])) == results
+    if method in ("batch", "score_many", "activations"):
+        rows = df.to_dict("records")
+        assert MANY[method](engine, (row for row in rows)) == results
 
 
 @pytest.mark.parametrize(
