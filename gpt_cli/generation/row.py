@@ -179,6 +179,10 @@ class BatchRow:
         left = self.options.max_tokens - len(self.generated)
         return min(left, self._config.n_positions - len(self.window))
 
+    def must_go_on(self, new: int = 0) -> bool:
+        """Return whether no end token may follow the text and `new` further tokens."""
+        return self.options.ignore_eos or len(self.generated) + new < self.options.min_tokens
+
     def fork(self) -> Self:
         """Return a copy, to which other tokens may be appended."""
         row = copy(self)
@@ -212,7 +216,9 @@ class BatchRow:
         self.generated.append(id)
         self.window.append(id)
         ended = id in self._config.eos_token_id
-        passed = "" if ended else self._stops.push(self._decoder.push(id))
+        passed = "" if ended else self._decoder.push(id)
+        if len(self.generated) > self.options.min_tokens:
+            passed = self._stops.push(passed)
         if self._stops.stopped:
             return passed, "stop"
         if self.matcher:
@@ -281,12 +287,14 @@ class Sampler:
         """Return what `Ops.draft` and `Ops.decode` need to sample the next `steps` tokens of rows.
 
         Return None if they cannot: the options of the rows differ, or need a bias, a penalty,
-        typical-p or a matcher.
+        typical-p, a matcher or a text that is not yet long enough to end.
         """
         params = rows[0].sampling
         ignore_eos = rows[0].options.ignore_eos
         alike = all(
-            row.sampling == params and row.options.ignore_eos == ignore_eos and not row.matcher
+            row.sampling == params
+            and row.options.ignore_eos == row.must_go_on() == ignore_eos
+            and not row.matcher
             for row in rows
         )
         if not alike or params.changes_logits or not params.kernels_filter:
@@ -305,7 +313,7 @@ class Sampler:
         xp = self._ops.xp
         logits[:, self._missing] = -xp.inf
         for index, (row, drafts) in enumerate(positions):
-            if row.options.ignore_eos:
+            if row.must_go_on(len(drafts)):
                 logits[index, self._missing_and_ends] = -xp.inf
             if row.matcher:
                 allowed = row.matcher.allowed(drafts)

@@ -156,12 +156,6 @@ class Manifest:
         if files != earlier_files:
             change = _changed_file(earlier_files, files)
             raise refusal(f"{self._output} was made from another input{change}")
-        for name in ("format", "bos_token", "edits"):  # absent if not set
-            if earlier.get(name) and name not in self._job:
-                was = _shown(earlier[name])
-                raise OptionError(
-                    name, f"of {self._output} was {was}, and is not set now: {ANOTHER}"
-                )
         for name, value in self._job.items():
             if name not in earlier:
                 raise refusal(f"{self._output} was made by a version without {name}")
@@ -170,6 +164,10 @@ class Manifest:
                 # Long ones, such as JSON schemas, may begin alike.
                 change = "differs" if theirs == ours else f"was {theirs}, and is now {ours}"
                 raise OptionError(name, f"of {self._output} {change}: {ANOTHER}")
+        for name, value in earlier.items():
+            if value and name not in {*self._job, "input"}:
+                was = f"was {_shown(value)}, and is not set now"
+                raise OptionError(name, f"of {self._output} {was}: {ANOTHER}")
 
     def begin(self) -> bytes:
         """Return the content of the file; a random seed replaces None."""

@@ -18,7 +18,12 @@ Rows: TypeAlias = Sequence[InputRow]
 
 _ROWS_TOGETHER = 256
 # Settings that outputs of version 1.0 do not have.
-_LATER = ("special", "eos", "context", "token_logprobs", "calibrate")
+_LATER = ("special", "eos", "context", "token_logprobs", "calibrate", "min_tokens")
+
+
+def comparable(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings without those that are not set and that older outputs do not have."""
+    return {name: value for name, value in settings.items() if name not in _LATER or value}
 
 
 class Task(ABC):
@@ -60,8 +65,7 @@ class Task(ABC):
         An output with other settings cannot be resumed. Older outputs do not have all of them, so
         those in `_LATER` are only there if they are set.
         """
-        settings: dict[str, Any] = asdict(self) if is_dataclass(self) else {}
-        return {name: value for name, value in settings.items() if name not in _LATER or value}
+        return comparable(asdict(self)) if is_dataclass(self) else {}
 
     def with_seed(self, seed: int | None) -> "Task":
         """Return the task with a seed if it draws numbers: its own, else `seed`, else any."""

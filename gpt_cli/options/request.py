@@ -117,6 +117,9 @@ class Options(SamplingParams):
     """The options of a continuation."""
 
     max_tokens: int = option(128, "Generate at most this many tokens.", AT_LEAST_1, aliases=("-n",))
+    min_tokens: int = option(
+        0, "Let no end token and no stop string end the text before it has so many.", AT_LEAST_0
+    )
     beams: int | None = option(
         None,
         "Search for the likeliest texts, with up to N side by side, in place of drawing one.",
@@ -207,6 +210,10 @@ class Options(SamplingParams):
         check_search(changed, self.beams)
         if self.beams and self.overflow == "shift":
             raise OptionError("overflow", "cannot be shift in a beam search")
+        if self.min_tokens > self.max_tokens:
+            raise OptionError(
+                "min_tokens", f"must be at most max_tokens, which is {self.max_tokens}"
+            )
 
     @cached_property
     def constraint(self) -> Constraint | None:
@@ -270,6 +277,7 @@ class OptionFields(TypedDict, total=False):
     no_repeat_ngram: int
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] | Sequence[str]
     max_tokens: int
+    min_tokens: int
     beams: int | None
     length_penalty: float
     early_stopping: Literal[False, True, "never"]

@@ -211,6 +211,7 @@ def test_the_options_of_a_request_are_those_of_the_guide():
     others = [declared for declared in Options.declarations() if declared.name not in sampling]
     assert asdict(Options()) == sampling | {
         "max_tokens": 128,
+        "min_tokens": 0,
         "beams": None,
         "length_penalty": 1.0,
         "early_stopping": False,
@@ -232,7 +233,7 @@ def test_the_options_of_a_request_are_those_of_the_guide():
     constraints = ["regex", "json_schema", "grammar", "choices"]
     search = ["beams", "length_penalty", "early_stopping"]
     drawn = ["seed", "stop", "include_stop", *constraints, "edits"]
-    assert rows == ["max_tokens", *search, *drawn]
+    assert rows == ["max_tokens", "min_tokens", *search, *drawn]
     assert {declared.name: declared.flag for declared in others if declared.flag} == {
         "use_cache": "--cache/--no-cache"
     }
@@ -245,6 +246,8 @@ def test_the_options_of_a_request_are_those_of_the_guide():
     ("name", "good", "bad", "complaint"),
     [
         ("max_tokens", [1, 10**9], [0, -1, 1.0, None], "1 or more|a whole number"),
+        ("min_tokens", [0, 128], [-1, 1.0, None], "0 or more|a whole number"),
+        ("min_tokens", [], [129], "at most max_tokens, which is 128$"),
         ("beams", [None, 1, 128], [0, -1, 129, 1.5, True, "2"], "from 1 to 128|a whole number"),
         ("seed", [None, 0, 2**64 - 1], [-1, 2**64, 1.0], "from 0 to|a whole number"),
         ("stop", ["a", (), ["a", "b"]], ["", ["a", ""], 1], "strings that are not|a string or"),
