@@ -14,9 +14,8 @@ from gpt_cli.compression.archive import SEGMENT_TOKENS, ArchiveReader
 from gpt_cli.compression.codec import Codec
 from gpt_cli.errors import InputError, checked, compute_valid, counted, single
 from gpt_cli.folder.tokenizer import check_bytes
-from gpt_cli.generation import matcher
 from gpt_cli.generation.generate import Completion, Run, complete
-from gpt_cli.generation.row import Request
+from gpt_cli.generation.row import Request, check_limits
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.edits import Edit
 from gpt_cli.gpt2.hooks import has_key_axis, select_hooks
@@ -90,8 +89,8 @@ class Engine:
         return self.tokenizer.decode(ids)
 
     def check_constraint(self, options: Options) -> None:
-        """Raise InputError if no text of this model matches the constraint of options."""
-        matcher.check(self.tokenizer, self.model.config, options.constraint)
+        """Raise InputError if no text of this model fits the constraint and the bad words."""
+        check_limits(self.loaded, options)
 
     def with_weights(self, arrays: Mapping[str, Any]) -> "Engine":
         """Return an engine with other weights, by their names in `weights`; the rest is shared.

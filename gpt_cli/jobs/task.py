@@ -18,7 +18,7 @@ Rows: TypeAlias = Sequence[InputRow]
 
 _ROWS_TOGETHER = 256
 # Settings that outputs of version 1.0 do not have.
-_LATER = ("special", "eos", "context", "token_logprobs", "calibrate", "min_tokens")
+_LATER = ("special", "eos", "context", "token_logprobs", "calibrate", "min_tokens", "bad_words")
 
 
 def comparable(settings: dict[str, Any]) -> dict[str, Any]:

@@ -45,6 +45,14 @@ OF_SEARCH = {"length_penalty": 1, "early_stopping": False}
 CHOICES = Range(lambda texts: texts and "" not in texts, "one or more texts that are not empty")
 
 
+def _is_word(text: str) -> bool:
+    """Return whether a text can appear in UTF-8."""
+    try:
+        return bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams(Declared):
     """The options of sampling; `gpt_cli.generation.sampling` applies them."""
@@ -151,6 +159,12 @@ class Options(SamplingParams):
         metavar="TEXT",
     )
     include_stop: bool = option(False, "Keep the stop string in the text.")
+    bad_words: Sequence[str] = option(
+        (),
+        "Never write this text, in whatever tokens; repeatable.",
+        Range(lambda words: all(map(_is_word, words)), "strings that are not empty, in Unicode"),
+        metavar="TEXT",
+    )
     regex: str | None = option(
         None,
         "Make the whole text match this regular expression, such as ' [0-9]{4}'.",
@@ -284,6 +298,7 @@ class OptionFields(TypedDict, total=False):
     seed: int | None
     stop: str | Sequence[str]
     include_stop: bool
+    bad_words: str | Sequence[str]
     regex: str | None
     json_schema: str | Mapping[str, Any] | None
     grammar: str | None

@@ -114,6 +114,7 @@ options_of_rows = st.fixed_dictionaries(
         "seed": st.integers(0, 2**64 - 1),
         "ignore_eos": st.booleans(),
         "stop": st.sampled_from([(), ("a", "he"), tuple(chr(33 + byte) for byte in range(30))]),
+        "bad_words": st.sampled_from([(), ("a", "he")]),
         "overflow": st.sampled_from(["truncate", "shift"]),
         "top_logprobs": st.sampled_from([0, 3]),
     }

@@ -35,6 +35,7 @@ def test_a_job_with_edits_is_not_resumed_without(tmp_path):
     [
         ("context", jobs.Scoring(context="Once"), jobs.Scoring()),
         ("special", jobs.Generation(Options(special=True)), jobs.Generation(Options())),
+        ("bad_words", jobs.Generation(Options(bad_words=["a"])), jobs.Generation(Options())),
         ("min_tokens", jobs.Generation(Options(min_tokens=2)), jobs.Generation(Options())),
     ],
 )

@@ -193,7 +193,7 @@ def test_a_stride_is_that_of_score(engine):
 def test_settings_have_all_options():
     task = Generation(OPTIONS, logprobs=True)
     chosen = asdict(OPTIONS) | {"logprobs": True, "template": None}
-    later = {name: chosen.pop(name) for name in ("special", "min_tokens")}
+    later = {name: chosen.pop(name) for name in ("special", "min_tokens", "bad_words")}
     assert task.settings == chosen
     assert not any(later.values())
     assert Generation(Options(min_tokens=3)).settings["min_tokens"] == 3

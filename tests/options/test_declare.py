@@ -218,6 +218,7 @@ def test_the_options_of_a_request_are_those_of_the_guide():
         "seed": None,
         "stop": (),
         "include_stop": False,
+        "bad_words": (),
         "regex": None,
         "json_schema": None,
         "grammar": None,
@@ -232,7 +233,7 @@ def test_the_options_of_a_request_are_those_of_the_guide():
     rows = [declared.name for declared in others if declared.row]
     constraints = ["regex", "json_schema", "grammar", "choices"]
     search = ["beams", "length_penalty", "early_stopping"]
-    drawn = ["seed", "stop", "include_stop", *constraints, "edits"]
+    drawn = ["seed", "stop", "include_stop", "bad_words", *constraints, "edits"]
     assert rows == ["max_tokens", "min_tokens", *search, *drawn]
     assert {declared.name: declared.flag for declared in others if declared.flag} == {
         "use_cache": "--cache/--no-cache"
@@ -251,6 +252,12 @@ def test_the_options_of_a_request_are_those_of_the_guide():
         ("beams", [None, 1, 128], [0, -1, 129, 1.5, True, "2"], "from 1 to 128|a whole number"),
         ("seed", [None, 0, 2**64 - 1], [-1, 2**64, 1.0], "from 0 to|a whole number"),
         ("stop", ["a", (), ["a", "b"]], ["", ["a", ""], 1], "strings that are not|a string or"),
+        (
+            "bad_words",
+            ["a", (), ["a", "b"]],
+            ["", ["a", ""], 1, "\udcff"],
+            "strings that|a string or",
+        ),
         ("include_stop", [True], [1, None], "true or false"),
         ("use_cache", [False], [0, None], "true or false"),
         ("ignore_eos", [True], [1], "true or false"),

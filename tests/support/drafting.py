@@ -56,6 +56,7 @@ OTHERS = {
     "ignore_eos": [False, True, True],
     "include_stop": [False, True],
     "stop": [(), (), ("a", "he"), tuple(chr(33 + byte) for byte in range(20))],
+    "bad_words": [(), (), ("a", "he")],
     "overflow": ["error", "truncate", "shift"],
     "top_logprobs": [0, 0, 2],
 }
