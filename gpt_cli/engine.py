@@ -14,9 +14,8 @@ from gpt_cli.compression.archive import SEGMENT_TOKENS, ArchiveReader
 from gpt_cli.compression.codec import Codec
 from gpt_cli.errors import InputError, checked, compute_valid, counted, single
 from gpt_cli.folder.tokenizer import check_bytes
-from gpt_cli.generation import matcher
 from gpt_cli.generation.generate import Completion, Run, complete
-from gpt_cli.generation.row import Request
+from gpt_cli.generation.row import Request, check_limits
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.edits import Edit
 from gpt_cli.gpt2.hooks import has_key_axis, select_hooks
@@ -90,8 +89,8 @@ class Engine:
         return self.tokenizer.decode(ids)
 
     def check_constraint(self, options: Options) -> None:
-        """Raise InputError if no text of this model matches the constraint of options."""
-        matcher.check(self.tokenizer, self.model.config, options.constraint)
+        """Raise InputError if no text of this model fits the constraint and the bad words."""
+        check_limits(self.loaded, options)
 
     def with_weights(self, arrays: Mapping[str, Any]) -> "Engine":
         """Return an engine with other weights, by their names in `weights`; the rest is shared.
@@ -575,14 +574,7 @@ class Engine:
     def _answers(self, answer: str, wrong: str | None) -> Answers:
         """Return the ids of answers; OptionError if one is not a token, or both are the same."""
         texts = {"answer": answer} if wrong is None else {"answer": answer, "wrong": wrong}
-        ids = []
-        for name, text in texts.items():
-            tokens = self.loaded.text_ids(text)
-            ids += tokens
-            if len(tokens) != 1:
-                parts = " ".join(f'"{self.tokenizer.decode([id])}"' for id in tokens)
-                hint = "a word usually begins with its space"
-                raise OptionError(name, f"must be one token, not {parts or 'empty'}; {hint}")
+        ids = [self.loaded.token_id(name, text) for name, text in texts.items()]
         if len(set(ids)) < len(ids):
             raise OptionError("wrong", "must be another token than the answer")
         return ids

@@ -9,7 +9,7 @@ from gpt_cli import records
 from gpt_cli.errors import InputError
 from gpt_cli.jobs import storage
 from gpt_cli.jobs.layout import InputRow, Layout, Template
-from gpt_cli.jobs.task import Rows, Task
+from gpt_cli.jobs.task import Rows, Task, comparable
 from gpt_cli.options.arguments import check_type
 from gpt_cli.options.declare import OptionError
 from gpt_cli.options.request import CONSTRAINTS, Options
@@ -60,7 +60,8 @@ class Generation(Task):
     @property
     def settings(self) -> dict[str, Any]:
         template = asdict(self.template) if self.template else None
-        return asdict(self.options) | {"logprobs": self.logprobs, "template": template}
+        settings = asdict(self.options) | {"logprobs": self.logprobs, "template": template}
+        return comparable(settings)
 
     def with_seed(self, seed: int | None) -> "Generation":
         return replace(self, options=self.options.with_seed(seed))

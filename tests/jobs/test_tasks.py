@@ -192,7 +192,11 @@ def test_a_stride_is_that_of_score(engine):
 
 def test_settings_have_all_options():
     task = Generation(OPTIONS, logprobs=True)
-    assert task.settings == asdict(OPTIONS) | {"logprobs": True, "template": None}
+    chosen = asdict(OPTIONS) | {"logprobs": True, "template": None}
+    later = {name: chosen.pop(name) for name in ("special", "min_tokens", "bad_words")}
+    assert task.settings == chosen
+    assert not any(later.values())
+    assert Generation(Options(min_tokens=3)).settings["min_tokens"] == 3
     settings = {"stride": 3, "logprobs": False, "words": False, "bos": False, "template": None}
     assert Scoring(stride=3).settings == settings | {"layers": False, "min_k": None}
     assert Scoring() == Scoring(None, False, False, False)

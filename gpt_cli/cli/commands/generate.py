@@ -38,7 +38,9 @@ def generate(
     words: list[str] | None = flags.text_argument("[PROMPT]...", "Text to continue"),
     *,
     file: str | None = flags.PROMPT_FILE,
-    escape: bool = option(False, r"Read \n, \r, \t and \\ in PROMPT and --stop as escapes."),
+    escape: bool = option(
+        False, r"Read \n, \r, \t and \\ in PROMPT, --stop and --bad-words as escapes."
+    ),
     options: Options,
     choices_file: str | None = flags.CHOICES_FILE,
     samples: int = _SAMPLES,
@@ -104,7 +106,8 @@ def _unescape(text: str) -> str:
 
 
 def _with_escapes(options: Options) -> Options:
-    return replace(options, stop=[_unescape(text) for text in options.stop])
+    stop = list(map(_unescape, options.stop))
+    return replace(options, stop=stop, bad_words=list(map(_unescape, options.bad_words)))
 
 
 def _finish(run: "Run", options: Options, prefix: str | None, *, quiet: bool) -> bool:
@@ -216,7 +219,7 @@ def batch(
     ),
     options: Options,
     choices_file: str | None = flags.CHOICES_FILE,
-    escape: bool = option(False, r"Read \n, \r, \t and \\ in --stop as escapes."),
+    escape: bool = option(False, r"Read \n, \r, \t and \\ in --stop and --bad-words as escapes."),
     logprobs: int | None = flags.LOGPROBS(),
     loading: flags.Generating,
     placement: flags.Placement,
