@@ -60,7 +60,10 @@ class Generation(Task):
     @property
     def settings(self) -> dict[str, Any]:
         template = asdict(self.template) if self.template else None
-        return asdict(self.options) | {"logprobs": self.logprobs, "template": template}
+        options = asdict(self.options)
+        if not self.options.stop_token_ids:  # which outputs of version 1.0 do not have
+            del options["stop_token_ids"]
+        return options | {"logprobs": self.logprobs, "template": template}
 
     def with_seed(self, seed: int | None) -> "Generation":
         return replace(self, options=self.options.with_seed(seed))

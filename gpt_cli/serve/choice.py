@@ -28,6 +28,7 @@ class Choice:
         self.tokens = 0  # of the generated text
         self._logprob = 0.0  # of the generated text
         self._score: float | None = None
+        self._stop_reason: str | int | None = None  # vLLM's name
         is_complete = not (self._fields.max_tokens or is_scored)
         self.finish_reason = "length" if is_complete else None  # OpenAI's name
         # The text of a prompt comes with its log-probabilities, and in a search with all the rest.
@@ -66,6 +67,7 @@ class Choice:
             self._logprobs.add(step.id, step.logprob, step.top_logprobs)
         if step.finish_reason:
             self._score = step.score
+            self._stop_reason = step.stop_reason
             self.finish_reason = "stop" if step.finish_reason in _STOPPED else "length"
 
     def new_part(self) -> Json:
@@ -75,6 +77,7 @@ class Choice:
             "text": self._text,
             "logprobs": None if self._fields.logprobs is None else self._logprobs.new_entries(),
             "finish_reason": self.finish_reason,
+            "stop_reason": self._stop_reason,
             "seed": self._request.options.seed,
         }
         if self._fields.use_beam_search:

@@ -1,6 +1,6 @@
 """The tasks of `batch` and `score`: records of rows."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 
 import pytest
@@ -191,8 +191,12 @@ def test_a_stride_is_that_of_score(engine):
 
 
 def test_settings_have_all_options():
-    task = Generation(OPTIONS, logprobs=True)
-    assert task.settings == asdict(OPTIONS) | {"logprobs": True, "template": None}
+    others = {"logprobs": True, "template": None}
+    stopping = replace(OPTIONS, stop_token_ids=[1])
+    assert Generation(stopping, logprobs=True).settings == asdict(stopping) | others
+    earlier = asdict(OPTIONS)
+    del earlier["stop_token_ids"]  # which outputs of version 1.0 do not have
+    assert Generation(OPTIONS, logprobs=True).settings == earlier | others
     settings = {"stride": 3, "logprobs": False, "words": False, "bos": False, "template": None}
     assert Scoring(stride=3).settings == settings | {"layers": False, "min_k": None}
     assert Scoring() == Scoring(None, False, False, False)
