@@ -10,7 +10,8 @@ from gpt_cli.serve.prompts import Event, PendingScore, PendingText, PromptScore
 from gpt_cli.serve.protocol import Completions, Json, Prompt
 from gpt_cli.texts.measures import TopLogprobs
 
-_STOPPED = ("stop", "eos", "complete")  # "stop" for OpenAI; the other reasons are "length"
+# The names of reasons, as OpenAI has them; "stuck" is an error that it does not have.
+_REASONS = {"eos": "stop", "complete": "stop", "context": "length"}
 _COLUMNS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 
@@ -68,7 +69,7 @@ class Choice:
         if step.finish_reason:
             self._score = step.score
             self._stop_reason = step.stop_reason
-            self.finish_reason = "stop" if step.finish_reason in _STOPPED else "length"
+            self.finish_reason = _REASONS.get(step.finish_reason, step.finish_reason)
 
     def new_part(self) -> Json:
         """Return the part of the text since the last call."""
