@@ -159,7 +159,8 @@ class Manifest:
             raise refusal(f"{self._output} was made from another input{change}")
         absent_if_unset = (*ABSENT_IF_UNSET, "format", "bos_token", "edits")
         for name in absent_if_unset:
-            if name in earlier and name not in self._job:
+            is_set = earlier.get(name) not in (None, False, [])
+            if is_set and name not in self._job:
                 was = f"was {_shown(earlier[name])}, and is not set now"
                 raise OptionError(name, f"of {self._output} {was}: {ANOTHER}")
         for name, value in self._job.items():

@@ -19,7 +19,7 @@ Rows: TypeAlias = Sequence[InputRow]
 _ROWS_TOGETHER = 256
 # Settings that a manifest has only if they are set: version 1.0 did not have them.
 ABSENT_IF_UNSET = {"special", "eos", "context", "token_logprobs", "calibrate"}
-ABSENT_IF_UNSET |= {"min_tokens", "bad_words"}
+ABSENT_IF_UNSET |= {"min_tokens", "bad_words", "stop_token_ids"}
 
 
 def comparable(settings: dict[str, Any]) -> dict[str, Any]:

@@ -1,12 +1,13 @@
 """The tasks: to continue, score, rank or classify the texts of rows, or to compute activations."""
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from gpt_cli import records
-from gpt_cli.errors import InputError
+from gpt_cli.errors import InputError, StuckError
 from gpt_cli.jobs import storage
 from gpt_cli.jobs.layout import InputRow, Layout, Template
 from gpt_cli.jobs.task import Rows, Task, comparable
@@ -86,6 +87,9 @@ class Generation(Task):
         return engine.batch(fields, self.options, batch_size=self.batch_size, indices=indices)
 
     def record(self, engine: "Engine", row: InputRow, result: "Completion") -> Record:
+        if result.finish_reason == "stuck":
+            end = json.dumps(result.text[-40:], ensure_ascii=False)
+            raise StuckError(f"no token can follow {end}: {records.STUCK}")
         return records.of_completion(engine, result, logprobs=self.logprobs)
 
     def tokens(self, record: Record) -> int:
