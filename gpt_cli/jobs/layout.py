@@ -61,7 +61,7 @@ class Template:
             if name != _LINE:
                 raise InputError(
                     f"the template has {{{name:.40}}}, and the input has plain lines: "
-                    "write {line}, or give JSON Lines or Parquet"
+                    "write {line}, or give JSON Lines or a table"
                 )
 
     def fill(self, fields: Mapping[str, str]) -> str:

@@ -61,7 +61,7 @@ def _check_file(path: Path, source: Source, *, resume: bool) -> None:
         raise _unsuitable(path, "records are JSON Lines or Parquet: name a .jsonl file")
     if not path.exists():
         return
-    if any(path.samefile(file) for file in source.files if Path(file).exists()):
+    if any(path.samefile(file.name) for file in source.files if Path(file.name).exists()):
         raise refusal(f"{path} is the input")
     if not path.is_file():
         raise refusal(f"{path} is not a file")
@@ -88,7 +88,7 @@ def _split(name: str, source: Source, endings: Sequence[str]) -> tuple[str, str]
             raise _unsuitable(name, f"name a folder as {folders}")
         output = folder + slash or "."
     elif name.endswith("/") or storage.is_folder(name) or not (has_lines or suffix):
-        ending = ".parquet" if has_lines and source.reader.format == "parquet" else endings[0]
+        ending = ".parquet" if has_lines and source.formats == ["parquet"] else endings[0]
     elif not has_lines and suffix not in endings:
         files = " or ".join(endings)
         cure = f"name a FOLDER/ or a file that ends with {files}"

@@ -156,7 +156,7 @@ class Manifest:
         if files != earlier_files:
             change = _changed_file(earlier_files, files)
             raise refusal(f"{self._output} was made from another input{change}")
-        for name in ("format", "bos_token", "edits"):  # absent if not set
+        for name in ("format", "delimiter", "bos_token", "edits"):  # absent if not set
             if earlier.get(name) and name not in self._job:
                 was = _shown(earlier[name])
                 raise OptionError(
