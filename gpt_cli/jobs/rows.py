@@ -83,10 +83,11 @@ class RowReader:
 
     def _parse(self, row: InputRow, data: bytes | Record, file: InputFile) -> InputRow:
         """Return the row with the content of its line or table row, or with an error."""
-        every_line = self.layout.every_line
+        every_line = self.layout.every_line and file.format == "lines"
         try:
             if isinstance(data, bytes):
-                row = replace(row, data=data if every_line else b"")
+                if every_line or self.layout.passes_rows:
+                    row = replace(row, data=data)
                 data = self._fields(data, row, file)
             if not isinstance(data, dict):
                 example = json.dumps({self.layout.fields[0]: "Once"})
@@ -96,7 +97,7 @@ class RowReader:
             row = replace(row, id=id)  # for an error record, too
             return replace(row, fields=data | self._texts(data))
         except UnicodeDecodeError as error:
-            unit = "line" if every_line and file.format == "lines" else "row"
+            unit = "line" if every_line else "row"
             reason = InputError(f"the {unit} is not UTF-8 at byte {error.start}")
         except json.JSONDecodeError as error:
             reason = InputError(f"the row is not valid JSON: {error.msg} at character {error.pos}")
@@ -176,6 +177,8 @@ class Source:
         self.ranges: list[FileRange] = []
         self._contents: list[list[Any]] = []  # see `contents`; empty in the format "text"
         self.ignored: list[str] = []  # columns of tables that are not read
+        self.header = b""  # of rows that are passed on
+        self._passed: tuple[str, str, tuple[str, ...]] | None = None  # their format
         are_named = len(files) > 1 or format == "text"
         self.reader = RowReader(layout, are_named)
         self.whole_ids = True  # if all ids are integers, as in tables of Parquet
@@ -274,8 +277,22 @@ class Source:
                 file = replace(file, header=header, header_line=number)
             else:
                 file = file.with_first_row(line)
+            self._pass_on(file, line)
             break
         return file, chain(taken, lines)
+
+    def _pass_on(self, file: InputFile, line: bytes) -> None:
+        """Keep the header of rows that are passed on; InputError if their formats differ."""
+        if not self.reader.layout.passes_rows:
+            return
+        kind = file.format, file.delimiter, file.header
+        if self._passed not in (None, kind):
+            raise InputError(
+                f"{storage.label(file.name)} has another format or other columns than the files "
+                "before it: filter it alone"
+            )
+        self._passed = kind
+        self.header = line if file.delimiter else b""
 
     def _ignore(self, columns: Iterable[str]) -> None:
         """Note columns that are not read, unless records have all columns."""
@@ -291,6 +308,11 @@ class Source:
 
     def _cut_table(self, file: InputFile) -> int:
         """Append the ranges of a table; return a checksum of its metadata."""
+        if self.reader.layout.passes_rows:
+            raise InputError(
+                f"{file.name} is Parquet, whose rows cannot be written to standard output: write "
+                "scores with an output, and filter these"
+            )
         survey = parquet.survey(file.name, self.reader.layout)
         self._ignore(survey.ignored)
         self.whole_ids = self.whole_ids and survey.whole_ids

@@ -150,7 +150,7 @@ class _Job:
             self.task = self.task.with_seed(resumed.seed)
             # The messages of errors, and None if a row did not fail: at most two of these.
             reasons: set[str | None] = {None} if resumed.rows else set()
-            for record in records(sink, resumed.rows):
+            for record in self._begun(sink, records(sink, resumed.rows)):
                 sink.write(record)
                 is_error = "error" in record
                 if is_error:
@@ -165,6 +165,12 @@ class _Job:
                 self.observer.note("nothing is missing: an earlier run has written all rows")
         reason = reasons.pop() if len(reasons) == 1 else None
         return Summary(self.source.total or 0, failed, reason)
+
+    def _begun(self, sink: Sink, records: Iterator[Record]) -> Iterator[Record]:
+        """Yield records; before, when the input has been opened, begin the output."""
+        first = list(islice(records, 1))
+        sink.begin(self.source.header)
+        yield from chain(first, records)
 
     def _cluster_records(self, cluster: "Cluster", sink: Sink, done: int) -> Iterator[Record]:
         """Yield the same as `_records`, computed on a cluster."""

@@ -69,6 +69,9 @@ class Sink(ABC):
         """Return the rows of an earlier run; raise InputError if it was another job."""
         return Resumed()
 
+    def begin(self, header: bytes) -> None:  # noqa: B027
+        """Receive the header of an input whose rows are passed on; b"" if it has none."""
+
     def check(self, row: InputRow) -> None:  # noqa: B027
         """Raise InputError if the record of an earlier run is that of another row."""
 

@@ -624,7 +624,7 @@ def test_a_job_that_cannot_begin_leaves_no_output(output, here, pa):
         ("score", "in --workers 2"),
         ("score", "in --workers 2 -o out"),
         ("score", "in -o out --max-perplexity 9"),
-        ("score", "in --format lines --min-perplexity 9"),
+        ("score", "in --template {line} --min-perplexity 9"),
         ("score", "empty"),
         ("score", "table.parquet -o out"),
     ],

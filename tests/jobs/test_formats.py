@@ -272,7 +272,7 @@ def test_every_line_may_be_a_row_of_an_input_without_a_name(stdin):
     layout = Layout(("text",), every_line=True)
     for data, expected in (
         (b"\n \none\n\n", [b"\n", b" \n", b"one\n", b"\n"]),
-        (b"\n" + JSONL + b"\n", JSONL.splitlines(keepends=True)),
+        (b"\n" + JSONL + b"\n", [b"", b""]),
     ):
         stdin(data)
         assert [row.data for row in rows_of(Source(["-"], "auto", layout, 4))] == expected
@@ -284,3 +284,31 @@ def test_addresses_may_be_compressed(memory):
     memory.pipe("/in/rows.csv", CSV)
     expected = ["one", "two", *map(str, range(10))]
     assert texts(source("memory://in")) == expected
+
+
+def test_rows_that_are_passed_on_have_one_format_and_their_data(tmp_path, stdin):
+    layout = Layout(("text",), every_line=True, passes_rows=True)
+    contents = {
+        "a.csv": CSV, "b.csv.gz": gzip.compress(CSV), "c.csv": b"text\nx\n",
+        "d.jsonl": b"\n" + JSONL, "e.txt": b"\none", "f.tsv": CSV.replace(b",", b"\t"),
+        "g.parquet": parquet_bytes(),
+    }  # fmt: skip
+    for name, data in contents.items():
+        (tmp_path / name).write_bytes(data)
+
+    def passed(*names):
+        found = Source([str(tmp_path / name) for name in names], "auto", layout, 4)
+        return found.header, [row.data for row in rows_of(found)]
+
+    assert passed("a.csv", "b.csv.gz") == (b"text,other\n", [b"one,1\n", b'"two",2\n'] * 2)
+    assert passed("d.jsonl") == (b"", JSONL.splitlines(keepends=True))
+    assert passed("e.txt") == (b"", [b"\n", b"one"])
+    for other in ("c.csv", "d.jsonl", "e.txt", "f.tsv"):
+        with pytest.raises(InputError, match="has another format or other columns than the files"):
+            passed("a.csv", other)
+    with pytest.raises(InputError, match="is Parquet, whose rows cannot be written to standard"):
+        passed("g.parquet")
+    stdin(BOM + CSV)
+    found = Source(["-"], "csv", layout, 4)
+    assert [row.data for row in rows_of(found)] == [b"one,1\n", b'"two",2\n']
+    assert found.header == BOM + b"text,other\n"
