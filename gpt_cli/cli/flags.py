@@ -214,8 +214,9 @@ class RowFiles(Declared):
 
     output: str | None = option(
         None,
-        "Write to a new file (JSON Lines, or Parquet if the name ends with .parquet), or to "
-        "several files: FOLDER/, FOLDER/*.jsonl or FOLDER/*.parquet; local or a URL such as s3://...",
+        "Write to a new file (JSON Lines, or what .csv, .tsv or .parquet at the end of the name "
+        "says), or to several files: FOLDER/, FOLDER/*.jsonl or FOLDER/*.parquet; local or a URL "
+        "such as s3://...",
         aliases=("-o",),
         metavar="OUT",
         callback=dash_as_none,

@@ -1,15 +1,18 @@
 """CSV and TSV, by Python's csv: tables with a header, quotes, and line ends in quotes."""
 
 import csv
+import io
 import json
-from collections.abc import Iterable, Iterator
-from typing import Any
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, BinaryIO
 
 from gpt_cli.errors import InputError, counted
 from gpt_cli.jobs import storage
 from gpt_cli.jobs.formats import BYTE_ORDER_MARK, InputFile
+from gpt_cli.jobs.jsonl import RecordFormat, Streams
 from gpt_cli.jobs.layout import Layout
-from gpt_cli.records import Record
+from gpt_cli.records import Record, Schema
 
 _OPEN_QUOTE = "unexpected end of data"  # csv's words
 # Fields that are texts, whatever they look like; those with several texts may be lists.
@@ -130,3 +133,57 @@ def _value(option: str, cell: str) -> Any:
 
 def _reader(lines: Iterable[str], delimiter: str) -> Iterator[list[str]]:
     return csv.reader(lines, delimiter=delimiter, strict=True)
+
+
+class Delimited(RecordFormat):
+    """Tables of records with a header, and a column for each field; they hold no manifest.
+
+    Fields with several values are JSON. A field that a record lacks is an empty cell.
+    """
+
+    has_manifest = False
+
+    def __init__(self, delimiter: str):
+        self._delimiter = delimiter
+
+    def write(self, records: Sequence[Record], schema: Schema, stream: BinaryIO) -> None:
+        """Write a header and records."""
+        text = io.StringIO(newline="")
+        writer, careful = (
+            csv.writer(text, delimiter=self._delimiter, quoting=quoting, lineterminator="\n")
+            for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
+        )
+        writer.writerow(schema)
+        for record in records:
+            row = [_cell(record.get(name)) for name in schema]
+            # Alone, "\r" would be in no quotes, and end the row for many readers.
+            (careful if any("\r" in cell for cell in row) else writer).writerow(row)
+        stream.write(text.getvalue().encode(errors="surrogateescape"))
+
+    def count(self, stream: BinaryIO) -> tuple[int, int]:
+        """Return the numbers of records and of errors; one of MALFORMED for another table."""
+        lines = (line.decode(errors="surrogateescape") for line in stream)
+        rows = _reader(lines, self._delimiter)
+        try:
+            column = next(rows, []).index("error")
+            failures = [row[column] != "" for row in rows]
+        except csv.Error as error:
+            raise ValueError(str(error)) from None
+        return len(failures), sum(failures)
+
+    def join(self, streams: Streams, schema: Schema, target: BinaryIO, manifest: bytes) -> None:
+        """Write one table of several, without the manifest."""
+        self.write([], schema, target)
+        for stream in streams():
+            stream.readline()  # the header, whose names need no quotes
+            shutil.copyfileobj(stream, target)
+
+    def manifest(self, stream: BinaryIO) -> None:
+        """Return None: tables hold no manifest."""
+
+
+def _cell(value: Any) -> str:
+    """Return a field of a record as a cell."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

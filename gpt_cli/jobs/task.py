@@ -32,7 +32,7 @@ class Task(ABC):
     @property
     def endings(self) -> tuple[str, ...]:
         """The endings of outputs; a part in a folder has the first, or .parquet beside .jsonl."""
-        return ".jsonl", ".parquet"
+        return ".jsonl", ".parquet", ".csv", ".tsv"
 
     @property
     @abstractmethod

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt_cli.errors import InputError, ResourceError
-from gpt_cli.jobs import Activations, Generation, Scoring, storage
+from gpt_cli.errors import MALFORMED, InputError, ResourceError
+from gpt_cli.jobs import Activations, Generation, Scoring, delimited, storage
 from gpt_cli.jobs.layout import Layout, Template
 from gpt_cli.jobs.rows import Source
 from gpt_cli.options.request import Options
@@ -191,3 +191,44 @@ def test_a_cell_may_be_long_but_must_fit_the_memory(table, monkeypatch):
     monkeypatch.setattr(storage, "memory_limit", lambda: 10_000)
     with pytest.raises(ResourceError, match="does not fit the free memory"):
         table('text\n"' + "x\n" * 6000)
+
+
+# --- records -------------------------------------------------------------------------------------
+
+SCHEMA = {"index": "int64", "text": "string", "words": ["string"], "score": "float64", "error": {}}
+RECORDS = [
+    {"index": 0, "text": 'a,"b"\nc\td', "words": ["é", "x"], "score": 0.1},
+    {"index": 1, "text": "a\rb", "score": 1e300, "other": 5},
+    {"index": 2, "error": {"code": "invalid_input"}},
+]
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t"])
+def test_records_are_tables_that_can_be_joined(delimiter, table, tmp_path):
+    written = delimited.Delimited(delimiter)
+
+    def of(records):
+        stream = io.BytesIO()
+        written.write(records, SCHEMA, stream)
+        return stream.getvalue()
+
+    whole = of(RECORDS)
+    target = io.BytesIO()
+    parts = [io.BytesIO(of(RECORDS[:1])), io.BytesIO(of(RECORDS[1:]))]
+    written.join(lambda: parts, SCHEMA, target, b"")
+    assert target.getvalue() == whole
+    assert written.count(io.BytesIO(whole)) == (3, 1)
+    assert written.count(io.BytesIO(of([]))) == (0, 0)
+    assert (written.manifest(io.BytesIO(whole)), written.has_manifest) == (None, False)
+    rows = table(whole, layout=Layout(("text", "words", "score", "error")), delimiter=delimiter)
+    assert [row.fields for row in rows] == [
+        {name: value for name, value in record.items() if name in SCHEMA and name != "index"}
+        | {"text": record.get("text", "")}
+        for record in RECORDS
+    ]
+
+
+@pytest.mark.parametrize("damaged", [b"no,records\n", b'index,error\n1,"', b"index,error\n1\n"])
+def test_what_is_no_table_of_records_cannot_be_counted(damaged):
+    with pytest.raises(MALFORMED):
+        delimited.Delimited(",").count(io.BytesIO(damaged))
