@@ -70,6 +70,9 @@ class Sink(ABC):
         """Return the rows of an earlier run; raise InputError if it was another job."""
         return Resumed()
 
+    def begin(self, header: bytes) -> None:  # noqa: B027
+        """Receive the header of an input whose rows are passed on; b"" if it has none."""
+
     def check(self, row: InputRow) -> None:  # noqa: B027
         """Raise InputError if the record of an earlier run is that of another row."""
 
@@ -157,7 +160,7 @@ class Manifest:
         if files != earlier_files:
             change = _changed_file(earlier_files, files)
             raise refusal(f"{self._output} was made from another input{change}")
-        absent_if_unset = (*ABSENT_IF_UNSET, "format", "bos_token", "edits")
+        absent_if_unset = (*ABSENT_IF_UNSET, "format", "delimiter", "bos_token", "edits")
         for name in absent_if_unset:
             is_set = earlier.get(name) not in (None, False, [])
             if is_set and name not in self._job:

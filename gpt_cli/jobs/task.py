@@ -32,12 +32,13 @@ class Task(ABC):
 
     template: Template | None = None  # a text with fields of a row, instead of the row's text
     every_line: bool = False  # blank lines are rows, too, and records have the "data" of lines
+    passes_rows: bool = False  # records have the "data" of rows, which are all in one format
     all_columns: bool = False  # records have "columns", the other fields of their rows, and lines
 
     @property
     def endings(self) -> tuple[str, ...]:
         """The endings of outputs; a part in a folder has the first, or .parquet beside .jsonl."""
-        return ".jsonl", ".parquet"
+        return ".jsonl", ".parquet", ".csv", ".tsv"
 
     @property
     @abstractmethod
@@ -52,7 +53,14 @@ class Task(ABC):
     @cached_property
     def layout(self) -> Layout:
         """The fields of rows and records."""
-        return Layout(self.fields, self.template, self.schema, self.every_line, self.all_columns)
+        return Layout(
+            self.fields,
+            self.template,
+            self.schema,
+            every_line=self.every_line,
+            passes_rows=self.passes_rows,
+            all_columns=self.all_columns,
+        )
 
     @property
     def rows_together(self) -> int:
@@ -110,7 +118,7 @@ class Task(ABC):
         """Return what a record has of its row: where it is in the input, and its texts."""
         layout = self.layout
         values: Record = {"index": row.index, "id": row.id, "data": row.data or None}
-        if row.file is not None or self.all_columns or is_error:
+        if row.file is not None or self.all_columns or layout.every_line or is_error:
             file, line = layout.origin
             values[file] = row.file
             values[line] = row.line

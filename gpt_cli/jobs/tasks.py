@@ -127,6 +127,7 @@ class Scoring(_OfTexts):
     eos: bool = False
     special: bool = False  # of rows without a field "special"
     context: str = ""  # of rows without a field "context" or "prompt"
+    passes_rows: bool = False
 
     fields = ("text", "edits", "special", "context", "prompt", "words")
 
@@ -134,7 +135,14 @@ class Scoring(_OfTexts):
     def layout(self) -> Layout:
         """The fields of rows and records; the input of a template may have any other fields."""
         fields = _OfTexts.fields if self.template else self.fields
-        return Layout(fields, self.template, self.schema, self.every_line, joins_words=True)
+        return Layout(
+            fields,
+            self.template,
+            self.schema,
+            every_line=self.every_line,
+            passes_rows=self.passes_rows,
+            joins_words=True,
+        )
 
     @property
     def schema(self) -> Schema:

@@ -102,7 +102,7 @@ BAD_INPUT = [
     row(62, "a template that is nowhere", rank("--template", "nowhere"), "No such file",
         "needs {line}", stdin=b"x"),
     row(62, "a field that lines have not", rank("--template", "{x}"), "has {x}",
-        "give JSON Lines or Parquet", stdin=b"x"),
+        "give JSON Lines or a table", stdin=b"x"),
     row(62, "rows that are not there", rank("nowhere.jsonl"), "No such file", "cannot read"),
     row(62, "ids that are none", ("detokenize", *TINY, "--", "-1"), "'-1'", "whole numbers"),
     row(62, "an id beyond the vocabulary", ("detokenize", *TINY, "999999"), "999999", "give ids"),

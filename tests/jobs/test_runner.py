@@ -611,7 +611,7 @@ def test_a_manifest_has_the_seed_of_the_first_run(here):
 
 def test_paths_are_names_and_an_unknown_format_is_refused(here):
     assert jobs.run(Upper(), Path("in"), Path("out")) == jobs.Summary(4, 0)
-    message = r"^the format must be one of auto, lines, jsonl, parquet, text$"
+    message = r"^the format must be one of auto, lines, jsonl, csv, tsv, parquet, text$"
     with pytest.raises(InputError, match=message):
         run("new", format="json")
     assert not Path("new").exists()

@@ -214,8 +214,8 @@ def _facts(engine: "gpt_cli.Engine", completion: "gpt_cli.Completion") -> str:
 def batch(
     files: list[str] | None = flags.argument(
         "[IN]...",
-        "Prompts as plain lines, JSON Lines or Parquet: files, folders, quoted patterns, or URLs "
-        "of these",
+        "Prompts as plain lines, JSON Lines or tables (CSV, Parquet): files, folders, quoted "
+        "patterns, or URLs of these",
     ),
     *,
     from_files: Sequence[str] | None = flags.ROWS_FILES,
