@@ -70,7 +70,7 @@ COVERED = {
     "ops/test_ops.py": ["ops/contract", "ops/numpy_ops"],
     "options/test_declare.py": ["options/request"],
     "serve/test_responses.py": ["serve/choice", "serve/metrics", "serve/refusals"],
-    "serve/test_app.py": ["serve/protocol"],
+    "serve/test_app.py": ["serve/dialects", "serve/protocol"],
     "serve/test_scheduler.py": ["serve/prompts"],
     "serve/test_server.py": ["cli/commands/serve", "serve/guard", "serve/settings"],
     "test_devices.py": ["ops/cuda/placed"],

@@ -160,12 +160,11 @@ class Manifest:
         if files != earlier_files:
             change = _changed_file(earlier_files, files)
             raise refusal(f"{self._output} was made from another input{change}")
-        absent_if_unset = (*ABSENT_IF_UNSET, "format", "delimiter", "bos_token", "edits")
-        for name in absent_if_unset:
-            is_set = earlier.get(name) not in (None, False, [])
-            if is_set and name not in self._job:
-                was = f"was {_shown(earlier[name])}, and is not set now"
+        for name, value in earlier.items():  # some are absent if they are not set
+            if name not in {*self._job, "input"} and value not in (None, False, []):
+                was = f"was {_shown(value)}, and is not set now"
                 raise OptionError(name, f"of {self._output} {was}: {ANOTHER}")
+        absent_if_unset = {*ABSENT_IF_UNSET, "format", "delimiter", "bos_token", "edits"}
         for name, value in self._job.items():
             if name not in earlier and name in absent_if_unset:
                 now = f"was not set, and is now {_shown(value)}"
