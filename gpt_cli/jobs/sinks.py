@@ -160,10 +160,6 @@ class Manifest:
         if files != earlier_files:
             change = _changed_file(earlier_files, files)
             raise refusal(f"{self._output} was made from another input{change}")
-        for name, value in earlier.items():  # some are absent if they are not set
-            if name not in {*self._job, "input"} and value not in (None, False, []):
-                was = f"was {_shown(value)}, and is not set now"
-                raise OptionError(name, f"of {self._output} {was}: {ANOTHER}")
         absent_if_unset = {*ABSENT_IF_UNSET, "format", "delimiter", "bos_token", "edits"}
         for name, value in self._job.items():
             if name not in earlier and name in absent_if_unset:
@@ -176,6 +172,10 @@ class Manifest:
                 # Long ones, such as JSON schemas, may begin alike.
                 change = "differs" if theirs == ours else f"was {theirs}, and is now {ours}"
                 raise OptionError(name, f"of {self._output} {change}: {ANOTHER}")
+        for name, value in earlier.items():  # some are absent if they are not set
+            if value and name not in {*self._job, "input"}:
+                was = f"was {_shown(value)}, and is not set now"
+                raise OptionError(name, f"of {self._output} {was}: {ANOTHER}")
 
     def begin(self) -> bytes:
         """Return the content of the file; a random seed replaces None."""

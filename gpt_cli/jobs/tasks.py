@@ -336,7 +336,9 @@ class Ranking(Task):
     @property
     def settings(self) -> dict[str, Any]:
         settings = super().settings
-        return settings | ({} if self.calibrate is None else {"calibrate": self.calibrate})
+        if self.calibrate is not None:
+            settings["calibrate"] = [self.calibrate]  # an empty text is set, too
+        return settings
 
     def __post_init__(self) -> None:
         check_type("choices", self.choices, Sequence[str])

@@ -64,7 +64,8 @@ SEE = "; see `gpt-cli generate --help`"
         (["show", "tree", "x", "-k", "201"], "--top must be from 1 to 200"),
         (
             [*GENERATE, "--logit-bias", "3=1", "--logit-bias", "abc"],
-            '--logit-bias must be a number for each token, an id or a text (such as 452=-100), not "abc"',
+            "--logit-bias must be a number for each token, an id or a text (such as 452=-100), "
+            'not "abc"',
         ),
         ([*GENERATE, "--logit-bias", "3=x"], 'not "3=x"'),
         (
