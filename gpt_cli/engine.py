@@ -16,7 +16,7 @@ from gpt_cli.errors import InputError, checked, compute_valid, counted, single
 from gpt_cli.folder.tokenizer import check_bytes
 from gpt_cli.generation.generate import Completion, Run, complete
 from gpt_cli.generation.row import Request, check_limits
-from gpt_cli.gpt2 import checkpoint
+from gpt_cli.gpt2 import assembly
 from gpt_cli.gpt2.edits import Edit
 from gpt_cli.gpt2.hooks import has_key_axis, select_hooks
 from gpt_cli.gpt2.weights import Weights
@@ -101,7 +101,7 @@ class Engine:
         """
         if not isinstance(arrays, Mapping):
             raise TypeError("arrays must be a mapping of names to arrays")
-        model = checkpoint.with_weights(self.model, arrays)
+        model = assembly.with_weights(self.model, arrays)
         speculator = self.loaded.speculator and Speculator(model)
         return self._with(model=model, speculator=speculator)
 

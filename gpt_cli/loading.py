@@ -9,7 +9,7 @@ from gpt_cli import hub
 from gpt_cli.engine import Engine
 from gpt_cli.folder.dtypes import SHORT
 from gpt_cli.folder.tensors import unchanged
-from gpt_cli.gpt2 import checkpoint
+from gpt_cli.gpt2 import assembly, checkpoint
 from gpt_cli.gpt2.memory import weights_bytes
 from gpt_cli.ops import check_available, get_ops, ops_for
 from gpt_cli.options.arguments import checks_arguments
@@ -79,7 +79,7 @@ def load(
         )
         start = time.perf_counter()
         config = opened.config  # reads the tokenizer; beside the weights, both would take longer
-        network = checkpoint.assemble(config, ops, weights)
+        network = assembly.assemble(config, ops, weights)
     seconds = time.perf_counter() - start
     raise_swallowed()  # such as while CuPy or pyarrow was imported
     speculator = Speculator(network)

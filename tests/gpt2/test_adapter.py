@@ -14,7 +14,7 @@ import gpt_cli
 from gpt_cli import loading
 from gpt_cli.errors import CheckpointError
 from gpt_cli.folder.tensors import unchanged
-from gpt_cli.gpt2 import checkpoint, quantize
+from gpt_cli.gpt2 import assembly, checkpoint, quantize
 from gpt_cli.gpt2.digests import weights_digest
 from gpt_cli.gpt2.model import forward
 from gpt_cli.options.declare import OptionError
@@ -65,7 +65,7 @@ def configure(folder: Path, **fields: object) -> None:
 def test_logits_are_those_of_peft(case, case_folder, ops, golden, tmp_path):
     lora, reference = ADAPTERS[case], golden("adapters.npz")
     config, tensors = merge(case_folder(lora.base), lora.write(tmp_path))
-    logits = forward(checkpoint.assemble(config, ops, tensors), reference["rows"])[:, -1]
+    logits = forward(assembly.assemble(config, ops, tensors), reference["rows"])[:, -1]
     np.testing.assert_allclose(logits, reference[case], rtol=0, atol=1e-5)
 
 
@@ -232,7 +232,7 @@ def test_an_adapter_that_changes_while_it_is_read_is_refused(name, model, folder
 def test_a_model_or_an_adapter_that_changes_while_it_is_loaded_is_refused(
     model, folder, monkeypatch
 ):
-    assemble = checkpoint.assemble
+    assemble = assembly.assemble
 
     def change(*arguments):
         (folder / ADAPTER_CONFIG).write_text("{}")
