@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from gpt_cli.errors import counted, import_extra
 from gpt_cli.options.declare import OptionError
+from gpt_cli.options.gbnf import is_gbnf, to_lark
 from gpt_cli.options.json_schema import FORM, rewritten
 from gpt_cli.system.machine import within
 
@@ -171,11 +172,17 @@ def _check_form(form: Any) -> None:
 
 
 def _from_grammar(text: str) -> str:
-    """Return a grammar that allows a text in any tokens.
+    """Return a grammar, written as for Lark or as GBNF, that allows a text in any tokens.
 
     Otherwise llguidance searches for the text that must follow, to split it as the tokenizer does.
     The search may not end, as for `A A` with `A: /y*y/`: the first A matches the whole text.
     """
+    if is_gbnf(text):
+        try:
+            text = to_lark(text)
+        except (ValueError, RecursionError) as error:
+            reason = ": it is nested too deeply" if isinstance(error, RecursionError) else error
+            raise OptionError("grammar", f"is not valid as a GBNF grammar{reason}") from None
     return _from_lark(f'{text}\n%llguidance {{"no_forcing": true}}')
 
 
@@ -218,8 +225,8 @@ def _explain_grammar(text: str, message: str) -> tuple[str, str]:
     if not match:
         return "", "it is JSON" if text.lstrip().startswith("{") else message
     line, column, complaint = match.groups()
-    if "::=" in text:  # of llama.cpp; vLLM accepts it, too
-        complaint = "a rule is written NAME: ..., the first start: ..., without ::="
+    if is_gbnf(text):
+        return "", complaint  # the position is one in the grammar for Lark
     return f" at line {line}, column {column}", complaint
 
 
