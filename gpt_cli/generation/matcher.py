@@ -28,6 +28,10 @@ from gpt_cli.options.declare import OptionError
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+# Parts of a grammar that may go on at a position, beyond which a text is stuck: an object has four
+# for each optional property. llguidance's 2000 would leave 600 properties without an end.
+_MOST_ITEMS = 20_000
+
 End: TypeAlias = Literal["complete", "stuck"]  # nothing more may follow; it should, but cannot
 
 
@@ -90,9 +94,12 @@ def check(tokenizer: Tokenizer, config: GPT2Config, constraint: Constraint | Non
 @lru_cache(CACHED)
 def _begin(guide: "LLTokenizer", constraint: Constraint) -> "LLMatcher":
     """Return the state of an empty text."""
-    matcher = import_llguidance().LLMatcher
+    llguidance = import_llguidance()
     grammar = constraint.grammar
-    state = with_stack(constraint.kind, lambda: matcher(guide, grammar, log_level=0))
+    limits = llguidance.LLParserLimits(max_items_in_row=_MOST_ITEMS)
+    state = with_stack(
+        constraint.kind, lambda: llguidance.LLMatcher(guide, grammar, log_level=0, limits=limits)
+    )
     if state.is_error():  # such as a special token that the tokenizer does not have
         raise constraint.error(state.get_error())
     choices = json.loads(constraint.text) if constraint.kind == "choices" else []

@@ -13,6 +13,8 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from gpt_cli.errors import counted, import_extra
 from gpt_cli.options.declare import OptionError
+from gpt_cli.options.gbnf import is_gbnf, to_lark
+from gpt_cli.options.json_schema import FORM, rewritten
 from gpt_cli.system.machine import within
 
 T = TypeVar("T")
@@ -125,7 +127,6 @@ def _from_json_schema(text: str) -> str:
     If any white space were allowed, a model could generate endless line ends. A schema can choose
     that, or another form, in "x-guidance".
     """
-    form = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
     try:
         schema = json.loads(text)
         if not isinstance(schema, dict):
@@ -137,10 +138,19 @@ def _from_json_schema(text: str) -> str:
             count = f"{references:,} of them in a schema of {counted(depth, 'level')}"
             raise OptionError("json_schema", f"must have fewer references: {count} are too many")
         # llguidance refuses NaN, which Python accepts.
-        return import_llguidance().LLMatcher.grammar_from_json_schema(text, defaults=form)
+        text = _rewritten(schema, text)
+        return import_llguidance().LLMatcher.grammar_from_json_schema(text, defaults=FORM)
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise OptionError("json_schema", f"must be JSON: {reason}") from None
+
+
+def _rewritten(schema: dict[str, Any], text: str) -> str:
+    """Return a schema as llguidance can read it; its text, if that needs no change."""
+    new = rewritten(schema)
+    if new is False:
+        raise OptionError("json_schema", "fits no value: a reference leads back to itself")
+    return text if new == schema else json.dumps(new)
 
 
 def _depth(value: Any) -> int:
@@ -162,11 +172,17 @@ def _check_form(form: Any) -> None:
 
 
 def _from_grammar(text: str) -> str:
-    """Return a grammar that allows a text in any tokens.
+    """Return a grammar, written as for Lark or as GBNF, that allows a text in any tokens.
 
     Otherwise llguidance searches for the text that must follow, to split it as the tokenizer does.
     The search may not end, as for `A A` with `A: /y*y/`: the first A matches the whole text.
     """
+    if is_gbnf(text):
+        try:
+            text = to_lark(text)
+        except (ValueError, RecursionError) as error:
+            reason = ": it is nested too deeply" if isinstance(error, RecursionError) else error
+            raise OptionError("grammar", f"is not valid as a GBNF grammar{reason}") from None
     return _from_lark(f'{text}\n%llguidance {{"no_forcing": true}}')
 
 
@@ -187,7 +203,8 @@ _CLEARER = {  # parts of a message, and what replaces them
     r"lookarounds not supported yet; .*": "^ and $ are only supported at its ends, without (?m)",
     "schema must be an object or boolean": 'a schema is an object, such as {"type": "string"}',
     r"Unimplemented keys: .*": r'\g<0>; "x-guidance": {"lenient": true} at the top ignores them',
-    "Enable 'coerce_one_of'.*": '"x-guidance": {"coerce_one_of": true} at the top takes anyOf',
+    r"oneOf constraints are .*": "a value may fit several branches of oneOf; "
+    '"x-guidance": {"coerce_one_of": true} at the top takes anyOf',
     r"lexer error": 'unexpected character; texts are in "...", regular expressions in /.../',
 }
 
@@ -208,8 +225,8 @@ def _explain_grammar(text: str, message: str) -> tuple[str, str]:
     if not match:
         return "", "it is JSON" if text.lstrip().startswith("{") else message
     line, column, complaint = match.groups()
-    if "::=" in text:  # of llama.cpp; vLLM accepts it, too
-        complaint = "a rule is written NAME: ..., the first start: ..., without ::="
+    if is_gbnf(text):
+        return "", complaint  # the position is one in the grammar for Lark
     return f" at line {line}, column {column}", complaint
 
 
@@ -220,7 +237,7 @@ def _explain_schema(text: str, message: str) -> tuple[str, str]:
         complaint = f"it refers to {match[1]}, and only references within it are followed"
     if len(text) > _SEARCHED:
         return "", complaint
-    pointer = _locate(json.loads(text), message)
+    pointer = _locate(rewritten(json.loads(text)), message)
     return (f" at {pointer}" if pointer else ""), complaint
 
 

@@ -193,10 +193,11 @@ class Options(SamplingParams):
     )
     grammar: str | None = option(
         None,
-        "Make the text match this grammar, in the syntax of Lark.",
+        "Make the text match this grammar, in the syntax of Lark or in llama.cpp's GBNF.",
         metavar="FILE|TEXT",
         text_form=Range(
-            lambda text: re.search(r"\bstart\s*:", text) is not None, "have a rule start:"
+            lambda text: re.search(r"\b(start|root)\s*:", text) is not None,
+            "have a rule start: or root ::=",
         ),
     )
     choices: Sequence[str] | None = option(

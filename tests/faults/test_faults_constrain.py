@@ -110,8 +110,8 @@ NOT_VALID = [
     row(82, "white space without an end", SCHEMA, '{"x-guidance": {"whitespace_pattern": "n*n"}}',
         "must have white space", "as whitespace_pattern"),
     row(82, "a grammar without start", GRAMMAR, 'a: "x"', "no start rule found"),
-    row(82, "a grammar in the form of llama.cpp", GRAMMAR, 'root ::= "a"', "line 1, column 7",
-        "without ::="),
+    row(82, "a literal of llama.cpp without an end", GRAMMAR, 'root ::= "a', "line 1",
+        "Unexpected end of input"),
     row(82, "a rule that is itself", GRAMMAR, "start: a\na: a", "must match some text"),
     row(82, "a terminal that is itself", GRAMMAR, "start: A\nA: B\nB: A", "circular reference"),
     row(82, "an import of a file", GRAMMAR, "%import /etc/passwd\nstart: A", "line 1, column 9"),
@@ -217,7 +217,7 @@ HARD = {
 @SLOW
 @pytest.mark.parametrize(
     ("flag", "content"),
-    [fault_row(83, name, 0, *hard, intact="its reason") for name, hard in HARD.items()],
+    [fault_row(83, name, "0 or 6", *hard, intact="its reason") for name, hard in HARD.items()],
 )
 def test_what_is_hard_ends_in_time(flag, content, world):
     text = argument(flag, content, world)
@@ -345,12 +345,14 @@ def test_a_server_without_the_package_tells_it(world, without_llguidance, record
 
 @linux
 @SLOW
-@pytest.mark.fault(86, "a limit of 800 MiB of address space", 0, intact="the text")
+@pytest.mark.fault(86, "a limit of 800 MiB of address space", "0 or 6", intact="the text")
 @pytest.mark.parametrize("name", ["a regex that explodes", "a schema of 200 KB", "an endless rule"])
 def test_constraints_need_little_memory(name, world):
     flag, content = HARD[name]
     command = generate(flag, argument(flag, content, world), "--threads", 1)
-    assert world.output(*command, preexec_fn=limit_addresses(800))
+    finished = world.run(*command, preexec_fn=limit_addresses(800))
+    assert finished.returncode in (0, 6), finished.stderr  # 6: the regex is too complex
+    assert finished.stdout
 
 
 @SLOW

@@ -21,6 +21,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 LARK = 'start: " " animal ("," " " animal)*\nanimal: "cat" | "dog" | "fox"'
+GBNF = 'root ::= " " animal ("," " " animal)*\nanimal ::= "cat" | "dog" | "fox"'
 REGEX, CHOICES = " [a-z]{2,9} [0-9]{4}", [" cat", " dog", " dogs", " caf\u00e9"]
 OBJECT = {"type": "object"}
 PROMPT = "Once upon a time"
@@ -68,6 +69,9 @@ FIELDS = {
     "regex": ({"structured_outputs": {"regex": REGEX}}, {"regex": REGEX}),
     "choice": ({"structured_outputs": {"choice": CHOICES}}, {"choices": CHOICES}),
     "grammar": ({"structured_outputs": {"grammar": LARK}}, {"grammar": LARK}),
+    "grammar of llama.cpp": (
+        {"structured_outputs": {"grammar": GBNF}}, {"grammar": GBNF}
+    ),
     "all fields of vLLM": (
         {"structured_outputs": {
             "json": None, "regex": REGEX, "choice": None, "grammar": None, "json_object": None,
@@ -205,7 +209,7 @@ BAD = [
     ({"guided_choice": ["\udfff"]}, "guided_choice", "not valid Unicode"),
     ({"guided_grammar": "a: b"}, "guided_grammar", "start"),
     ({"guided_grammar": 'start: "a'}, "guided_grammar", "at line 1, column"),
-    ({"guided_grammar": 'root ::= "yes" | "no"'}, "guided_grammar", "without ::="),
+    ({"guided_grammar": 'root ::= yes | "no"'}, "guided_grammar", "Rule 'yes' not found"),
     ({"guided_grammar": {}}, "guided_grammar", "must be a string"),
     ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "leave it out"),
     ({"guided_nope": "x"}, "guided_nope", "no such field"),
