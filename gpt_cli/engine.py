@@ -14,10 +14,9 @@ from gpt_cli.compression.archive import SEGMENT_TOKENS, ArchiveReader
 from gpt_cli.compression.codec import Codec
 from gpt_cli.errors import InputError, checked, compute_valid, counted, single
 from gpt_cli.folder.tokenizer import check_bytes
-from gpt_cli.generation import matcher
 from gpt_cli.generation.generate import Completion, Run, complete
-from gpt_cli.generation.row import Request
-from gpt_cli.gpt2 import checkpoint
+from gpt_cli.generation.row import Request, check_limits
+from gpt_cli.gpt2 import assembly
 from gpt_cli.gpt2.edits import Edit
 from gpt_cli.gpt2.hooks import has_key_axis, select_hooks
 from gpt_cli.gpt2.weights import Weights
@@ -90,8 +89,8 @@ class Engine:
         return self.tokenizer.decode(ids)
 
     def check_constraint(self, options: Options) -> None:
-        """Raise InputError if no text of this model matches the constraint of options."""
-        matcher.check(self.tokenizer, self.model.config, options.constraint)
+        """Raise InputError if no text of this model fits the constraint and the bad words."""
+        check_limits(self.loaded, options)
 
     def with_weights(self, arrays: Mapping[str, Any]) -> "Engine":
         """Return an engine with other weights, by their names in `weights`; the rest is shared.
@@ -102,7 +101,7 @@ class Engine:
         """
         if not isinstance(arrays, Mapping):
             raise TypeError("arrays must be a mapping of names to arrays")
-        model = checkpoint.with_weights(self.model, arrays)
+        model = assembly.with_weights(self.model, arrays)
         speculator = self.loaded.speculator and Speculator(model)
         return self._with(model=model, speculator=speculator)
 
@@ -190,10 +189,9 @@ class Engine:
         """Return the log-likelihood of a text, token by token; see `score_many`."""
         scored = single(self.score_many([text], **options))
         if not scored.tokens_scored:
-            has_start = self.loaded.start_ids(bos=options.get("bos", False)) or options.get(
-                "context"
-            )
-            raise too_short(has_start=bool(has_start))
+            start = self.loaded.start_ids(bos=options.get("bos", False))
+            before = bool(start or options.get("context"))
+            raise too_short(has_start=before and not scored.ids)
         return scored
 
     @checks_arguments()
@@ -261,7 +259,9 @@ class Engine:
         end = self.loaded.end_ids(eos=eos)
 
         def text_of(item: str | Mapping[str, Any]) -> Text:
-            text = self.loaded.text(item, start=start, end=end, context=context, special=special)
+            text = self.loaded.scored_text(
+                item, start=start, end=end, context=context, special=special
+            )
             if words and text.words is None:
                 instead = "score tokens (--tokens), or "
                 check_bytes(self.tokenizer, "the surprisal of words", instead=instead)
@@ -370,16 +370,15 @@ class Engine:
             special: read names such as `<|endoftext|>` in texts as special tokens; a mapping may
                 have its own "special".
         """
-        classifier = self.loaded.required_classifier()
+        classifier = self.loaded.classifier
         if overflow not in get_args(LongTexts):
             raise OptionError("overflow", f"must be one of {', '.join(get_args(LongTexts))}")
 
         def text_of(item: str | Mapping[str, Any]) -> Text:
-            text = self.loaded.text(item, start=self.loaded.start, special=special)
+            longest = self.model.config.n_positions if overflow == "truncate" else None
+            text = self.loaded.text(item, start=self.loaded.start, special=special, longest=longest)
             if not text.ids:
                 raise InputError("the text is empty: it has no tokens")
-            if overflow == "truncate":
-                text = replace(text, ids=text.ids[: self.model.config.n_positions])
             self.loaded.check_fits(len(text.ids), "text")
             return text
 
@@ -575,14 +574,7 @@ class Engine:
     def _answers(self, answer: str, wrong: str | None) -> Answers:
         """Return the ids of answers; OptionError if one is not a token, or both are the same."""
         texts = {"answer": answer} if wrong is None else {"answer": answer, "wrong": wrong}
-        ids = []
-        for name, text in texts.items():
-            tokens = self.loaded.text_ids(text)
-            ids += tokens
-            if len(tokens) != 1:
-                parts = " ".join(f'"{self.tokenizer.decode([id])}"' for id in tokens)
-                hint = "a word usually begins with its space"
-                raise OptionError(name, f"must be one token, not {parts or 'empty'}; {hint}")
+        ids = [self.loaded.token_id(name, text) for name, text in texts.items()]
         if len(set(ids)) < len(ids):
             raise OptionError("wrong", "must be another token than the answer")
         return ids

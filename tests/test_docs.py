@@ -190,8 +190,12 @@ def test_the_python_of_a_page_runs(page, tmp_path):
         pytest.importorskip("llguidance")
     if "engine.compress" in python_of(page) and not native_library():
         pytest.skip("needs the compiled library")
-    command = [sys.executable, "-P", "-c", python_of(page)]
+    code = python_of(page)
     env = os.environ | {"PATH": path_with_command(tmp_path / "bin")}
+    if find_spec("pandas") is None:
+        env["PYTHONPATH"] = str(ROOT / "tests")
+        code = code.replace("import pandas as", "from support import data_frames as")
+    command = [sys.executable, "-P", "-c", code]
     finished = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True)
     assert (finished.returncode, finished.stderr.decode()) == (0, "")
 

@@ -14,6 +14,7 @@ from gpt_cli.options.request import OptionFields, Options
 from gpt_cli.scoring.score import ScoreOptions
 from gpt_cli.texts.loaded import LoadedModel
 from support.checkpoints import END, END_ID, VOCAB
+from support.data_frames import DataFrame
 
 PROMPT = "the sand and "
 SAMPLED = {"temperature": 1.3, "top_k": 0, "top_p": 1.0, "seed": 11, "max_tokens": 30}
@@ -216,6 +217,32 @@ def test_penalties_and_biases_are_those_of_openai(without_ends, options):
     assert done.ids != without_ends.generate([PROMPT], temperature=0, max_tokens=30)[0].ids
 
 
+def test_a_bias_may_name_a_token_by_its_text(without_ends):
+    options = {"max_tokens": 20, "seed": 1, "temperature": 1.5}
+    e = VOCAB["e"]
+    (by_id,) = without_ends.generate([PROMPT], logit_bias={e: -100, VOCAB["h"]: 2}, **options)
+    for biases in ({"e": -100, "h": 2}, ["e=-100", f"{VOCAB['h']}=2"], [("e", -100), ("h", 2)]):
+        (done,) = without_ends.generate([PROMPT], logit_bias=biases, **options)
+        assert done.ids == by_id.ids
+    row = {"prompt": PROMPT, "logit_bias": {"e": -100, "h": 2}}
+    (done,) = without_ends.batch([row], Options(**options))
+    assert done.ids == by_id.ids
+    assert e not in done.ids
+
+
+@pytest.mark.parametrize(
+    ("biases", "message"),
+    [
+        ({"qz": 1}, 'logit_bias must be one token, not "q" "z"; a word usually begins with'),
+        ({"e": 1, VOCAB["e"]: 2}, f"logit_bias has 'e' and {VOCAB['e']}, the same token"),
+        ({len(VOCAB): 1}, f"logit_bias has token {len(VOCAB)}, and the ids of this model are from"),
+    ],
+)
+def test_a_bias_of_no_token_is_refused(engine, biases, message):
+    with pytest.raises(InputError, match=f"^{message}"):
+        engine.generate([PROMPT], logit_bias=biases)
+
+
 @pytest.mark.parametrize("others", [(), ("never written",)])
 def test_a_stop_string_ends_the_text_and_can_be_kept(without_ends, others):
     options = {"max_tokens": 40, "temperature": 0}
@@ -285,6 +312,30 @@ def test_unknown_options_and_one_prompt_without_a_list_are_refused(engine):
 def test_wrong_types_and_unknown_keywords_are_type_errors(engine, call, message):
     with pytest.raises(TypeError, match=message):
         call(engine)
+
+
+MANY = {
+    "generate": lambda engine, texts: [row.text for row in engine.generate(texts, seed=1)],
+    "batch": lambda engine, texts: [row.text for row in engine.batch(texts, Options(seed=1))],
+    "score_many": lambda engine, texts: [row.total_logprob for row in engine.score_many(texts)],
+    "activations": lambda engine, texts: [
+        values["hook_embed"].tolist() for values in engine.activations(texts, ["hook_embed"])
+    ],
+}
+
+
+@pytest.mark.parametrize("method", [*MANY, "classify", "rank_many"])
+def test_a_data_frame_is_refused_and_its_column_or_rows_are_taken(engine, method):
+    column = "prompt" if method in ("batch", "rank_many") else "text"
+    df = DataFrame({column: ["a b", "b"]})
+    with pytest.raises(TypeError, match=r'cannot be a DataFrame.*such as df\["text"\]'):
+        getattr(engine, method)(df, *([["hook_embed"]] if method == "activations" else []))
+    if method in MANY:
+        results = MANY[method](engine, df[column])
+        assert MANY[method](engine, np.array(df[column])) == results
+    if method in ("batch", "score_many", "activations"):
+        rows = df.to_dict("records")
+        assert MANY[method](engine, (row for row in rows)) == results
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ GROUPS = {
     "Model": "model adapter edit bos-token revision offline",
     "Input": "file answer wrong what hook hooks pool format delimiter template escape context "
     "special bos eos lines stride overflow prompt-tokens",
-    "Sampling": "max-tokens temperature top-k top-p min-p typical-p repeat-penalty "
+    "Sampling": "max-tokens min-tokens temperature top-k top-p min-p typical-p repeat-penalty "
     "presence-penalty frequency-penalty no-repeat-ngram logit-bias beams length-penalty "
-    "early-stopping stop include-stop ignore-eos seed samples",
+    "early-stopping stop include-stop bad-words ignore-eos seed samples",
     "Choices and constraints": "choices choices-file by calibrate exact regex json-schema grammar",
     "Output": "output out-dtype pca to resume salvage segment top layer head html png plot force "
     "echo stream json logprobs tokens words layers min-k total count max-perplexity "

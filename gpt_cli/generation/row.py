@@ -7,9 +7,12 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpt_cli.errors import ContextError, InputError, counted
-from gpt_cli.generation.matcher import End, Matcher, check
+from gpt_cli.generation import matcher
+from gpt_cli.generation.bad_words import BadWords, bad_words
+from gpt_cli.generation.matcher import End, Matcher
 from gpt_cli.generation.sampling import sample, uniforms
 from gpt_cli.ops import Array
 from gpt_cli.options.declare import OptionError
@@ -38,8 +41,9 @@ class Request:
     def of_prompt(cls, loaded: LoadedModel, prompt: str, options: Options, index: int) -> "Request":
         """Return the request to continue a prompt; raise InputError if that is not possible."""
         ids = loaded.prompt_ids(prompt, special=options.special)
-        loaded.config.check_ids([id for id, _ in options.logit_bias])
-        check(loaded.tokenizer, loaded.config, options.constraint)
+        options = loaded.with_token_ids(options)
+        loaded.config.check_ids(options.stop_token_ids)
+        check_limits(loaded, options)
         n_positions = loaded.config.n_positions
         ids = fit(ids, n_positions, options)
         final_length = min(len(ids) + options.max_tokens, n_positions)
@@ -104,6 +108,7 @@ class Step(NamedTuple):  # created in a third of the time of a frozen dataclass
     accepted: bool = False  # whether this token was drafted and accepted
     hypothesis: int = 0  # of a beam search, from 0, the best
     score: float | None = None  # of the hypothesis up to this token
+    stop_reason: str | int | None = None  # the stop string or the token of `stop_token_ids`
 
 
 class StopStrings:
@@ -117,7 +122,7 @@ class StopStrings:
         self._include = include
         self._begins = {stop[0] for stop in stops}
         self._held = ""
-        self.stopped = False
+        self.stop: str | None = None  # the stop string that ended the text
 
     def push(self, text: str) -> str:
         """Take text; return the text that is certain to be before any stop string."""
@@ -125,14 +130,14 @@ class StopStrings:
             return text
         self._held += text
         held = self._held
-        spans = []  # of stop strings: end, start
+        spans = []  # of stop strings: end, start, text
         for stop in self._stops:
             start = held.find(stop)
             if start >= 0:
-                spans.append((start + len(stop), start))
+                spans.append((start + len(stop), start, stop))
         if spans:
-            self.stopped = True
-            end, start = min(spans)  # the first complete one, wherever the text was cut
+            # The first complete one, wherever the text was cut.
+            end, start, self.stop = min(spans)
             self._held = ""
             return held[: end if self._include else start]
         for cut, character in enumerate(held):
@@ -166,18 +171,42 @@ class BatchRow:
         self.ngrams: dict[tuple[int, ...], int] = {}  # in `ids`, by `drafts`: where each ends
         self.indexed = 0  # number of ids whose n-grams are known
         self.ended = False  # then it leaves the batch
+        self.stop_reason: str | int | None = None  # what ended it: see `Step`
         self._config = loaded.config
         self._decoder = loaded.tokenizer.stream(request.prompt)
         self._stops = StopStrings(options.stop, include=options.include_stop)
         self.matcher: Matcher | None = None
         if options.constraint:
             self.matcher = Matcher(loaded.tokenizer, loaded.config, options.constraint)
+        self.bad_words: BadWords | None = None
+        self._end = b""  # of the new text: see `BadWords.end`
+        if options.bad_words:
+            self.bad_words = bad_words(loaded.tokenizer, loaded.config, options.bad_words)
 
     @property
     def tokens_left(self) -> int:
         """Return the number of tokens until the row has `max_tokens`, or its window is full."""
         left = self.options.max_tokens - len(self.generated)
         return min(left, self._config.n_positions - len(self.window))
+
+    def allowed(self, drafts: Sequence[int] = ()) -> NDArray[np.bool_] | None:
+        """Return which tokens may follow the text and drafts (V,), or None for all."""
+        allowed = self.matcher.allowed(drafts) if self.matcher else None
+        if self.bad_words:
+            words = self.bad_words.allowed(self.bad_words.end(self._end, drafts))
+            allowed = words if allowed is None else words & allowed
+            if self.must_go_on(len(drafts)):
+                allowed[[id for id in self._config.eos_token_id if id < len(allowed)]] = False
+        return allowed
+
+    def can_go_on(self) -> bool:
+        """Return whether a token may follow, perhaps an end token."""
+        allowed = self.allowed()
+        return allowed is None or bool(allowed.any())
+
+    def must_go_on(self, new: int = 0) -> bool:
+        """Return whether no end token may follow the text and `new` further tokens."""
+        return self.options.ignore_eos or len(self.generated) + new < self.options.min_tokens
 
     def fork(self) -> Self:
         """Return a copy, to which other tokens may be appended."""
@@ -212,23 +241,54 @@ class BatchRow:
         self.generated.append(id)
         self.window.append(id)
         ended = id in self._config.eos_token_id
-        passed = "" if ended else self._stops.push(self._decoder.push(id))
-        if self._stops.stopped:
+        if id in self.options.stop_token_ids and not ended:
+            return self._stop_at(id), "stop"
+        passed = "" if ended else self._decoder.push(id)
+        if len(self.generated) > self.options.min_tokens:
+            passed = self._stops.push(passed)
+        if self._stops.stop is not None:
+            self.stop_reason = self._stops.stop
             return passed, "stop"
         if self.matcher:
             self.matcher.push(id)
+        if self.bad_words:
+            self._end = self.bad_words.end(self._end, [id])
         finish: FinishReason
         if ended:
             finish = "eos"
         elif self.matcher and self.matcher.end:
             finish = self.matcher.end
+        elif not self.can_go_on():
+            finish = "stuck"
         elif len(self.generated) == self.options.max_tokens:
             finish = "length"
         elif len(self.window) == self._config.n_positions and self.options.overflow != "shift":
             finish = "context"
         else:
             return passed, None
-        return passed + self._stops.push(self._decoder.flush()) + self._stops.flush(), finish
+        return passed + self._rest(), finish
+
+    def _stop_at(self, id: int) -> str:
+        """End the text at a token of `stop_token_ids`; return the text that is now certain."""
+        self.stop_reason = id
+        passed = self._stops.push(self._decoder.push(id)) if self.options.include_stop else ""
+        return passed + self._rest()
+
+    def _rest(self) -> str:
+        """Return the text that was held back: no more text follows."""
+        return self._stops.push(self._decoder.flush()) + self._stops.flush()
+
+
+def check_limits(loaded: LoadedModel, options: Options) -> None:
+    """Raise InputError if a constraint is not valid, or no token may be the first of a text.
+
+    ResourceError if llguidance is not installed.
+    """
+    matcher.check(loaded.tokenizer, loaded.config, options.constraint)
+    if options.bad_words:
+        row = BatchRow(0, Request(Text([0]), options), loaded)
+        if not row.can_go_on():
+            raise OptionError("bad_words", "must leave a token to begin with, and leave none")
 
 
 def fit(prompt: list[int], n_positions: int, options: Options) -> list[int]:
@@ -281,12 +341,14 @@ class Sampler:
         """Return what `Ops.draft` and `Ops.decode` need to sample the next `steps` tokens of rows.
 
         Return None if they cannot: the options of the rows differ, or need a bias, a penalty,
-        typical-p or a matcher.
+        typical-p, a matcher, bad words or a text that is not yet long enough to end.
         """
         params = rows[0].sampling
         ignore_eos = rows[0].options.ignore_eos
         alike = all(
-            row.sampling == params and row.options.ignore_eos == ignore_eos and not row.matcher
+            row.sampling == params
+            and row.options.ignore_eos == row.must_go_on() == ignore_eos
+            and not (row.matcher or row.bad_words)
             for row in rows
         )
         if not alike or params.changes_logits or not params.kernels_filter:
@@ -305,12 +367,12 @@ class Sampler:
         xp = self._ops.xp
         logits[:, self._missing] = -xp.inf
         for index, (row, drafts) in enumerate(positions):
-            if row.options.ignore_eos:
+            if row.must_go_on(len(drafts)):
                 logits[index, self._missing_and_ends] = -xp.inf
-            if row.matcher:
-                allowed = row.matcher.allowed(drafts)
-                if allowed.any():  # else the drafts end the row, and this token is dropped
-                    logits[index, ~xp.asarray(allowed)] = -xp.inf
+            allowed = row.allowed(drafts)
+            # If there is none, the drafts end the row, and this token is dropped.
+            if allowed is not None and allowed.any():
+                logits[index, ~xp.asarray(allowed)] = -xp.inf
 
     def sample_at(self, logits: Array, positions: Sequence[Position]) -> Array:
         """Sample the next token at every position: logits (P, V) -> ids (P,).

@@ -163,7 +163,9 @@ def without_mark(number: int | None, data: bytes) -> bytes:
 
 
 def _joined(words: Any) -> str | None:
-    """Return the text of words; None if they are not a list of strings."""
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+    """Return the text of words, if there are any; raise InputError if they are not texts."""
+    if words is None:
         return None
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise InputError('the "words" of a row must be a list of strings')
     return "".join(words)

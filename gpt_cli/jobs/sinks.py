@@ -13,6 +13,7 @@ from gpt_cli.errors import MALFORMED, InputError, ResourceError, counted
 from gpt_cli.jobs import storage
 from gpt_cli.jobs.jsonl import encode
 from gpt_cli.jobs.layout import InputRow
+from gpt_cli.jobs.task import ABSENT_IF_UNSET
 from gpt_cli.options.declare import OptionError
 from gpt_cli.options.request import draw_seed
 from gpt_cli.records import Record
@@ -159,13 +160,11 @@ class Manifest:
         if files != earlier_files:
             change = _changed_file(earlier_files, files)
             raise refusal(f"{self._output} was made from another input{change}")
-        for name in ("format", "delimiter", "bos_token", "edits"):  # absent if not set
-            if earlier.get(name) and name not in self._job:
-                was = _shown(earlier[name])
-                raise OptionError(
-                    name, f"of {self._output} was {was}, and is not set now: {ANOTHER}"
-                )
+        absent_if_unset = {*ABSENT_IF_UNSET, "format", "delimiter", "bos_token", "edits"}
         for name, value in self._job.items():
+            if name not in earlier and name in absent_if_unset:
+                now = f"was not set, and is now {_shown(value)}"
+                raise OptionError(name, f"of {self._output} {now}: {ANOTHER}")
             if name not in earlier:
                 raise refusal(f"{self._output} was made by a version without {name}")
             if earlier[name] != value:
@@ -173,6 +172,10 @@ class Manifest:
                 # Long ones, such as JSON schemas, may begin alike.
                 change = "differs" if theirs == ours else f"was {theirs}, and is now {ours}"
                 raise OptionError(name, f"of {self._output} {change}: {ANOTHER}")
+        for name, value in earlier.items():  # some are absent if they are not set
+            if value and name not in {*self._job, "input"}:
+                was = f"was {_shown(value)}, and is not set now"
+                raise OptionError(name, f"of {self._output} {was}: {ANOTHER}")
 
     def begin(self) -> bytes:
         """Return the content of the file; a random seed replaces None."""

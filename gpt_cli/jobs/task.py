@@ -17,8 +17,14 @@ if TYPE_CHECKING:
 Rows: TypeAlias = Sequence[InputRow]
 
 _ROWS_TOGETHER = 256
-# Settings that outputs of version 1.0 do not have.
-_LATER = ("special", "eos", "context", "token_logprobs", "calibrate")
+# Settings that a manifest has only if they are set: version 1.0 did not have them.
+ABSENT_IF_UNSET = {"special", "eos", "context", "token_logprobs", "calibrate"}
+ABSENT_IF_UNSET |= {"min_tokens", "bad_words", "stop_token_ids"}
+
+
+def comparable(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings without those that are not set and that older outputs do not have."""
+    return {name: value for name, value in settings.items() if value or name not in ABSENT_IF_UNSET}
 
 
 class Task(ABC):
@@ -66,10 +72,9 @@ class Task(ABC):
         """The options that change results, as JSON values; by default the fields of a dataclass.
 
         An output with other settings cannot be resumed. Older outputs do not have all of them, so
-        those in `_LATER` are only there if they are set.
+        those in `ABSENT_IF_UNSET` are only there if they are set.
         """
-        settings: dict[str, Any] = asdict(self) if is_dataclass(self) else {}
-        return {name: value for name, value in settings.items() if name not in _LATER or value}
+        return comparable(asdict(self)) if is_dataclass(self) else {}
 
     def with_seed(self, seed: int | None) -> "Task":
         """Return the task with a seed if it draws numbers: its own, else `seed`, else any."""

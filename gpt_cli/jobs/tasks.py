@@ -1,15 +1,16 @@
 """The tasks: to continue, score, rank or classify the texts of rows, or to compute activations."""
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from gpt_cli import records
-from gpt_cli.errors import InputError
+from gpt_cli.errors import InputError, StuckError
 from gpt_cli.jobs import storage
 from gpt_cli.jobs.layout import InputRow, Layout, Template
-from gpt_cli.jobs.task import Rows, Task
+from gpt_cli.jobs.task import Rows, Task, comparable
 from gpt_cli.options.arguments import check_type
 from gpt_cli.options.declare import OptionError
 from gpt_cli.options.request import CONSTRAINTS, Options
@@ -60,7 +61,8 @@ class Generation(Task):
     @property
     def settings(self) -> dict[str, Any]:
         template = asdict(self.template) if self.template else None
-        return asdict(self.options) | {"logprobs": self.logprobs, "template": template}
+        settings = asdict(self.options) | {"logprobs": self.logprobs, "template": template}
+        return comparable(settings)
 
     def with_seed(self, seed: int | None) -> "Generation":
         return replace(self, options=self.options.with_seed(seed))
@@ -85,6 +87,9 @@ class Generation(Task):
         return engine.batch(fields, self.options, batch_size=self.batch_size, indices=indices)
 
     def record(self, engine: "Engine", row: InputRow, result: "Completion") -> Record:
+        if result.finish_reason == "stuck":
+            end = json.dumps(result.text[-40:], ensure_ascii=False)
+            raise StuckError(f"no token can follow {end}: {records.STUCK}")
         return records.of_completion(engine, result, logprobs=self.logprobs)
 
     def tokens(self, record: Record) -> int:
@@ -172,9 +177,9 @@ class Scoring(_OfTexts):
         results = engine.score_many(self.texts(rows), **self.options)
         if not self.whole_files:
             return results
-        has_start = bool(engine.loaded.start_ids(bos=self.bos) or self.context)
+        before = bool(engine.loaded.start_ids(bos=self.bos) or self.context)
         return [
-            self._of_file(row, result, has_start=has_start) if row.line is None else result
+            self._of_file(row, result, has_start=before) if row.line is None else result
             for row, result in zip(rows, results, strict=True)
         ]
 
@@ -187,7 +192,7 @@ class Scoring(_OfTexts):
         if not isinstance(result, InputError):
             if result.tokens_scored:
                 return result
-            result = too_short(has_start=has_start)
+            result = too_short(has_start=has_start and not result.ids)
         return InputError(f"{storage.label(row.file or '')}: {result}")
 
     @property
@@ -328,7 +333,9 @@ class Ranking(Task):
     @property
     def settings(self) -> dict[str, Any]:
         settings = super().settings
-        return settings | ({} if self.calibrate is None else {"calibrate": self.calibrate})
+        if self.calibrate is not None:
+            settings["calibrate"] = [self.calibrate]  # an empty text is set, too
+        return settings
 
     def __post_init__(self) -> None:
         check_type("choices", self.choices, Sequence[str])

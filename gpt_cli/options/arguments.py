@@ -1,7 +1,7 @@
 """The arguments of public functions: wrong types and unknown keywords are TypeErrors."""
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from numbers import Integral
 from types import NoneType, UnionType
@@ -49,12 +49,16 @@ def check_type(name: str, value: Any, annotation: Any) -> None:
     """Raise OptionTypeError for a value that is not of the type of an annotation.
 
     Checked are classes, unions, `Sequence` with its items, and `Iterable` without them: such rows
-    may have errors of their own. Other annotations allow any value.
+    may have errors of their own. Neither is a table. Other annotations allow any value.
     """
     kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
     if not any(_is_of(value, kind) for kind in kinds):
         names = " or ".join(_name(kind) for kind in kinds)
         raise OptionTypeError(name, f"must be {names}, not {value!r:.40}")
+    if any(get_origin(kind) in _LISTS for kind in kinds) and _is_table(value):
+        table = f"cannot be a {type(value).__name__}, whose items are columns"
+        cure = 'give one column, such as df["text"], or its rows, such as df.to_dict("records")'
+        raise OptionTypeError(name, f"{table}: {cure}")
     if get_origin(annotation) is Sequence:
         (inner,) = get_args(annotation)
         for index, item in enumerate(value):
@@ -68,6 +72,17 @@ def _is_of(value: Any, kind: Any) -> bool:
     if list_kind:
         return isinstance(value, list_kind) and not isinstance(value, str | bytes | Mapping)
     return kind is Any or not isinstance(kind, type) or isinstance(value, kind)
+
+
+def _is_table(value: Any) -> bool:
+    """Return whether a value is a table by columns, such as a DataFrame, whose items are no rows.
+
+    A list of mappings may have columns, too. An iterator is not looked into.
+    """
+    has_columns = isinstance(getattr(value, "columns", None), Iterable)
+    if not has_columns or isinstance(value, Iterator):
+        return False
+    return not isinstance(next(iter(value), None), Mapping)
 
 
 def _name(kind: Any) -> str:

@@ -12,13 +12,16 @@ from typing import Any, Literal, Self, TypeAlias, TypedDict, get_args
 from gpt_cli.options.constraint import Constraint, ConstraintKind
 from gpt_cli.options.declare import (
     AT_LEAST_0,
-    AT_LEAST_1,
     BIASES,
+    IDS,
+    LIMIT,
     SCHEMA,
+    SEED,
     Declared,
     OptionError,
     OptionTypeError,
     Range,
+    Token,
     between,
     option,
     split_commas,
@@ -33,8 +36,10 @@ _DIVISORS = Range(lambda divisor: 1e-6 <= divisor <= 1e6, "from 1e-06 to 1e+06")
 _TEMPERATURES = Range(lambda t: t == 0 or _DIVISORS.contains(t), f"0, or {_DIVISORS.name}")
 _TOP_P = Range(lambda p: 0 < p <= 1, "above 0 and at most 1")
 _BIASES = Range(
-    lambda biases: all(id >= 0 and -100 <= bias <= 100 for id, bias in biases),
-    "token ids with numbers from -100 to 100",
+    lambda biases: all(
+        (isinstance(token, str) or token >= 0) and -100 <= bias <= 100 for token, bias in biases
+    ),
+    "token ids or texts with numbers from -100 to 100",
 )
 # The filters of a draw, with the values at which they keep all tokens.
 _FILTERS = {"top_k": 0, "top_p": 1, "min_p": 0, "typical_p": 1}
@@ -43,6 +48,14 @@ _KERNEL_FILTERS = {"top_k", "top_p", "min_p"}  # of the kernels in C and CUDA
 _OF_DRAW = {"temperature": 0} | _FILTERS
 OF_SEARCH = {"length_penalty": 1, "early_stopping": False}
 CHOICES = Range(lambda texts: texts and "" not in texts, "one or more texts that are not empty")
+
+
+def _is_word(text: str) -> bool:
+    """Return whether a text can appear in UTF-8."""
+    try:
+        return bool(text.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +99,13 @@ class SamplingParams(Declared):
     no_repeat_ngram: int = option(
         0, "Let no N tokens in a row occur twice in the text; 0 is off.", AT_LEAST_0, metavar="N"
     )
-    logit_bias: Sequence[tuple[int, float]] = option(
+    logit_bias: Sequence[tuple[Token, float]] = option(
         (),
-        "Add BIAS to the logit of a token, such as -100 to ban it; repeatable.",
+        "Add BIAS to the logit of a token, by its id or its text, such as -100 to ban it; "
+        "repeatable.",
         _BIASES,
         kind=BIASES,
-        metavar="TOKEN_ID=BIAS",
+        metavar="TOKEN=BIAS",
     )
 
     @property
@@ -116,7 +130,16 @@ class SamplingParams(Declared):
 class Options(SamplingParams):
     """The options of a continuation."""
 
-    max_tokens: int = option(128, "Generate at most this many tokens.", AT_LEAST_1, aliases=("-n",))
+    max_tokens: int = option(
+        128,
+        "Generate at most this many tokens.",
+        Range(lambda tokens: tokens >= 1, "1 or more, or -1 for no limit"),
+        kind=LIMIT,
+        aliases=("-n",),
+    )
+    min_tokens: int = option(
+        0, "Let no end token and no stop string end the text before it has so many.", AT_LEAST_0
+    )
     beams: int | None = option(
         None,
         "Search for the likeliest texts, with up to N side by side, in place of drawing one.",
@@ -138,7 +161,8 @@ class Options(SamplingParams):
     seed: int | None = option(
         None,
         "Seed of the random choices: the same seed gives the same text; random if not set.",
-        Range(lambda seed: 0 <= seed < 2**64, "from 0 to 2**64 - 1"),
+        Range(lambda seed: 0 <= seed < 2**64, "from 0 to 2**64 - 1, or -1 for a random one"),
+        kind=SEED,
         aliases=("-s",),
     )
     stop: Sequence[str] = option(
@@ -148,6 +172,13 @@ class Options(SamplingParams):
         metavar="TEXT",
     )
     include_stop: bool = option(False, "Keep the stop string in the text.")
+    bad_words: Sequence[str] = option(
+        (),
+        "Never write this text, in whatever tokens; repeatable.",
+        Range(lambda words: all(map(_is_word, words)), "strings that are not empty, in Unicode"),
+        metavar="TEXT",
+    )
+    stop_token_ids: Sequence[int] = option((), kind=IDS, row=False)  # end the text like `stop`
     regex: str | None = option(
         None,
         "Make the whole text match this regular expression, such as ' [0-9]{4}'.",
@@ -207,6 +238,10 @@ class Options(SamplingParams):
         check_search(changed, self.beams)
         if self.beams and self.overflow == "shift":
             raise OptionError("overflow", "cannot be shift in a beam search")
+        if self.min_tokens > self.max_tokens:
+            raise OptionError(
+                "min_tokens", f"must be at most max_tokens, which is {self.max_tokens}"
+            )
 
     @cached_property
     def constraint(self) -> Constraint | None:
@@ -268,14 +303,17 @@ class OptionFields(TypedDict, total=False):
     presence_penalty: float
     frequency_penalty: float
     no_repeat_ngram: int
-    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] | Sequence[str]
+    logit_bias: Mapping[int, float] | Mapping[str, float] | Sequence[tuple[Token, float] | str]
     max_tokens: int
+    min_tokens: int
     beams: int | None
     length_penalty: float
     early_stopping: Literal[False, True, "never"]
     seed: int | None
     stop: str | Sequence[str]
     include_stop: bool
+    bad_words: str | Sequence[str]
+    stop_token_ids: Sequence[int]
     regex: str | None
     json_schema: str | Mapping[str, Any] | None
     grammar: str | None

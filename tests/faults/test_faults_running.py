@@ -77,7 +77,7 @@ BAD_INPUT = [
     row(44, "top-p of 2", generate("--top-p", 2, "x"), "top-p", "must be"),
     row(44, "top-k below 0", generate("--top-k", -1, "x"), "top-k", "must be"),
     row(44, "no token at most", generate("-n", 0, "x"), "max-tokens", "1 or more"),
-    row(45, "a seed below 0", generate("-s", -1, "x"), "seed", "from 0 to"),
+    row(45, "a seed below 0", generate("-s", -2, "x"), "seed", "from 0 to"),
     row(45, "a seed of 2**64", generate("-s", 2**64, "x"), "seed", "from 0 to"),
     row(45, "a seed that is text", generate("-s", "x", "x"), "seed", "a whole number"),
     row(131, "no beam", generate("--beams", 0, "x"), "--beams", "from 1 to 128"),

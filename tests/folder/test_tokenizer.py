@@ -284,6 +284,7 @@ DAMAGES = {
     "a merged token missing": {"vocab.json": changed_vocab(he=None)},
     "two tokens of one id": {"vocab.json": changed_vocab(a=1, b=1)},
     **{f"an id {id}": {"vocab.json": changed_vocab(a=id)} for id in ("0", 1.5, [], -1, 2**40)},
+    "an id beyond any vocabulary": {"vocab.json": changed_vocab(he=2**32 - 11)},
     "a special id beyond 32 bits": {"vocab.json": changed_vocab(x_y=2**40)},
     "a token that no merge makes": {"vocab.json": changed_vocab(hh=1000)},
     "a token that no merge makes, in half a bracket": {"vocab.json": changed_vocab(**{"<a": 1000})},

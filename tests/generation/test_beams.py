@@ -134,8 +134,10 @@ EDIT = ["blocks.1.hook_mlp_out*=0.5", "blocks.0.attn.hook_v[1]@2:=0"]
 
 shared = st.fixed_dictionaries({
     "max_tokens": st.integers(1, 12),
+    "min_tokens": st.sampled_from([0, 0, 1]),
     "ignore_eos": st.booleans(),
     "stop": st.sampled_from([(), ("a", "he"), tuple(map(chr, range(33, 127)))]),
+    "bad_words": st.sampled_from([(), (), ("a", "he")]),
     "top_logprobs": st.sampled_from([0, 0, 3]),
     "repeat_penalty": st.sampled_from([1.0, 1.3]),
     "no_repeat_ngram": st.sampled_from([0, 2]),

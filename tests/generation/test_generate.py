@@ -114,6 +114,7 @@ options_of_rows = st.fixed_dictionaries(
         "seed": st.integers(0, 2**64 - 1),
         "ignore_eos": st.booleans(),
         "stop": st.sampled_from([(), ("a", "he"), tuple(chr(33 + byte) for byte in range(30))]),
+        "bad_words": st.sampled_from([(), ("a", "he")]),
         "overflow": st.sampled_from(["truncate", "shift"]),
         "top_logprobs": st.sampled_from([0, 3]),
     }
@@ -267,6 +268,24 @@ def test_ids_without_a_token_and_ignored_end_tokens_are_never_chosen(make_model,
     assert np.isfinite(done.logprobs).all()
 
 
+@pytest.mark.parametrize("params", PARAMS)
+def test_no_end_token_comes_before_min_tokens(make_model, tokenizer, params):
+    model = favouring(make_model(), END_ID)
+    for least in (0, 1, 5):
+        (done,) = run(model, tokenizer, [[1]], params, min_tokens=least)
+        assert (done.finish_reason, len(done.ids)) == ("eos", least + 1)
+        assert done.ids.index(END_ID) == least
+
+
+def test_no_stop_string_comes_before_min_tokens(make_model, tokenizer):
+    model = favouring(make_model(), X)
+    for least in range(6):
+        options = Options(temperature=0, min_tokens=least, stop=["xx"])
+        (done,) = completions_of(model, tokenizer, [Request(Text([1]), options)])
+        assert (done.finish_reason, done.text) == ("stop", "x" * least)
+        assert len(done.ids) == least + 2
+
+
 def test_an_end_token_beyond_the_vocabulary_ends_nothing(make_model, tokenizer):
     model = make_model(eos_token_id=[len(VOCAB), 50256])
     for ignore_eos in (False, True):
@@ -396,9 +415,11 @@ def test_a_text_is_cut_at_a_stop_string_and_only_what_may_begin_one_is_held(piec
     for piece in pieces:
         passed += filter.push(piece)
         text += piece
-        if filter.stopped:
+        if filter.stop is not None:
             break
         assert not any(stop in passed for stop in stops)
         held = text[len(passed) :]
         assert held == "" or any(stop.startswith(held) and stop != held for stop in stops)
-    assert (passed + filter.flush(), filter.stopped) == cut_at_a_stop("".join(pieces), stops)
+    assert (passed + filter.flush(), filter.stop is not None) == cut_at_a_stop(
+        "".join(pieces), stops
+    )

@@ -33,6 +33,7 @@ from support.drafting import (
     SMALL,
     FakeRow,
     options,
+    options_of,
     planned,
     plans,
     prompts,
@@ -373,7 +374,7 @@ def test_thousands_of_texts_are_the_same_with_drafts(native, tokenizer, monkeypa
         for _ in range(drawn.randint(1, 3)):
             chosen = one_of(VALUES | OTHERS | {"max_tokens": range(1, 13)}) | shared
             prompt = [drawn.randrange(len(VOCAB)) for _ in range(drawn.randint(1, 10))]
-            rows.append(Request(Text(prompt), Options(**chosen), len(requests) + len(rows)))
+            rows.append(Request(Text(prompt), options_of(chosen), len(requests) + len(rows)))
         with planned(*[(drawn.randint(0, MAX_ROW_DRAFTS), drawn.random() < 0.7) for _ in range(5)]):
             actual += completions_of(model, tokenizer, rows, drawn.choice(speculators))
         requests += rows

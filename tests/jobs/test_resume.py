@@ -6,6 +6,7 @@ import pytest
 
 from gpt_cli import jobs
 from gpt_cli.errors import InputError
+from gpt_cli.options.request import Options
 
 
 @pytest.mark.parametrize("formats", [("text", "auto"), ("auto", "text")])
@@ -27,3 +28,21 @@ def test_a_job_with_edits_is_not_resumed_without(tmp_path):
     jobs.run(jobs.Scoring(), file, output, model="tiny", edits=["hook_embed*=0.5"])
     with pytest.raises(InputError, match=r"edits of .* was .* and is not set now"):
         jobs.run(jobs.Scoring(), file, output, model="tiny", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "other"),
+    [
+        ("context", jobs.Scoring(context="Once"), jobs.Scoring()),
+        ("special", jobs.Generation(Options(special=True)), jobs.Generation(Options())),
+        ("bad_words", jobs.Generation(Options(bad_words=["a"])), jobs.Generation(Options())),
+        ("min_tokens", jobs.Generation(Options(min_tokens=2)), jobs.Generation(Options())),
+    ],
+)
+def test_an_option_that_older_outputs_lack_must_stay_set(tmp_path, name, task, other):
+    file, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
+    file.write_text("Once upon a time\n", encoding="utf-8")
+    jobs.run(task, file, output, model="tiny")
+    with pytest.raises(InputError, match=rf"{name} of .* was .* and is not set now"):
+        jobs.run(other, file, output, model="tiny", resume=True)
+    assert jobs.run(task, file, output, model="tiny", resume=True).rows == 1

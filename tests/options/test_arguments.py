@@ -9,6 +9,7 @@ import pytest
 
 from gpt_cli.options.arguments import checks_arguments
 from gpt_cli.options.declare import Declared, option
+from support.data_frames import DataFrame
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,3 +80,24 @@ def test_others_are_refused(call, message):
     with pytest.raises(TypeError) as caught:
         call()
     assert str(caught.value).partition(" object at")[0] == message
+
+
+class Rows(list):
+    columns = ("text",)
+
+
+@pytest.mark.parametrize("table", [DataFrame({"text": ["a"]}), DataFrame({}), Rows(["a"])])
+def test_a_table_by_columns_is_no_list(table):
+    for call in (lambda: plain("a", rows=table), lambda: listing(table)):
+        with pytest.raises(
+            TypeError, match=r'whose items are columns: .*df\["text"\], or its rows'
+        ):
+            call()
+
+
+def test_rows_that_have_columns_are_a_list():
+    rows = Rows([{"text": "a"}])
+    assert plain("a", rows=rows)
+    cursor = iter(rows)
+    assert plain("a", rows=cursor)
+    assert next(cursor) == {"text": "a"}  # it was not read

@@ -73,6 +73,12 @@ class Group(Declared):
         (BIASES, {"7": 1, 3: -1}, ((3, -1.0), (7, 1.0))),
         (BIASES, ["7=1", "3=-1e1"], ((3, -10.0), (7, 1.0))),
         (BIASES, [(7, 1), (7, 2)], ((7, 2.0),)),
+        (
+            BIASES,
+            ["b=1", " 5==-2", "10=1", "9=1"],
+            ((9, 1.0), (10, 1.0), (" 5=", -2.0), ("b", 1.0)),
+        ),
+        (BIASES, {" a": 1, np.int64(3): 2}, ((3, 2.0), (" a", 1.0))),
     ],
 )
 def test_a_value_is_converted(kind, value, converted):
@@ -88,7 +94,10 @@ def test_a_value_is_converted(kind, value, converted):
         *((SWITCH, value) for value in (1, "true", None)),
         *((TEXT, value) for value in (1, b"a", None)),
         *((TEXTS, value) for value in (1, ["a", 1], [b"a"])),
-        *((BIASES, value) for value in (1, ["1"], ["1=2=3"], {"x": 1}, [(inf, 1)], {1: 10**400})),
+        *(
+            (BIASES, value)
+            for value in (1, ["1"], ["=1"], {"": 1}, {1.5: 1}, [(inf, 1)], {1: 10**400})
+        ),
     ],
 )
 def test_a_value_of_another_type_is_refused(kind, value):
@@ -171,7 +180,10 @@ def test_a_declaration_has_everything_about_a_flag():
     assert [kind.flag_type for kind in (NUMBER, biases)] == [str, list[str]]
     assert (colour.name, colour.flag_type) == ("one of red, green", str)
     assert colour.values == ("red", "green")
-    assert (PATH.name, biases.name) == ("a path", "a number for each token id (such as 452=-100)")
+    assert (PATH.name, biases.name) == (
+        "a path",
+        "a number for each token, an id or a text (such as 452=-100)",
+    )
 
 
 @pytest.mark.parametrize(
@@ -211,12 +223,15 @@ def test_the_options_of_a_request_are_those_of_the_guide():
     others = [declared for declared in Options.declarations() if declared.name not in sampling]
     assert asdict(Options()) == sampling | {
         "max_tokens": 128,
+        "min_tokens": 0,
         "beams": None,
         "length_penalty": 1.0,
         "early_stopping": False,
         "seed": None,
         "stop": (),
         "include_stop": False,
+        "bad_words": (),
+        "stop_token_ids": (),
         "regex": None,
         "json_schema": None,
         "grammar": None,
@@ -231,24 +246,34 @@ def test_the_options_of_a_request_are_those_of_the_guide():
     rows = [declared.name for declared in others if declared.row]
     constraints = ["regex", "json_schema", "grammar", "choices"]
     search = ["beams", "length_penalty", "early_stopping"]
-    drawn = ["seed", "stop", "include_stop", *constraints, "edits"]
-    assert rows == ["max_tokens", *search, *drawn]
+    drawn = ["seed", "stop", "include_stop", "bad_words", *constraints, "edits"]
+    assert rows == ["max_tokens", "min_tokens", *search, *drawn]
     assert {declared.name: declared.flag for declared in others if declared.flag} == {
         "use_cache": "--cache/--no-cache"
     }
     aliases = {declared.name: declared.aliases for declared in others if declared.aliases}
     assert aliases == {"max_tokens": ("-n",), "seed": ("-s",)}
-    assert [declared.name for declared in others if not declared.help] == ["edits", "top_logprobs"]
+    without_flags = [declared.name for declared in others if not declared.help]
+    assert without_flags == ["stop_token_ids", "edits", "top_logprobs"]
 
 
 @pytest.mark.parametrize(
     ("name", "good", "bad", "complaint"),
     [
-        ("max_tokens", [1, 10**9], [0, -1, 1.0, None], "1 or more|a whole number"),
+        ("max_tokens", [1, 10**9, -1], [0, -2, 1.0, None], "1 or more, or -1|a whole number"),
+        ("min_tokens", [0, 128], [-1, 1.0, None], "0 or more|a whole number"),
+        ("min_tokens", [], [129], "at most max_tokens, which is 128$"),
         ("beams", [None, 1, 128], [0, -1, 129, 1.5, True, "2"], "from 1 to 128|a whole number"),
-        ("seed", [None, 0, 2**64 - 1], [-1, 2**64, 1.0], "from 0 to|a whole number"),
+        ("seed", [None, 0, 2**64 - 1, -1], [-2, 2**64, 1.0], "from 0 to|a whole number"),
         ("stop", ["a", (), ["a", "b"]], ["", ["a", ""], 1], "strings that are not|a string or"),
+        (
+            "bad_words",
+            ["a", (), ["a", "b"]],
+            ["", ["a", ""], 1, "\udcff"],
+            "strings that|a string or",
+        ),
         ("include_stop", [True], [1, None], "true or false"),
+        ("stop_token_ids", [(), [3, 0]], ["3", ["3"], [1.5], 3], "a list of token ids"),
         ("use_cache", [False], [0, None], "true or false"),
         ("ignore_eos", [True], [1], "true or false"),
         ("special", [True], ["yes"], "true or false"),
@@ -270,6 +295,16 @@ def test_a_seed_that_is_not_set_is_the_argument_or_drawn():
     seeds = {Options().with_seed().seed for _ in range(9)}
     assert len(seeds) > 1
     assert all(0 <= seed < 2**32 for seed in seeds)
+
+
+def test_a_seed_of_minus_1_is_drawn_and_replaces_another():
+    assert Options(seed=-1) == Options()
+    assert Options(seed=7).with_row({"seed": -1}).seed is None
+
+
+def test_minus_1_token_is_no_limit():
+    assert Options(max_tokens=-1).max_tokens > 10**9
+    assert Options().with_row({"max_tokens": -1}) == Options(max_tokens=-1)
 
 
 def test_a_drawn_seed_has_32_bits(monkeypatch):

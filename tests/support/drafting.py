@@ -51,10 +51,12 @@ def speculating(model, draft_model):
 
 OTHERS = {
     "max_tokens": [1, 2, 5, 12, 40],
+    "min_tokens": [0, 0, 3, 20],
     "seed": list(range(10)),
     "ignore_eos": [False, True, True],
     "include_stop": [False, True],
     "stop": [(), (), ("a", "he"), tuple(chr(33 + byte) for byte in range(20))],
+    "bad_words": [(), (), ("a", "he")],
     "overflow": ["error", "truncate", "shift"],
     "top_logprobs": [0, 0, 2],
 }
@@ -66,8 +68,13 @@ prompts = st.lists(st.integers(0, len(VOCAB) - 1), min_size=1, max_size=23)
 plans = st.lists(st.tuples(st.integers(0, MAX_ROW_DRAFTS), st.booleans()), min_size=1, max_size=8)
 
 
+def options_of(fields):
+    """Return options whose `min_tokens` are at most their `max_tokens`."""
+    return Options(**fields | {"min_tokens": min(fields["min_tokens"], fields["max_tokens"])})
+
+
 def requests_of(rows):
     return [
-        Request(Text(prompt), Options(**sampling, **others), index)
+        Request(Text(prompt), options_of(sampling | others), index)
         for index, (prompt, sampling, others) in enumerate(rows)
     ]

@@ -18,7 +18,7 @@ from gpt_cli.cli import flags, inputs
 from gpt_cli.cli.jobs import run as run_job
 from gpt_cli.cli.output import note, on_terminal, remark, write, write_json
 from gpt_cli.cli.progress import LONG, StatusLine
-from gpt_cli.errors import InputError, counted
+from gpt_cli.errors import InputError, RowsError, counted
 from gpt_cli.options.declare import between, option
 from gpt_cli.options.request import Options
 
@@ -38,7 +38,9 @@ def generate(
     words: list[str] | None = flags.text_argument("[PROMPT]...", "Text to continue"),
     *,
     file: str | None = flags.PROMPT_FILE,
-    escape: bool = option(False, r"Read \n, \r, \t and \\ in PROMPT and --stop as escapes."),
+    escape: bool = option(
+        False, r"Read \n, \r, \t and \\ in PROMPT, --stop and --bad-words as escapes."
+    ),
     options: Options,
     choices_file: str | None = flags.CHOICES_FILE,
     samples: int = _SAMPLES,
@@ -89,6 +91,17 @@ def generate(
         note(*_statistics(engine, completions))
     if not complete:
         raise typer.Exit(130)
+    _check_ends(completions)
+
+
+def _check_ends(completions: Sequence["gpt_cli.Completion"]) -> None:
+    """Raise RowsError if some texts cannot go on, although their constraint demands it."""
+    stuck = sum(completion.finish_reason == "stuck" for completion in completions)
+    if stuck:
+        which = "the text"
+        if len(completions) > 1:
+            which = f"{stuck} of {len(completions)} texts"
+        raise RowsError(f"no token can follow {which}: {records.STUCK}")
 
 
 def _first(run: "Run", samples: int) -> list["gpt_cli.Completion"]:
@@ -104,7 +117,8 @@ def _unescape(text: str) -> str:
 
 
 def _with_escapes(options: Options) -> Options:
-    return replace(options, stop=[_unescape(text) for text in options.stop])
+    stop = list(map(_unescape, options.stop))
+    return replace(options, stop=stop, bad_words=list(map(_unescape, options.bad_words)))
 
 
 def _finish(run: "Run", options: Options, prefix: str | None, *, quiet: bool) -> bool:
@@ -161,8 +175,6 @@ def _remarks(
         )
     elif "length" in reasons and to_file and not reported:
         notes.append(f"the text was cut at --max-tokens {options.max_tokens}")
-    if "stuck" in reasons:
-        notes.append("no token can follow: the constraint has no end there, or is too complex")
     drawn = options.seed is None and options.temperature > 0 and options.beams is None
     if drawn and (on_terminal(sys.stdout) or to_file) and not reported:
         notes.append(f"--seed {completions[0].seed} gives this text again")
@@ -216,7 +228,7 @@ def batch(
     ),
     options: Options,
     choices_file: str | None = flags.CHOICES_FILE,
-    escape: bool = option(False, r"Read \n, \r, \t and \\ in --stop as escapes."),
+    escape: bool = option(False, r"Read \n, \r, \t and \\ in --stop and --bad-words as escapes."),
     logprobs: int | None = flags.LOGPROBS(),
     loading: flags.Generating,
     placement: flags.Placement,
