@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from glob import glob
+from itertools import chain
 
 from gpt_cli import jobs
 from gpt_cli.cli.output import on_terminal, remark
@@ -30,6 +31,32 @@ def read_prompt(words: Sequence[str] | None, file: str | None, *, quiet: bool) -
         return text or ""
     begin = storage.read_text(name)
     return storage.without_line_end(begin) if text is None else begin + text
+
+
+def read_texts(files: Sequence[str], *, quiet: bool) -> list[tuple[str, str]]:
+    """Return the texts of files, or of the rows of JSON Lines and tables, each after its place.
+
+    Raise InputError for a text that cannot be read.
+    """
+    from gpt_cli.jobs.layout import Layout
+    from gpt_cli.jobs.rows import Source
+
+    source = Source(files, "auto", Layout(("text",), whole_files=True), 256)
+    texts = []
+    for row in chain.from_iterable(source.rows()):
+        place = storage.label(row.file or "")
+        if row.line is not None:
+            place += f", line {row.line}"
+        if row.error:
+            raise row.error if row.line is None else InputError(f"{place}: {row.error}")
+        texts.append((place, row.fields["text"]))
+    if not texts:
+        raise InputError(
+            f"{', '.join(map(storage.label, files)):.200} has no rows: texts are needed"
+        )
+    if source.ignored and not quiet:
+        remark(f"ignored columns: {', '.join(source.ignored)}")
+    return texts
 
 
 def parts_of_text(

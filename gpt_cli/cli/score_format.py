@@ -101,6 +101,12 @@ class Form(Declared):
         """Return whether the output is only numbers."""
         return not (self.as_json or self.by_token or self.words)
 
+    @property
+    def plain_sums(self) -> bool:
+        """Return whether all figures can be added up over texts."""
+        no_parts = not (self.by_token or self.words)
+        return no_parts and self.min_k is None
+
     def validate(self) -> None:
         """Raise InputError if no line could pass the filter."""
         if (self.min_perplexity or 0) > (self.max_perplexity or math.inf):
@@ -131,6 +137,8 @@ def as_text(record: Record, form: Form, table: "ScoreTable", *, first: bool) -> 
     facts = {}
     if "file" in record:
         facts["file"] = record["file"]
+    if "rows" in record:
+        facts["rows"] = f"{record['rows']:,}"
     facts["tokens"] = f"{record['tokens']} ({record['tokens_scored']} scored)"
     facts["log-likelihood"] = _number(record["total_logprob"])
     facts["perplexity"] = _number(perplexity_of(record))

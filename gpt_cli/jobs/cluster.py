@@ -21,9 +21,10 @@ from gpt_cli.engine import Engine
 from gpt_cli.errors import GPTCLIError, ResourceError, import_extra
 from gpt_cli.gpt2.edits import with_absolute_path
 from gpt_cli.jobs import parquet
-from gpt_cli.jobs.compressed import Ranges
+from gpt_cli.jobs.formats import Ranges
 from gpt_cli.jobs.layout import InputRow
-from gpt_cli.jobs.rows import FileRange, RowReader, Source, ranges_together
+from gpt_cli.jobs.reader import FileRange, RowReader
+from gpt_cli.jobs.rows import Source, ranges_together
 from gpt_cli.jobs.storage import is_address
 from gpt_cli.jobs.task import Task
 from gpt_cli.loading import load

@@ -88,7 +88,7 @@ def columns_of(file: InputFile, data: bytes, layout: Layout) -> tuple[str, ...]:
         if name and columns.count(name) > 1:
             raise InputError(f"{label} has several columns {name!r}: keep one of them")
     for text in layout.texts:
-        if text not in columns:
+        if text not in columns and not (layout.joins_words and "words" in columns):
             cure = ""
             if len(columns) == 1:
                 others = [mark for mark in _DELIMITERS if mark in columns[0]]

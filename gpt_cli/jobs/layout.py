@@ -78,6 +78,7 @@ class Layout:
     schema: Schema = field(default_factory=dict)  # of a result
     every_line: bool = False  # blank lines are rows, too, and rows have their lines
     passes_rows: bool = False  # all rows have their data, in one format, to be written unchanged
+    whole_files: bool = False  # a file of lines is one row
     all_columns: bool = False  # all columns of a table are read, and records have "columns"
     joins_words: bool = False  # a row without a text may have "words", whose join is the text
 

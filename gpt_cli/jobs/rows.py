@@ -1,147 +1,26 @@
 """Rows of an input: lines, JSON Lines or tables, from one file or many, here or at an address."""
 
-import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from io import BytesIO
+from dataclasses import replace
 from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import Any, TypeAlias, get_args
+from typing import Any, get_args
 
 from gpt_cli.errors import InputError
 from gpt_cli.jobs import delimited, formats, parquet, storage
-from gpt_cli.jobs.compressed import Ranges
-from gpt_cli.jobs.formats import BYTE_ORDER_MARK, Format, InputFile
+from gpt_cli.jobs.formats import Format, InputFile, Ranges
 from gpt_cli.jobs.layout import InputRow, Layout
+from gpt_cli.jobs.reader import (
+    Content,
+    FileRange,
+    NumberedLine,
+    RowReader,
+    numbered,
+    whole,
+    without_mark,
+)
 from gpt_cli.options.declare import OptionError
-from gpt_cli.records import Record
-
-NumberedLine: TypeAlias = tuple[int, bytes]
-Content: TypeAlias = tuple[int | None, bytes | Record]  # of a row; a whole file has no number
-
-_WHOLE: Content = (None, b"")  # a file that is one row: its reading may be the error of the row
-
-
-@dataclass(frozen=True, slots=True)
-class FileRange:
-    """A range of a file, which can be read alone, on any machine."""
-
-    file: InputFile
-    group: int  # row group, in Parquet
-    start: int  # in bytes, decompressed; in Parquet, in rows of the group
-    end: int
-    index: int  # of its first row
-    line: int  # number of its first line, or of its first row in Parquet
-    rows: int
-
-
-@dataclass(frozen=True)
-class RowReader:
-    """A reader of rows; it is pickled to read on another machine."""
-
-    layout: Layout
-    many: bool = False  # whether there are several files; their rows have their names
-
-    def read(self, file_range: FileRange, ranges: Ranges) -> list[InputRow]:
-        """Return the rows of a range; raise InputError if its file has changed."""
-        file = file_range.file
-        start, end = file_range.start, file_range.end
-        rows: Iterable[Content]
-        if file.format == "parquet":
-            columns = None if self.layout.all_columns else self.layout.columns
-            table = parquet.read(file.name, file_range.group, start, end, columns)
-            rows = enumerate(table, file_range.line)
-        elif file.format == "text":
-            rows = [_WHOLE]
-        else:
-            if file.compression:
-                data = ranges.read(file.name, file.compression, start, end)
-            else:
-                data = storage.read_range(file.name, start, end)
-            lines = numbered(BytesIO(data), file, file_range.line)
-            rows = [line for line in lines if self.is_row(file, *line)]
-        parsed = self.parse(rows, file_range.index, file)
-        if len(parsed) != file_range.rows:
-            raise InputError(f"{file.name} changed while it was read: run the command again")
-        return parsed
-
-    def is_row(self, file: InputFile, number: int, line: bytes) -> bool:
-        """Return whether a line is a row; by default blank lines are skipped."""
-        if file.header:
-            return number > file.header_line and bool(line.strip())
-        every_line = self.layout.every_line and file.format == "lines"
-        return every_line or bool(_without_mark(number, line).strip())
-
-    def parse(self, contents: Iterable[Content], index: int, file: InputFile) -> list[InputRow]:
-        """Return the rows with numbered lines, fields or files, counted from `index`."""
-        name = file.name if self.many else None
-        return [
-            self._parse(InputRow(row_index, number, name), data, file)
-            for row_index, (number, data) in enumerate(contents, index)
-        ]
-
-    def _parse(self, row: InputRow, data: bytes | Record, file: InputFile) -> InputRow:
-        """Return the row with the content of its line or table row, or with an error."""
-        every_line = self.layout.every_line and file.format == "lines"
-        try:
-            if isinstance(data, bytes):
-                if every_line or self.layout.passes_rows:
-                    row = replace(row, data=data)
-                data = self._fields(data, row, file)
-            if not isinstance(data, dict):
-                example = json.dumps({self.layout.fields[0]: "Once"})
-                raise InputError(f"a row must be a JSON object, such as {example}")
-            id = data.pop("id", None)
-            json.dumps(id, ensure_ascii=False, allow_nan=False).encode()
-            row = replace(row, id=id)  # for an error record, too
-            return replace(row, fields=data | self._texts(data))
-        except UnicodeDecodeError as error:
-            unit = "line" if every_line else "row"
-            reason = InputError(f"the {unit} is not UTF-8 at byte {error.start}")
-        except json.JSONDecodeError as error:
-            reason = InputError(f"the row is not valid JSON: {error.msg} at character {error.pos}")
-        except (TypeError, ValueError, RecursionError):
-            reason = InputError("the row cannot be written as JSON, or is nested too deeply")
-        except InputError as error:
-            reason = error
-        return replace(row, error=reason)
-
-    def _fields(self, data: bytes, row: InputRow, file: InputFile) -> Any:
-        """Return the fields of a line, which may be any JSON, or of a file that is one row."""
-        if file.format in ("csv", "tsv"):
-            return delimited.fields(file, data, self.layout)
-        if file.format == "text":
-            text = storage.decoded(file.name, formats.read_whole(file))
-        else:
-            text = _without_mark(row.line, data).decode()
-        text = storage.without_line_end(text)
-        if file.format == "jsonl":
-            return json.loads(text)
-        return dict.fromkeys(self.layout.texts, text)
-
-    def _texts(self, fields: dict[str, Any]) -> dict[str, str]:
-        """Return the text of a row, or the fields of the template; numbers become texts."""
-        template = self.layout.template
-        texts = {}
-        for name in self.layout.texts:
-            text = fields.get(name)
-            if text is None and self.layout.joins_words and not template:
-                text = _joined(fields.get("words"))
-            if template and isinstance(text, int | float) and not isinstance(text, bool):
-                text = str(text)
-            if not isinstance(text, str):
-                kind = "string or number" if template else "string"
-                value = f", not {json.dumps(text, default=str):.40}" if name in fields else ""
-                raise InputError(f'a row needs a {kind} "{name}"{value}')
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                raise InputError(
-                    f"the {name} is not valid Unicode at character {error.start}"
-                ) from None
-            texts[name] = text
-        return texts
 
 
 class Source:
@@ -179,7 +58,7 @@ class Source:
         self.ignored: list[str] = []  # columns of tables that are not read
         self.header = b""  # of rows that are passed on
         self._passed: tuple[str, str, tuple[str, ...]] | None = None  # their format
-        are_named = len(files) > 1 or format == "text"
+        are_named = len(files) > 1 or format == "text" or layout.whole_files
         self.reader = RowReader(layout, are_named)
         self.whole_ids = True  # if all ids are integers, as in tables of Parquet
         self.total: int | None = None  # until a stream has ended
@@ -187,16 +66,9 @@ class Source:
             self.whole_ids = False
             self._available = self._read_streams()
             return
+        cut = self._cut_unless_whole if layout.whole_files else self._cut
         for number, file in enumerate(self.files):
-            if format == "text":
-                self._add(file, 0, storage.size(file.name), line=1, rows=1)
-                continue
-            if file.format != "parquet":
-                file, checksum = self._cut_lines(file)
-            if file.format == "parquet":
-                checksum = self._cut_table(file)
-            self.files[number] = file
-            self._contents.append([Path(file.name).name, storage.size(file.name), checksum])
+            self.files[number] = cut(file)
         self.whole_ids = self.whole_ids and self.formats == ["parquet"]
         self.total = self._rows
 
@@ -220,7 +92,10 @@ class Source:
         """Yield the rows that are computed together; files may be read only from `start` on."""
         if not self.streams:
             with Ranges() as opened:
-                for ranges in ranges_together(self.ranges, self._rows_together, start):
+                together = ranges_together(self.ranges, self._rows_together, start)
+                if self.reader.layout.whole_files:
+                    together = chain.from_iterable(map(_apart, together))
+                for ranges in together:
                     read = (self.reader.read(file_range, opened) for file_range in ranges)
                     yield list(chain.from_iterable(read))
             return
@@ -243,23 +118,40 @@ class Source:
         """Yield a file, and those of its lines that are rows and are available at once."""
         for place, file in enumerate(self.files):
             if file.format == "text":
-                yield file, [_WHOLE]
+                yield file, [whole(file)]
                 continue
-            with formats.opened(file) as (file, stream):
-                if file.format == "parquet":
-                    raise InputError(f"{file.name} is Parquet: name it without a pipe")
-                available = _Available(storage.lines_of(stream, file.name))
-                file, lines = self._begun(file, numbered(available, file))
-                self.files[place] = file
-                rows = []
-                for number, line in lines:
-                    if self.reader.is_row(file, number, line):
-                        rows.append((number, line))
-                    if rows and not available.more:
-                        yield file, rows
-                        rows = []
-                if rows:
+            try:
+                yield from self._read_stream(place, file)
+            except InputError as error:
+                if not self.reader.layout.whole_files:
+                    raise
+                yield replace(file, format="text"), [(None, error)]
+
+    def _read_stream(
+        self, place: int, file: InputFile
+    ) -> Iterator[tuple[InputFile, Sequence[Content]]]:
+        """Yield one file as `_read_streams` does."""
+        with formats.opened(file) as (file, stream):
+            if self.reader.layout.whole_files:
+                file = formats.whole_unless_rows(file, stream.peek())
+            self.files[place] = file
+            if file.format == "parquet":
+                raise InputError(f"{file.name} is Parquet: name it without a pipe")
+            if file.format == "text":
+                yield file, [(None, storage.bytes_of(stream, file.name))]
+                return
+            available = _Available(storage.lines_of(stream, file.name))
+            file, lines = self._begun(file, numbered(available, file))
+            self.files[place] = file
+            rows: list[Content] = []
+            for number, line in lines:
+                if self.reader.is_row(file, number, line):
+                    rows.append((number, line))
+                if rows and not available.more:
                     yield file, rows
+                    rows = []
+            if rows:
+                yield file, rows
 
     def _begun(
         self, file: InputFile, lines: Iterator[NumberedLine]
@@ -268,7 +160,7 @@ class Source:
         taken = []
         for number, line in lines:
             taken.append((number, line))
-            if not _without_mark(number, line).strip():
+            if not without_mark(number, line).strip():
                 continue
             if file.delimiter:
                 layout = self.reader.layout
@@ -305,6 +197,28 @@ class Source:
         """Append a range."""
         self.ranges.append(FileRange(file, group, start, end, self._rows, line, rows))
         self._rows += rows
+
+    def _cut_unless_whole(self, file: InputFile) -> InputFile:
+        """Append the ranges of a file of rows, or else a text or the error of the file."""
+        ranges, rows = len(self.ranges), self._rows
+        try:
+            return self._cut(formats.whole_unless_rows(file))
+        except InputError as error:
+            del self.ranges[ranges:]
+            self._rows = rows
+            return self._cut(replace(file, format="text", error=error))
+
+    def _cut(self, file: InputFile) -> InputFile:
+        """Append the ranges of a file; return it with what its content says."""
+        if file.format == "text":
+            self._add(file, 0, storage.size(file.name), line=1, rows=1)
+            return file
+        if file.format != "parquet":
+            file, checksum = self._cut_lines(file)
+        if file.format == "parquet":
+            checksum = self._cut_table(file)
+        self._contents.append([Path(file.name).name, storage.size(file.name), checksum])
+        return file
 
     def _cut_table(self, file: InputFile) -> int:
         """Append the ranges of a table; return a checksum of its metadata."""
@@ -355,6 +269,13 @@ class Source:
         return file, checksum
 
 
+def _apart(ranges: list[FileRange]) -> Iterator[list[FileRange]]:
+    """Yield whole files one by one, which may be large, and ranges of tables together."""
+    for is_whole, group in groupby(ranges, lambda file_range: file_range.file.format == "text"):
+        together = list(group)
+        yield from ([file_range] for file_range in together) if is_whole else [together]
+
+
 class _Available:
     """Iterates over lines that come in lists of those that are available at once."""
 
@@ -379,13 +300,6 @@ class _Available:
         return self._lines[self._taken - 1]
 
 
-def numbered(lines: Iterable[bytes], file: InputFile, first: int = 1) -> Iterator[NumberedLine]:
-    """Yield lines with their numbers, counted from `first`; in CSV and TSV, rows with lines."""
-    if file.delimiter:
-        return delimited.split(lines, file.delimiter, file.name, first)
-    return enumerate(lines, first)
-
-
 def ranges_together(
     ranges: Iterable[FileRange], rows: int, start: int = 0
 ) -> Iterator[list[FileRange]]:
@@ -393,17 +307,3 @@ def ranges_together(
     rest = (file_range for file_range in ranges if file_range.index + file_range.rows > start)
     for _, group in groupby(rest, lambda file_range: file_range.index // rows):
         yield list(group)
-
-
-def _without_mark(number: int | None, data: bytes) -> bytes:
-    """Return a line without the byte order mark of a file."""
-    return data.removeprefix(BYTE_ORDER_MARK) if number == 1 else data
-
-
-def _joined(words: Any) -> str | None:
-    """Return the text of words, if there are any; raise InputError if they are not texts."""
-    if words is None:
-        return None
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise InputError('the "words" of a row must be a list of strings')
-    return "".join(words)

@@ -123,7 +123,7 @@ class Scoring(_OfTexts):
     every_line: bool = False
     layers: bool = False
     min_k: float | None = None
-    whole_files: bool = False  # rows are files: those without a score are errors with their names
+    whole_files: bool = False  # files of lines are rows, whose errors have their names
     eos: bool = False
     special: bool = False  # of rows without a field "special"
     context: str = ""  # of rows without a field "context" or "prompt"
@@ -141,6 +141,7 @@ class Scoring(_OfTexts):
             self.schema,
             every_line=self.every_line,
             passes_rows=self.passes_rows,
+            whole_files=self.whole_files,
             joins_words=True,
         )
 
@@ -172,17 +173,13 @@ class Scoring(_OfTexts):
         )
         return {name: value for name, value in super().settings.items() if name in names}
 
-    @property
-    def rows_together(self) -> int:
-        return 1 if self.whole_files else super().rows_together
-
     def results(self, engine: "Engine", rows: Rows) -> "list[Score | InputError]":
         results = engine.score_many(self.texts(rows), **self.options)
         if not self.whole_files:
             return results
         before = bool(engine.loaded.start_ids(bos=self.bos) or self.context)
         return [
-            self._of_file(row, result, has_start=before)
+            self._of_file(row, result, has_start=before) if row.line is None else result
             for row, result in zip(rows, results, strict=True)
         ]
 

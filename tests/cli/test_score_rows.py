@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -123,3 +124,97 @@ def test_records_of_lines_are_those_of_rows():
         for file in Path().glob("*new*"), Path().glob("*other*"):
             for path in file:
                 path.unlink()
+
+
+# --- files of rows, without --lines --------------------------------------------------------------
+
+
+def sums_of(scores):
+    """Return what a file of rows with these scores shows."""
+    total = sum(score.total_logprob for score in scores)
+    tokens = sum(score.tokens_scored for score in scores)
+    size = sum(score.bytes_scored for score in scores)
+    return {
+        "tokens": sum(len(score.ids) for score in scores),
+        "tokens_scored": tokens,
+        "total_logprob": pytest.approx(total),
+        "perplexity": pytest.approx(math.exp(-total / tokens)),
+        "bits_per_byte": pytest.approx(-total / math.log(2) / size),
+    }
+
+
+def write_table(file):
+    pyarrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table({"text": TEXTS}), file)
+
+
+@pytest.mark.parametrize("name", [*TABLES, "rows.parquet"])
+def test_a_file_of_rows_has_the_sums_of_its_texts(name, tiny):
+    write_table("rows.parquet")
+    expected = sums_of(tiny.score_many(TEXTS))
+    files = [name] if name.endswith("parquet") else [name, f"{name}.gz"]
+    for file in files:
+        out, errors = run_here(*SCORE, "--json", file)
+        (told,) = map(json.loads, out.splitlines())
+        assert (told.pop("index"), told.pop("rows"), errors) == (0, 4, "")
+        assert told == expected | {"model": "tiny", "adapter": None}
+    shown = run_here(*SCORE, name)[0].decode().splitlines()
+    assert shown[:2] == [
+        "rows            4",
+        f"tokens          {expected['tokens']} ({expected['tokens_scored']} scored)",
+    ]
+    assert run_here(*SCORE, "--total", name)[0].split()[1] == name.encode()
+    if name == "rows.jsonl":
+        assert run_here(*SCORE, input=Path(name).read_bytes())[0].decode().splitlines() == shown
+    assert f"{name} has rows: add --lines" in refusal(*SCORE, name, "--words")
+
+
+def test_files_of_rows_and_texts_keep_their_order(tiny):
+    Path("a.txt").write_bytes(b'{"text": "Once"}\n')
+    Path("empty.csv").write_bytes(b"text\n")
+    Path("lie.csv").write_bytes(gzip.compress(b"text\nOnce\n"))
+    files = ["rows.csv", "missing", "a.txt", "empty.csv", "lie.csv", "rows.tsv"]
+    done = finished(*SCORE, "--json", *files)
+    told = list(map(json.loads, done.stdout.splitlines()))
+    assert [(record["index"], record["file"]) for record in told] == list(enumerate(files))
+    errors = [record["error"]["message"] for record in told if "error" in record]
+    assert errors[0].startswith("cannot read missing")
+    assert errors[1] == "empty.csv has no rows"
+    assert errors[2] == "lie.csv is compressed by gzip: rename it to lie.csv.gz"
+    assert told[2]["tokens"] == len(tiny.encode('{"text": "Once"}'))
+    assert (told[0]["rows"], told[5]["rows"]) == (4, 4)
+    assert done.returncode == 6
+
+
+def test_a_damaged_row_is_left_out_and_reported():
+    Path("rows.jsonl").write_bytes(b'{"text": "Once upon"}\nLoading...\n')
+    done = finished(*SCORE, "rows.jsonl")
+    assert done.returncode == 6
+    assert done.stdout.startswith(b"rows            1\ntokens          2 (1 scored)\n")
+    note, error = done.stderr.decode().splitlines()
+    assert note.startswith("gpt-cli: rows.jsonl, line 2: the row is not valid JSON")
+    assert error == "gpt-cli: error: 1 of 2 texts could not be scored"
+    Path("rows.jsonl").write_bytes(b"Loading...\n")
+    done = finished(*SCORE, "rows.jsonl", "--json")
+    assert b"rows.jsonl: no row has a token that is scored" in done.stdout
+
+
+def test_models_are_compared_over_the_texts_of_rows():
+    def compared(*files, input=b""):
+        out, _ = run_here("compare", "tiny", "tiny@int8", "--json", *files, input=input)
+        return json.loads(out)
+
+    for number, text in enumerate(TEXTS):
+        Path(f"{number}.txt").write_text(text)
+    expected = compared(*(f"{number}.txt" for number in range(4)))
+    for name in TABLES:
+        told = compared(name)
+        assert told["kl"] == expected["kl"]
+        assert {token["file"].partition(", line ")[0] for token in told["worst"]} == {name}
+    assert compared(input=Path("rows.jsonl").read_bytes())["kl"] == expected["kl"]
+    Path("rows.csv").write_bytes(b"text\nOnce upon\nragged,\n")
+    assert "rows.csv, line 3: the row has 2 cells, not 1" in refusal(
+        "compare", "tiny", "tiny", "rows.csv"
+    )
+    Path("rows.csv").write_bytes(b"text\n")
+    assert "rows.csv has no rows" in refusal("compare", "tiny", "tiny", "rows.csv")

@@ -125,6 +125,8 @@ def test_the_layout_says_what_is_read(table):
     assert row.fields == {"text": "one", "context": "before", "special": True}
     (row,) = table(data, layout=Activations(("x",)).layout)
     assert row.fields == {"title": "T", "text": "one", "context": "before", "special": True}
+    (row,) = table('words\n"[""one"", "" two""]"\n', layout=Scoring().layout)
+    assert row.fields == {"words": ["one", " two"], "text": "one two"}
     layout = Scoring(template=Template("{title}: {text}")).layout
     (row,) = table(data, layout=layout)
     assert (row.id, row.fields) == ("1", {"title": "T", "text": "one", "special": True})

@@ -5,12 +5,14 @@ import gzip
 import io
 import json
 import lzma
+import pickle
 
 import pytest
 
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.jobs import formats, storage
-from gpt_cli.jobs.compressed import Ranges
+from gpt_cli.jobs.cluster import _RangeReader
+from gpt_cli.jobs.formats import Ranges
 from gpt_cli.jobs.layout import Layout
 from gpt_cli.jobs.rows import Source
 from gpt_cli.options.declare import OptionError
@@ -312,3 +314,19 @@ def test_rows_that_are_passed_on_have_one_format_and_their_data(tmp_path, stdin)
     found = Source(["-"], "csv", layout, 4)
     assert [row.data for row in rows_of(found)] == [b"one,1\n", b'"two",2\n']
     assert found.header == BOM + b"text,other\n"
+
+
+def test_a_reader_on_another_machine_reads_ranges_of_any_format(tmp_path, compress):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name, data in {"a.csv": CSV, "b.jsonl": JSONL, "c.parquet": parquet_bytes()}.items():
+        (folder / name).write_bytes(data)
+    for ending, function in compress.items():
+        (folder / f"d.csv{ending}").write_bytes(function(CSV))
+    found = source(folder)
+    reader, ranges = pickle.loads(
+        pickle.dumps((_RangeReader(found.reader, 3, tmp_path / "elsewhere").rows, found.ranges))
+    )
+    rows = list(reader(ranges))
+    assert rows == rows_of(found)[3:]
+    assert [row.fields["text"] for row in rows] == ["two", *["one", "two"] * 5]

@@ -13,7 +13,7 @@ import pytest
 
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.jobs import Generation, Scoring, parquet
-from gpt_cli.jobs.compressed import Ranges
+from gpt_cli.jobs.formats import Ranges
 from gpt_cli.jobs.layout import Layout
 from gpt_cli.jobs.rows import Source
 from gpt_cli.options.request import Options

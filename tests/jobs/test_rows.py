@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.jobs import storage
-from gpt_cli.jobs.compressed import Ranges
-from gpt_cli.jobs.formats import InputFile
+from gpt_cli.jobs.formats import InputFile, Ranges
 from gpt_cli.jobs.layout import InputRow, Layout
-from gpt_cli.jobs.rows import RowReader, Source, ranges_together
+from gpt_cli.jobs.reader import RowReader
+from gpt_cli.jobs.rows import Source, ranges_together
 from support.processes import posix
 
 BOM = b"\xef\xbb\xbf"

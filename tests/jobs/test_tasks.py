@@ -79,7 +79,8 @@ def test_a_file_without_scored_tokens_is_an_error_with_its_name(engine, monkeypa
     start = [engine.model.config.bos_token_id] if begins else []
     monkeypatch.setattr(LoadedModel, "start", start)
     needed = "1 token" if begins else "2 tokens: the first has nothing before it"
-    (error,) = Scoring(whole_files=True).results(engine, [row(0, file="a.txt", text="")])
+    whole = replace(row(0, file="a.txt", text=""), line=None)
+    (error,) = Scoring(whole_files=True).results(engine, [whole])
     assert str(error) == f"a.txt: a text needs at least {needed}"
 
 

@@ -15,7 +15,6 @@ from gpt_cli.cli.output import note, quoted, write, write_json
 from gpt_cli.cli.progress import LONG, StatusLine
 from gpt_cli.cli.table import Column, Table, facts_table
 from gpt_cli.errors import CheckpointError, ResourceError, counted
-from gpt_cli.jobs import storage
 from gpt_cli.options.declare import option
 from gpt_cli.system.atomic import write_file
 from gpt_cli.system.startup import prepare
@@ -122,7 +121,7 @@ def verify(
 def compare(
     a: str = typer.Argument(metavar="A", help=_MODEL, autocompletion=flags.complete_model),
     b: str = typer.Argument(metavar="B", help="Another one.", autocompletion=flags.complete_model),
-    files: list[str] | None = flags.argument("[FILE]...", "Texts"),
+    files: list[str] | None = flags.argument("[FILE]...", "Texts, or rows with a text each"),
     *,
     from_files: Sequence[str] | None = flags.ROWS_FILES,
     special: bool = flags.SPECIAL,
@@ -141,17 +140,17 @@ def compare(
         echo 'The fox was happy.' | gpt-cli compare tiny tiny@float32
     """
     files = inputs.files_or_pipe(files, from_files, "no text: give a FILE", quiet=loading.quiet)
-    texts = [storage.without_line_end(storage.read_text(file)) for file in files]
+    labels, texts = zip(*inputs.read_texts(files, quiet=loading.quiet), strict=True)
     prepare(loading.threads)
     from gpt_cli.checks.compare import compare
 
     engine_a = loading.load_named(a)
     engine_b = loading.load_named(b)
-    labels = list(map(storage.label, files))
-    for label, text in zip(labels, texts, strict=True):
-        tokens = len(engine_a.encode(text, special=special))
-        if len(texts) > 1 and not loading.quiet and tokens < 2:
-            note(f"gpt-cli: {label} has fewer than 2 tokens: nothing to compare")
+    lengths = (len(engine_a.encode(text, special=special)) for text in texts)
+    short = [label for label, tokens in zip(labels, lengths, strict=True) if tokens < 2]
+    if short and len(texts) > 1 and not loading.quiet:
+        others = f" and {len(short) - 1:,} more texts have" if short[1:] else " has"
+        note(f"gpt-cli: {short[0]}{others} fewer than 2 tokens: nothing to compare")
     with StatusLine(shown=not loading.quiet, delay=LONG) as status:
 
         def observe(tokens: int) -> None:

@@ -91,7 +91,6 @@ def _score_files(
         sink: Files = kind(form, files, errors)
     else:
         task = replace(task, whole_files=True)
-        rows = replace(rows, format="text")
         sink = WholeTexts(form, files, errors)
     unread = ""
     if errors:
@@ -157,7 +156,7 @@ class Files(RowLines):
 
 
 class WholeTexts(Files):
-    """The scores of whole files."""
+    """The scores of whole files: that of a text, or the sum of the rows of a table."""
 
     noun = "file"
 
@@ -167,35 +166,84 @@ class WholeTexts(Files):
         self.unread = len(files) - len(self.readable)
         self._written = 0  # number of files
         self._failed = 0
+        self._rows: Record | None = None  # the sum of the rows of a table, so far
 
     def write(self, record: Record) -> None:
-        """Write the score or the error of a file, after the errors of files before it."""
-        self._write_errors(until=record["file"])
+        """Write the score or the error of a file, after those of files before it."""
+        if "line" in record:
+            self._add(record)
+            return
+        self._write_until(record["file"])
         if "error" in record and len(self._files) == 1:
             raise InputError(record["error"]["message"])
         if "error" in record and not (self._form.as_json or self.quiet):
             note(f"gpt-cli: {record['error']['message']}")
-        record["index"] = self._written  # among all files
         self._write_file(record)
 
     def finish(self, rows: int) -> None:
-        """Write the errors of the last files."""
-        self._write_errors(until=None)
+        """Write the score of the last table, and the errors of the last files."""
+        self._write_until(None)
 
-    def _write_errors(self, *, until: str | None) -> None:
-        """Write the errors of files that cannot be read, up to a file that can."""
-        while self._written < len(self._files) and self._files[self._written] != until:
-            file = self._files[self._written]
-            error = records.of_error(self._errors[file])
-            self._write_file({"index": self._written, "file": file} | error)
+    def _add(self, record: Record) -> None:
+        """Add a row to the sum of its table."""
+        file = record["file"]
+        if self._rows is None or self._rows["file"] != file:
+            if not self._form.plain_sums:
+                raise InputError(f"{storage.label(file)} has rows: add --lines, for each of them")
+            self._write_until(file)
+            names = ("rows", *SUMS, "bytes")
+            self._rows = {"index": 0, "file": file} | dict.fromkeys(names, 0)
+            self.noun = "text"
+        if "error" in record:
+            if not self.quiet:
+                place = f"{storage.label(file)}, line {record['line']}"
+                note(f"gpt-cli: {place}: {record['error']['message']}")
+            return
+        self._rows |= {name: record[name] for name in ("model", "adapter")}
+        self._rows["rows"] += 1
+        for name in SUMS:
+            self._rows[name] += record[name]
+        if record["bits_per_byte"]:
+            bits = -record["total_logprob"] / math.log(2)
+            self._rows["bytes"] += round(bits / record["bits_per_byte"])
+
+    def _write_until(self, file: str | None) -> None:
+        """Write the score of a table that has ended, and the errors of files before a file."""
+        if self._rows is not None:
+            table, self._rows = self._rows, None
+            self._write_until(table["file"])
+            self._write_file(_of_table(table))
+        while self._written < len(self._files) and self._files[self._written] != file:
+            name = self._files[self._written]
+            error = self._errors.get(name)
+            if error is None:
+                error = InputError(f"{storage.label(name)} has no rows")
+                if not (self._form.as_json or self.quiet):
+                    note(f"gpt-cli: {error}")
+            self._write_file({"file": name} | records.of_error(error))
 
     def _write_file(self, record: Record) -> None:
         form = self._form
+        record = record | {"index": self._written}  # among all files
         if len(self._files) == 1 and not form.total:
             del record["file"]
         self._failed += "error" in record
         write(as_text(record, form, self._table, first=self._written == self._failed))
         self._written += 1
+
+
+def _of_table(rows: Record) -> Record:
+    """Return the record of a table for the sum of its rows."""
+    from gpt_cli.scoring.score import perplexity  # brings NumPy
+
+    size = rows.pop("bytes")
+    if not rows["tokens_scored"]:
+        error = InputError(f"{storage.label(rows['file'])}: no row has a token that is scored")
+        return {"index": 0, "file": rows["file"]} | records.of_error(error)
+    value = perplexity(rows["total_logprob"], rows["tokens_scored"])
+    bits = -rows["total_logprob"] / math.log(2)
+    sums = {"perplexity": records.finite(value), "bits_per_byte": bits / size if size else None}
+    return rows | sums
 
 
 class Totals(Files):
