@@ -574,14 +574,7 @@ class Engine:
     def _answers(self, answer: str, wrong: str | None) -> Answers:
         """Return the ids of answers; OptionError if one is not a token, or both are the same."""
         texts = {"answer": answer} if wrong is None else {"answer": answer, "wrong": wrong}
-        ids = []
-        for name, text in texts.items():
-            tokens = self.loaded.text_ids(text)
-            ids += tokens
-            if len(tokens) != 1:
-                parts = " ".join(f'"{self.tokenizer.decode([id])}"' for id in tokens)
-                hint = "a word usually begins with its space"
-                raise OptionError(name, f"must be one token, not {parts or 'empty'}; {hint}")
+        ids = [self.loaded.token_id(name, text) for name, text in texts.items()]
         if len(set(ids)) < len(ids):
             raise OptionError("wrong", "must be another token than the answer")
         return ids

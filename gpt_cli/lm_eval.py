@@ -193,7 +193,8 @@ class EngineLM(TemplateLM):
         # The defaults of transformers.
         options = Options(temperature=1, top_k=50, top_p=1, max_tokens=max_tokens, stop=stop)
         ids = self.tok_encode(context) or [self.eot_token_id]
-        return Request(Text(ids[-room:]), options.with_row({"seed": seed} | row), index)
+        options = self.engine.loaded.with_token_ids(options.with_row({"seed": seed} | row))
+        return Request(Text(ids[-room:]), options, index)
 
 
 def main() -> None:

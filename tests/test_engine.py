@@ -217,6 +217,32 @@ def test_penalties_and_biases_are_those_of_openai(without_ends, options):
     assert done.ids != without_ends.generate([PROMPT], temperature=0, max_tokens=30)[0].ids
 
 
+def test_a_bias_may_name_a_token_by_its_text(without_ends):
+    options = {"max_tokens": 20, "seed": 1, "temperature": 1.5}
+    e = VOCAB["e"]
+    (by_id,) = without_ends.generate([PROMPT], logit_bias={e: -100, VOCAB["h"]: 2}, **options)
+    for biases in ({"e": -100, "h": 2}, ["e=-100", f"{VOCAB['h']}=2"], [("e", -100), ("h", 2)]):
+        (done,) = without_ends.generate([PROMPT], logit_bias=biases, **options)
+        assert done.ids == by_id.ids
+    row = {"prompt": PROMPT, "logit_bias": {"e": -100, "h": 2}}
+    (done,) = without_ends.batch([row], Options(**options))
+    assert done.ids == by_id.ids
+    assert e not in done.ids
+
+
+@pytest.mark.parametrize(
+    ("biases", "message"),
+    [
+        ({"qz": 1}, 'logit_bias must be one token, not "q" "z"; a word usually begins with'),
+        ({"e": 1, VOCAB["e"]: 2}, f"logit_bias has 'e' and {VOCAB['e']}, the same token"),
+        ({len(VOCAB): 1}, f"logit_bias has token {len(VOCAB)}, and the ids of this model are from"),
+    ],
+)
+def test_a_bias_of_no_token_is_refused(engine, biases, message):
+    with pytest.raises(InputError, match=f"^{message}"):
+        engine.generate([PROMPT], logit_bias=biases)
+
+
 @pytest.mark.parametrize("others", [(), ("never written",)])
 def test_a_stop_string_ends_the_text_and_can_be_kept(without_ends, others):
     options = {"max_tokens": 40, "temperature": 0}

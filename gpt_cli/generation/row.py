@@ -41,7 +41,7 @@ class Request:
     def of_prompt(cls, loaded: LoadedModel, prompt: str, options: Options, index: int) -> "Request":
         """Return the request to continue a prompt; raise InputError if that is not possible."""
         ids = loaded.prompt_ids(prompt, special=options.special)
-        loaded.config.check_ids([id for id, _ in options.logit_bias])
+        options = loaded.with_token_ids(options)
         check_limits(loaded, options)
         n_positions = loaded.config.n_positions
         ids = fit(ids, n_positions, options)

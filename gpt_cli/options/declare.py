@@ -6,16 +6,19 @@ commands (`gpt_cli.cli.parameters`) all come from its fields.
 """
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from functools import cache, partial
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType
-from typing import Any, ClassVar, Literal, Self, get_args, get_origin
+from typing import Any, ClassVar, Literal, Self, TypeAlias, get_args, get_origin
 
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError, did_you_mean
 from gpt_cli.system.machine import MOST_THREADS
+
+Token: TypeAlias = int | str  # an id, or the text of one token
 
 _as_json = partial(json.dumps, default=str, skipkeys=True)
 
@@ -229,18 +232,28 @@ def _convert_texts(value: Any) -> tuple[str, ...]:
     return tuple(_require(text, str) for text in texts)
 
 
-def _parse_bias(text: str) -> tuple[int, float]:
-    id, _, bias = text.partition("=")
-    return int(id), float(bias)
+def _parse_bias(text: str) -> tuple[Token, float]:
+    token, _, bias = text.rpartition("=")
+    return _convert_token(token), float(bias)
 
 
-def _convert_biases(value: Any) -> tuple[tuple[int, float], ...]:
-    """Convert a mapping, pairs or texts ID=BIAS to sorted pairs, which are hashable."""
+def _convert_token(value: Any) -> Token:
+    """Convert the id of a token, which may be digits, or its text; ValueError if that is empty."""
+    if not isinstance(value, str):
+        return int(_require(value, Integral))
+    if not value:
+        raise ValueError
+    return int(value) if re.fullmatch("-?[0-9]+", value) else value
+
+
+def _convert_biases(value: Any) -> tuple[tuple[Token, float], ...]:
+    """Convert a mapping, pairs or texts TOKEN=BIAS to sorted pairs, which are hashable."""
     if isinstance(value, str):
         raise TypeError
     entries = value.items() if isinstance(value, Mapping) else value
     pairs = [_parse_bias(entry) if isinstance(entry, str) else entry for entry in entries]
-    return tuple(sorted({int(id): float(bias) for id, bias in pairs}.items()))
+    biases = {_convert_token(token): float(bias) for token, bias in pairs}
+    return tuple(sorted(biases.items(), key=lambda pair: (isinstance(pair[0], str), pair[0])))
 
 
 def _convert_path(value: Any) -> Path:
@@ -267,7 +280,10 @@ SCHEMA = Kind("a JSON schema", str, _convert_schema)
 PATH = Kind("a path", str, _convert_path)
 TEXTS = Kind("a string or a list of strings", list[str], _convert_texts)
 BIASES = Kind(
-    "a number for each token id (such as 452=-100)", list[str], _convert_biases, _parse_bias
+    "a number for each token, an id or a text (such as 452=-100)",
+    list[str],
+    _convert_biases,
+    _parse_bias,
 )
 _KINDS = {
     int: WHOLE,

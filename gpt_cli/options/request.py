@@ -19,6 +19,7 @@ from gpt_cli.options.declare import (
     OptionError,
     OptionTypeError,
     Range,
+    Token,
     between,
     option,
     split_commas,
@@ -33,8 +34,10 @@ _DIVISORS = Range(lambda divisor: 1e-6 <= divisor <= 1e6, "from 1e-06 to 1e+06")
 _TEMPERATURES = Range(lambda t: t == 0 or _DIVISORS.contains(t), f"0, or {_DIVISORS.name}")
 _TOP_P = Range(lambda p: 0 < p <= 1, "above 0 and at most 1")
 _BIASES = Range(
-    lambda biases: all(id >= 0 and -100 <= bias <= 100 for id, bias in biases),
-    "token ids with numbers from -100 to 100",
+    lambda biases: all(
+        (isinstance(token, str) or token >= 0) and -100 <= bias <= 100 for token, bias in biases
+    ),
+    "token ids or texts with numbers from -100 to 100",
 )
 # The filters of a draw, with the values at which they keep all tokens.
 _FILTERS = {"top_k": 0, "top_p": 1, "min_p": 0, "typical_p": 1}
@@ -94,12 +97,13 @@ class SamplingParams(Declared):
     no_repeat_ngram: int = option(
         0, "Let no N tokens in a row occur twice in the text; 0 is off.", AT_LEAST_0, metavar="N"
     )
-    logit_bias: Sequence[tuple[int, float]] = option(
+    logit_bias: Sequence[tuple[Token, float]] = option(
         (),
-        "Add BIAS to the logit of a token, such as -100 to ban it; repeatable.",
+        "Add BIAS to the logit of a token, by its id or its text, such as -100 to ban it; "
+        "repeatable.",
         _BIASES,
         kind=BIASES,
-        metavar="TOKEN_ID=BIAS",
+        metavar="TOKEN=BIAS",
     )
 
     @property
@@ -289,7 +293,7 @@ class OptionFields(TypedDict, total=False):
     presence_penalty: float
     frequency_penalty: float
     no_repeat_ngram: int
-    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] | Sequence[str]
+    logit_bias: Mapping[int, float] | Mapping[str, float] | Sequence[tuple[Token, float] | str]
     max_tokens: int
     min_tokens: int
     beams: int | None

@@ -305,6 +305,7 @@ def _options(engine: Engine, values: Json, fields: CompletionFields) -> Options:
         check_search(parsed, parsed.get("beams"))  # Options would take its defaults for unset ones
         options = Options(**parsed).with_seed()
         engine.check_constraint(options)
+        return engine.loaded.with_token_ids(options)
     except OptionError as error:
         name, complaint = error.args
         if constraint and name == constraint.option:
@@ -314,9 +315,6 @@ def _options(engine: Engine, values: Json, fields: CompletionFields) -> Options:
         raise RequestError(str(error), field, status=501) from None
     except InputError as error:  # the tokenizer has no bytes
         raise RequestError(str(error), field) from None
-    with _about("logit_bias"):
-        engine.model.config.check_ids([id for id, _ in options.logit_bias])
-    return options
 
 
 def _edits(engine: Engine, value: Any, folder: Path | None) -> list[Edit]:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -13,12 +13,13 @@ from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.gpt2.classifier import ClassifierHead
 from gpt_cli.gpt2.edits import Bound, Edit, bind
 from gpt_cli.gpt2.model import GPT2
-from gpt_cli.options.declare import OptionError
+from gpt_cli.options.declare import OptionError, Token
 from gpt_cli.options.request import Options
 from gpt_cli.texts.prefix_cache import PrefixCache
 from gpt_cli.texts.speculator import Speculator
 from gpt_cli.texts.text import Text, divided_words
 
+_MOST_PARTS = 8  # of a text that should be one token, in a message
 _MOST_NAMES = 100  # of special tokens, to look for in texts
 
 _log = logging.getLogger(__name__)
@@ -73,6 +74,31 @@ class LoadedModel:
         if not special:
             self._note_names(text)
         return self.config.check_ids(self.tokenizer.encode(text, special=special))
+
+    def token_id(self, name: str, text: str, *, special: bool = False) -> int:
+        """Return the id of a text; if it is not one token, OptionError for the option `name`."""
+        ids = self.text_ids(text, special=special)
+        if len(ids) == 1:
+            return ids[0]
+        parts = " ".join(f'"{self.tokenizer.decode([id])}"' for id in ids[:_MOST_PARTS])
+        hint = "a word usually begins with its space"
+        raise OptionError(name, f"must be one token, not {parts or 'empty'}; {hint}")
+
+    def with_token_ids(self, options: Options) -> Options:
+        """Return options whose biases have ids; raise OptionError for a token there is not."""
+        biases: dict[Token, float] = {}
+        size = self.config.vocab_size
+        for token, bias in options.logit_bias:
+            id = token
+            if isinstance(token, str):
+                id = self.token_id("logit_bias", token, special=options.special)
+                if id in biases:
+                    raise OptionError("logit_bias", f"has {token!r} and {id}, the same token")
+            elif token >= size:
+                complaint = f"has token {token}, and the ids of this model are from 0 to {size - 1}"
+                raise OptionError("logit_bias", complaint)
+            biases[id] = bias
+        return replace(options, logit_bias=[*biases.items()]) if biases else options
 
     def prompt_ids(self, prompt: str, *, special: bool = False) -> list[int]:
         """Return the ids of a prompt after `start`, or the start token if both are empty."""

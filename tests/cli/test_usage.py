@@ -64,12 +64,13 @@ SEE = "; see `gpt-cli generate --help`"
         (["show", "tree", "x", "-k", "201"], "--top must be from 1 to 200"),
         (
             [*GENERATE, "--logit-bias", "3=1", "--logit-bias", "abc"],
-            '--logit-bias must be a number for each token id (such as 452=-100), not "abc"',
+            "--logit-bias must be a number for each token, an id or a text (such as 452=-100), not "
+            '"abc"',
         ),
         ([*GENERATE, "--logit-bias", "3=x"], 'not "3=x"'),
         (
             [*GENERATE, "--logit-bias", "3=1", "--logit-bias", "5=200"],
-            '--logit-bias must be token ids with numbers from -100 to 100, not "5=200"',
+            '--logit-bias must be token ids or texts with numbers from -100 to 100, not "5=200"',
         ),
         ([*GENERATE, "--choices", "a,,b"], 'must be one or more texts that are not empty, not ""'),
         (

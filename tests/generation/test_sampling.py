@@ -308,7 +308,7 @@ OUT_OF_RANGE = {
     "presence_penalty": [-2.01],
     "frequency_penalty": [2.01],
     "no_repeat_ngram": [-1, 1.5],
-    "logit_bias": [{-1: 0}, {1: 100.5}, {1: -100.5}, {1: math.nan}, ["1"], ["x=1"], 7],
+    "logit_bias": [{-1: 0}, {1: 100.5}, {1: -100.5}, {1: math.nan}, ["1"], ["=1"], {"x": 101}, 7],
 }
 
 

@@ -73,6 +73,12 @@ class Group(Declared):
         (BIASES, {"7": 1, 3: -1}, ((3, -1.0), (7, 1.0))),
         (BIASES, ["7=1", "3=-1e1"], ((3, -10.0), (7, 1.0))),
         (BIASES, [(7, 1), (7, 2)], ((7, 2.0),)),
+        (
+            BIASES,
+            ["b=1", " 5==-2", "10=1", "9=1"],
+            ((9, 1.0), (10, 1.0), (" 5=", -2.0), ("b", 1.0)),
+        ),
+        (BIASES, {" a": 1, np.int64(3): 2}, ((3, 2.0), (" a", 1.0))),
     ],
 )
 def test_a_value_is_converted(kind, value, converted):
@@ -88,7 +94,10 @@ def test_a_value_is_converted(kind, value, converted):
         *((SWITCH, value) for value in (1, "true", None)),
         *((TEXT, value) for value in (1, b"a", None)),
         *((TEXTS, value) for value in (1, ["a", 1], [b"a"])),
-        *((BIASES, value) for value in (1, ["1"], ["1=2=3"], {"x": 1}, [(inf, 1)], {1: 10**400})),
+        *(
+            (BIASES, value)
+            for value in (1, ["1"], ["=1"], {"": 1}, {1.5: 1}, [(inf, 1)], {1: 10**400})
+        ),
     ],
 )
 def test_a_value_of_another_type_is_refused(kind, value):
@@ -171,7 +180,10 @@ def test_a_declaration_has_everything_about_a_flag():
     assert [kind.flag_type for kind in (NUMBER, biases)] == [str, list[str]]
     assert (colour.name, colour.flag_type) == ("one of red, green", str)
     assert colour.values == ("red", "green")
-    assert (PATH.name, biases.name) == ("a path", "a number for each token id (such as 452=-100)")
+    assert (PATH.name, biases.name) == (
+        "a path",
+        "a number for each token, an id or a text (such as 452=-100)",
+    )
 
 
 @pytest.mark.parametrize(

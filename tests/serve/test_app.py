@@ -223,7 +223,10 @@ BAD = [
     *(("stream_options", value) for value in (1, [], {"include_usage": 3}, {"nope": 1})),
     *(("seed", value) for value in (-1, 2**64, 1.5, "7")),
     *(("stop", value) for value in (3, [3], "", [""], {}, {"a": 1})),
-    *(("logit_bias", value) for value in ([1], {"x": 1}, {"1": 101}, {"-1": 1}, {"1": "x"})),
+    *(
+        ("logit_bias", value)
+        for value in ([1], {"x y": 1}, {"": 1}, {"1": 101}, {"-1": 1}, {"1": "x"})
+    ),
     ("logit_bias", {"2048": 1}),
     *(("user", value) for value in (3, [])),
     *(("ignore_eos", value) for value in (1, "no")),

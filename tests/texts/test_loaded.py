@@ -47,7 +47,7 @@ def test_the_draws_of_a_row_are_keyed_by_its_seed_or_its_index(loaded):
         ({"text": "a"}, "unknown field 'text'"),
         ({"seed": 1}, 'a row needs a string "prompt"'),
         ({"prompt": 3}, 'a row needs a string "prompt"'),
-        ({"prompt": "a", "logit_bias": {"999": 1}}, "the model has no token 999"),
+        ({"prompt": "a", "logit_bias": {"999": 1}}, "logit_bias has token 999, and"),
         ("a" * 12, "leaves no room"),
     ],
 )
