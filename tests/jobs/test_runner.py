@@ -125,7 +125,7 @@ def test_a_job_loads_its_model(here, case_folder, monkeypatch):
     class Count(Upper):
         def records(self, engine, rows, first=0):
             for row in rows:
-                yield {"index": row.index, "text": "", "upper": len(engine.encode("the"))}
+                yield [{"index": row.index, "text": "", "upper": len(engine.encode("the"))}]
 
     model = str(case_folder("saved"))
     assert run(task=Count(), model=model, threads=1) == jobs.Summary(4, 0)
@@ -322,10 +322,10 @@ def interrupted(output, rows=2, **options):
 
     class Stopped(Upper):
         def records(self, engine, batch, first=0):
-            for record in super().records(engine, batch):
-                if record["index"] == rows:
+            for of_row in super().records(engine, batch):
+                if of_row[0]["index"] == rows:
                     raise KeyboardInterrupt
-                yield record
+                yield of_row
 
     Stopped.__name__ = Upper.__name__
     with pytest.raises(KeyboardInterrupt):
@@ -565,6 +565,7 @@ def test_a_full_disk_is_an_error_of_the_output(sink):
         ({"a": 1}, {"a": 2}, "a of out was 1, and is now 2: name another output"),
         ({"a": "x" * 400}, {"a": "x" * 401}, "a of out differs: name another output"),
         ({"a": []}, {"a": ((7, -1.0),)}, "a of out was [], and is now [[7, -1.0]]: name"),
+        ({"a": 1}, {"a": 1, "b": 2}, "b of out was not set, and is now 2: name another output"),
         ({"a": 1}, {"a": 1, "b": None}, "out was made by a version without b: name"),
         ({"a": "x" * 300}, {"a": 1}, 'was "' + "x" * 199 + ", and is now 1: name"),
         ({"a": 1}, {"a": "x" * 300}, 'now "' + "x" * 199 + ": name"),
