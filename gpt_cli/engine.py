@@ -16,7 +16,7 @@ from gpt_cli.errors import InputError, checked, compute_valid, counted, single
 from gpt_cli.folder.tokenizer import check_bytes
 from gpt_cli.generation.generate import Completion, Run, complete
 from gpt_cli.generation.row import Request, check_limits
-from gpt_cli.gpt2 import checkpoint
+from gpt_cli.gpt2 import assembly
 from gpt_cli.gpt2.edits import Edit
 from gpt_cli.gpt2.hooks import has_key_axis, select_hooks
 from gpt_cli.gpt2.weights import Weights
@@ -101,7 +101,7 @@ class Engine:
         """
         if not isinstance(arrays, Mapping):
             raise TypeError("arrays must be a mapping of names to arrays")
-        model = checkpoint.with_weights(self.model, arrays)
+        model = assembly.with_weights(self.model, arrays)
         speculator = self.loaded.speculator and Speculator(model)
         return self._with(model=model, speculator=speculator)
 
@@ -189,10 +189,9 @@ class Engine:
         """Return the log-likelihood of a text, token by token; see `score_many`."""
         scored = single(self.score_many([text], **options))
         if not scored.tokens_scored:
-            has_start = self.loaded.start_ids(bos=options.get("bos", False)) or options.get(
-                "context"
-            )
-            raise too_short(has_start=bool(has_start))
+            start = self.loaded.start_ids(bos=options.get("bos", False))
+            before = bool(start or options.get("context"))
+            raise too_short(has_start=before and not scored.ids)
         return scored
 
     @checks_arguments()
@@ -260,7 +259,9 @@ class Engine:
         end = self.loaded.end_ids(eos=eos)
 
         def text_of(item: str | Mapping[str, Any]) -> Text:
-            text = self.loaded.text(item, start=start, end=end, context=context, special=special)
+            text = self.loaded.scored_text(
+                item, start=start, end=end, context=context, special=special
+            )
             if words and text.words is None:
                 instead = "score tokens (--tokens), or "
                 check_bytes(self.tokenizer, "the surprisal of words", instead=instead)
@@ -369,16 +370,15 @@ class Engine:
             special: read names such as `<|endoftext|>` in texts as special tokens; a mapping may
                 have its own "special".
         """
-        classifier = self.loaded.required_classifier()
+        classifier = self.loaded.classifier
         if overflow not in get_args(LongTexts):
             raise OptionError("overflow", f"must be one of {', '.join(get_args(LongTexts))}")
 
         def text_of(item: str | Mapping[str, Any]) -> Text:
-            text = self.loaded.text(item, start=self.loaded.start, special=special)
+            longest = self.model.config.n_positions if overflow == "truncate" else None
+            text = self.loaded.text(item, start=self.loaded.start, special=special, longest=longest)
             if not text.ids:
                 raise InputError("the text is empty: it has no tokens")
-            if overflow == "truncate":
-                text = replace(text, ids=text.ids[: self.model.config.n_positions])
             self.loaded.check_fits(len(text.ids), "text")
             return text
 

@@ -37,6 +37,12 @@ class ContextError(InputError):
     code = "context_overflow"
 
 
+class StuckError(InputError):
+    """A text must go on to match its constraint, and no token can follow."""
+
+    code = "stuck"
+
+
 class ModelNotFoundError(GPTCLIError):
     """No local model has this name, and the Hub does not provide it."""
 

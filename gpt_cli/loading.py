@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from gpt_cli import hub
 from gpt_cli.engine import Engine
 from gpt_cli.folder.dtypes import SHORT
 from gpt_cli.folder.tensors import unchanged
-from gpt_cli.gpt2 import checkpoint
+from gpt_cli.gpt2 import assembly, checkpoint
 from gpt_cli.gpt2.memory import weights_bytes
 from gpt_cli.ops import check_available, get_ops, ops_for
 from gpt_cli.options.arguments import checks_arguments
@@ -78,12 +79,13 @@ def load(
         )
         start = time.perf_counter()
         config = opened.config  # reads the tokenizer; beside the weights, both would take longer
-        network = checkpoint.assemble(config, ops, weights)
-        classifier = opened.classifier(ops)
+        network = assembly.assemble(config, ops, weights)
     seconds = time.perf_counter() - start
     raise_swallowed()  # such as while CuPy or pyarrow was imported
     speculator = Speculator(network)
     drafts = speculator if speculate and speculator.pays else None
-    loaded = LoadedModel(network, opened.tokenizer, drafts, classifier=classifier)
+    loaded = LoadedModel(
+        network, opened.tokenizer, drafts, read_classifier=partial(opened.classifier, ops)
+    )
     engine = Engine(loaded, name, seconds, adapter)
     return engine.with_edits(edits) if edits else engine

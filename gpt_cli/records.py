@@ -21,6 +21,9 @@ Record: TypeAlias = dict[str, Any]
 # known before is a tuple of the types of names and values.
 Schema: TypeAlias = dict[str, Any]
 
+# Why no token can follow a text, which is an error where a result must be whole.
+STUCK = "the constraint has no end there, or is too complex"
+
 IDENTITY: Schema = {"index": "int64", "id": "string"}
 ERROR: Schema = {"error": {"code": "string", "message": "string"}}
 TOKEN: Schema = {"id": "int64", "token": "string", "bytes": ["int64"], "logprob": "double"}

@@ -18,7 +18,7 @@ from hypothesis import settings
 import gpt_cli
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.folder.tokenizer import Tokenizer, read_tokenizer
-from gpt_cli.gpt2 import checkpoint
+from gpt_cli.gpt2 import assembly, checkpoint
 from gpt_cli.gpt2.model import GPT2
 from gpt_cli.ops import Array, Ops, bindings, get_ops
 from gpt_cli.system.machine import native_library
@@ -219,7 +219,7 @@ def make_model(ops) -> Callable[..., GPT2]:
     def make(seed: int = 0, **changes: object) -> GPT2:
         config = CONFIG | changes
         weights = make_weights(config, seed=seed)
-        return checkpoint.assemble(GPT2Config.from_dict(config), ops, weights)
+        return assembly.assemble(GPT2Config.from_dict(config), ops, weights)
 
     return make
 

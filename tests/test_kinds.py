@@ -21,7 +21,7 @@ from support.checkpoints import (
     stored_tensors,
     write_checkpoint,
 )
-from support.torch_files import View, pickled, views_of, zip_bytes
+from support.torch_files import View, opcodes, pickled, views_of, zip_bytes
 
 IDS = [[5, 80, 7, 200, 9, 31, 5, 5]]
 FILE = "model.safetensors"
@@ -97,6 +97,22 @@ def nanogpt(tensors: dict[str, Stored], **settings) -> bytes:
     return zip_bytes(pickled(checkpoint), storages)
 
 
+def shared_pickle(entries: dict, entry: str, name: str, depth: int) -> bytes:
+    """Return a pickle with {entry: {name: x}}, where x is (y, y), y is (z, z), and so on."""
+    tower = b"K\x01q\x01" + b"h\x01\x86q\x01" * depth  # 2**depth numbers, were they written out
+    return b"\x80\x02}(" + b"".join(
+        (
+            *map(opcodes, (part for item in entries.items() for part in item)),
+            opcodes(entry),
+            b"}",
+            opcodes(name),
+            tower,
+            b"s",
+            b"u.",
+        )
+    )
+
+
 def turned(name: str, array: np.ndarray) -> Stored:
     return store(array.T if name.endswith(LINEAR) else array)
 
@@ -124,6 +140,17 @@ def test_a_checkpoint_of_nanogpt_is_read_with_its_settings(tmp_path, caplog, bia
     notes = " ".join(record.getMessage() for record in caplog.records)
     assert ("the weights have no biases, so all are 0" in notes) == (not bias)
     assert gpt_cli.load(folder).generate(["the"], max_tokens=3)[0].ids
+
+
+def test_nested_settings_are_ignored_however_deep(tmp_path):
+    folder = write_checkpoint(tmp_path, CONFIG)
+    for name in (FILE, "config.json"):
+        (folder / name).unlink()
+    views, storages = views_of(stored_tensors(CONFIG))
+    pickle = shared_pickle({"model": views}, "model_args", "n_layer", depth=60)
+    (folder / "ckpt.pt").write_bytes(zip_bytes(pickle, storages))
+    with pytest.raises(CheckpointError, match=r"ckpt\.pt has no"):
+        logits(folder)
 
 
 def test_a_training_checkpoint_without_settings_needs_config_json(tmp_path):
@@ -199,3 +226,11 @@ def test_many_tokens_beyond_the_model_are_those_of_another_model(tmp_path):
 @pytest.fixture(autouse=True)
 def _notes(caplog):
     caplog.set_level(logging.WARNING)
+
+
+def test_data_that_needs_a_missing_token_is_compressed_by_its_bytes(tmp_path, library):
+    missing = END_ID - 1
+    config = CONFIG | {"vocab_size": missing, "bos_token_id": 0}
+    engine = gpt_cli.load(write_checkpoint(tmp_path, config), bos_token=0)
+    data = f"the and{engine.decode([missing])} the".encode()
+    assert engine.decompress(engine.compress(data)) == data

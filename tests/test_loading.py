@@ -8,7 +8,7 @@ import pytest
 import gpt_cli
 from gpt_cli import loading
 from gpt_cli.errors import CheckpointError
-from gpt_cli.gpt2 import checkpoint, quantize
+from gpt_cli.gpt2 import assembly, checkpoint, quantize
 from gpt_cli.gpt2.digests import weights_digest
 from gpt_cli.gpt2.memory import weights_bytes
 from gpt_cli.gpt2.weights import named_weights
@@ -148,7 +148,7 @@ def test_a_head_at_the_place_of_wte_is_tied_without_a_look(tmp_path, monkeypatch
     opened = checkpoint.open_checkpoint(tmp_path)
     rounded = checkpoint.rounded(opened.tensors, "float16", "a model")
     monkeypatch.setattr("gpt_cli.folder.tensors.Tensor.__getitem__", None)
-    assert "lm_head.weight" not in checkpoint.without_tied_head(rounded, opened.config_json)
+    assert "lm_head.weight" not in assembly.without_tied_head(rounded, opened.config_json)
 
 
 @pytest.mark.parametrize("dtype", SHORT)

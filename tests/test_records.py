@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpt_cli import records
-from gpt_cli.errors import ContextError, InputError
+from gpt_cli.errors import ContextError, InputError, StuckError
 from gpt_cli.generation.generate import Completion
 from gpt_cli.jobs import Generation, Scoring, parquet
 from gpt_cli.options.request import Options
@@ -112,6 +112,7 @@ def test_the_record_of_an_error():
     for error, code in (
         (InputError("m"), "invalid_input"),
         (ContextError("m"), "context_overflow"),
+        (StuckError("m"), "stuck"),
     ):
         assert records.of_error(error) == {"error": {"code": code, "message": "m"}}
 

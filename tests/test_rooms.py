@@ -30,6 +30,7 @@ def test_no_test_imports_another():
 
 # Modules that a neighbour's tests cover, by the test module.
 COVERED = {
+    "jobs/test_formats.py": ["jobs/compressed"],
     "checks/test_bench.py": ["checks/plan"],
     "checks/test_verify.py": ["checks/computed", "cli/commands/checks"],
     "cli/test_activations.py": ["jobs/arrays"],
@@ -50,6 +51,7 @@ COVERED = {
     "cli/test_vector.py": ["scoring/vectors"],
     "gpt2/test_edits.py": ["folder/array_file"],
     "gpt2/test_model.py": ["gpt2/run_state"],
+    "gpt2/test_weights.py": ["gpt2/assembly"],
     "compression/test_codec.py": ["gpt2/digests"],
     "folder/test_pipeline.py": ["folder/special_tokens", "folder/vocabularies"],
     "folder/test_tokenizer.py": ["folder/base_tokenizer", "folder/byte_bpe", "folder/contents"],
@@ -69,7 +71,7 @@ COVERED = {
     "ops/test_ops.py": ["ops/contract", "ops/numpy_ops"],
     "options/test_declare.py": ["options/request"],
     "serve/test_responses.py": ["serve/choice", "serve/metrics", "serve/refusals"],
-    "serve/test_app.py": ["serve/protocol"],
+    "serve/test_app.py": ["serve/dialects", "serve/protocol"],
     "serve/test_scheduler.py": ["serve/prompts"],
     "serve/test_server.py": ["cli/commands/serve", "serve/guard", "serve/settings"],
     "test_devices.py": ["ops/cuda/placed"],

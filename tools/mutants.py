@@ -64,6 +64,7 @@ TESTS = {
     ],
     "generation/drafts": ["generation/test_drafts.py", "generation/test_speculate.py"],
     "texts/speculator": ["generation/test_drafts.py", "generation/test_speculate.py"],
+    "gpt2/assembly": ["gpt2/test_checkpoint.py", "gpt2/test_model.py", "gpt2/test_weights.py"],
     "gpt2/checkpoint": ["gpt2/test_checkpoint.py", "gpt2/test_model.py", "gpt2/test_quantize.py"],
     "options/request": ["options/test_declare.py", "generation/test_sampling.py"],
     "generation/sampling": ["generation/test_sampling.py", "cli/test_app.py"],

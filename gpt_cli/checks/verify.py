@@ -28,7 +28,7 @@ from gpt_cli.errors import GPTCLIError, InputError, ResourceError, counted
 from gpt_cli.folder.config import is_matrix
 from gpt_cli.folder.dtypes import SHORT, WEIGHT_TYPES
 from gpt_cli.generation.generate import Completion
-from gpt_cli.gpt2 import checkpoint
+from gpt_cli.gpt2 import assembly, checkpoint
 from gpt_cli.gpt2.digests import TEXT, logits_digest
 from gpt_cli.gpt2.source import MODEL, is_modified
 from gpt_cli.gpt2.weights import named_weights
@@ -139,7 +139,7 @@ def _loader(name: str, folder: Path, adapter: Path | None) -> tuple[Callable[[Op
     opened = checkpoint.open_checkpoint(folder, adapter)
 
     def load(ops: Ops) -> Engine:
-        model = checkpoint.assemble(opened.config, ops, opened.tensors)
+        model = assembly.assemble(opened.config, ops, opened.tensors)
         return Engine(LoadedModel(model, opened.tokenizer), name, 0.0)
 
     # An adapter changes some matrices.
@@ -362,7 +362,7 @@ def _limits(
             if isinstance(weight, np.ndarray) and not is_matrix(name, weight.shape):
                 noise = _NOISE[dtype] * random.standard_normal(weight.shape, np.float32)
                 weights[name] = weight + weight * noise
-        noisy = replace(engine.loaded, model=checkpoint.build(model.config, model.ops, weights))
+        noisy = replace(engine.loaded, model=assembly.build(model.config, model.ops, weights))
         results = compute(Engine(noisy, engine.name, 0.0))
         effects.append(_differences(results, expected))
     return _MARGIN * np.max(effects, axis=0)

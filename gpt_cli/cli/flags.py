@@ -18,9 +18,9 @@ import gpt_cli
 from gpt_cli import jobs
 from gpt_cli.errors import InputError
 from gpt_cli.folder.dtypes import NAMES
-from gpt_cli.jobs.storage import Format
+from gpt_cli.jobs.formats import Format
 from gpt_cli.options import declare
-from gpt_cli.options.declare import Declared, Kind, option
+from gpt_cli.options.declare import Declared, Kind, Range, option
 from gpt_cli.options.request import Options
 from gpt_cli.system.startup import prepare
 
@@ -47,6 +47,7 @@ def _only(names: list[str]) -> str:
 
 
 _ONE_NAME = Kind("a single file", list[str], _only)
+_DELIMITERS = Range(lambda text: len(text) == 1 and text not in '"\r\n', "one character")
 _MESSAGE = "gpt-cli: %(message)s"
 
 
@@ -213,8 +214,9 @@ class RowFiles(Declared):
 
     output: str | None = option(
         None,
-        "Write to a new file (JSON Lines, or Parquet if the name ends with .parquet), or to "
-        "several files: FOLDER/, FOLDER/*.jsonl or FOLDER/*.parquet; local or a URL such as s3://...",
+        "Write to a new file (JSON Lines, or what .csv, .tsv or .parquet at the end of the name "
+        "says), or to several files: FOLDER/, FOLDER/*.jsonl or FOLDER/*.parquet; local or a URL "
+        "such as s3://...",
         aliases=("-o",),
         metavar="OUT",
         callback=dash_as_none,
@@ -227,10 +229,15 @@ class RowFiles(Declared):
     )
     format: Format | None = option(
         None,
-        "Input format: lines, jsonl, parquet, text (each file is one row), or auto: Parquet by the "
-        "ending of the name, JSON Lines if the first row begins with {, else plain lines; auto if "
-        "not set.",
+        "Input format: lines, jsonl, csv, tsv, parquet, text (each file is one row), or auto: what "
+        "the name of each file says, or else its first bytes; auto if not set.",
         metavar="FORMAT",
+    )
+    delimiter: str | None = option(
+        None,
+        "The character between the cells of CSV and TSV, such as ';'.",
+        _DELIMITERS,
+        metavar="CHARACTER",
     )
 
     @property
@@ -277,8 +284,8 @@ class Placement(Declared):
 
 TEMPLATE = option(
     None,
-    "A text, or a file with one, into which each row is put: {line}, or {NAME} of a field of "
-    "JSON Lines or Parquet; {{ is a brace.",
+    "A text, or a file with one, into which each row is put: {line}, or {NAME} of a field or a "
+    "column; {{ is a brace.",
     metavar="FILE|TEXT",
 )
 ONE_FILE: Any = partial(option, None, kind=_ONE_NAME, aliases=("-f",), metavar="FILE")

@@ -18,8 +18,8 @@ from gpt_cli.cli.parameters import command as with_flags
 # The groups of options, and the order of the options in each. All others come last.
 GROUPS = {
     "Model": "model adapter edit bos-token revision offline",
-    "Input": "file answer wrong what hook hooks pool format template escape context special bos "
-    "eos lines stride overflow prompt-tokens",
+    "Input": "file answer wrong what hook hooks pool format delimiter template escape context "
+    "special bos eos lines stride overflow prompt-tokens",
     "Sampling": "max-tokens min-tokens temperature top-k top-p min-p typical-p repeat-penalty "
     "presence-penalty frequency-penalty no-repeat-ngram logit-bias beams length-penalty "
     "early-stopping stop include-stop bad-words ignore-eos seed samples",

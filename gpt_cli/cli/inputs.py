@@ -15,11 +15,8 @@ from glob import glob
 from gpt_cli import jobs
 from gpt_cli.cli.output import on_terminal, remark
 from gpt_cli.errors import InputError
-from gpt_cli.jobs import storage
+from gpt_cli.jobs import formats, storage
 from gpt_cli.options.request import Options
-
-# Endings of inputs; a word with one is no prompt.
-_ENDINGS = (".txt", ".jsonl", ".json", ".parquet", ".csv", ".tsv")
 
 
 def read_prompt(words: Sequence[str] | None, file: str | None, *, quiet: bool) -> str:
@@ -88,7 +85,7 @@ def are_files(words: Sequence[str], *, quiet: bool, cure: str | None = None) -> 
     if len(words) == 1 and any(map(str.isspace, words[0])):
         return False
     missing = [word for word in words if not _names_file(word)]
-    if not all(word.endswith(_ENDINGS) for word in missing):
+    if not all(word.endswith(formats.ENDINGS) for word in missing):
         present = [word for word in words if word != "-" and os.path.exists(word)]  # noqa: PTH110
         files = [word for word in present if word not in missing]
         if files and cure:

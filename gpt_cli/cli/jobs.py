@@ -77,6 +77,7 @@ def run(
             sink if rows.output is None else rows.output,
             model=loading.model,
             format=rows.format or "auto",
+            delimiter=rows.delimiter,
             resume=rows.resume,
             cluster=cluster,
             observer=progress,

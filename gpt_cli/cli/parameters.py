@@ -19,7 +19,9 @@ from gpt_cli.jobs.storage import NO_FILE, exists, is_address, read_text, without
 from gpt_cli.options import declare
 from gpt_cli.options.declare import (
     BIASES,
+    LIMIT,
     NUMBER,
+    SEED,
     WHOLE,
     Declared,
     NamedOptionError,
@@ -128,7 +130,7 @@ def _parameter(name: str, default: Any, flag_type: Any, flag: Any) -> inspect.Pa
 def _limits(declared: Option) -> str:
     """Return the sentences about the range of a number, and about flags needed or excluded."""
     text = ""
-    if declared.range and declared.kind in (WHOLE, NUMBER, BIASES):
+    if declared.range and declared.kind in (WHOLE, LIMIT, SEED, NUMBER, BIASES):
         text += f" Range: {declared.range.name}."
     if declared.needs:
         text += f" Needs {declared.needs}."

@@ -18,12 +18,12 @@ _TEXTS = ("text", "token", "word")  # columns of any width
 _WIDTHS = {"line": 6, "id": 6, "start": 8, "end": 8, "tokens": 6}
 _NUMBER_WIDTH = 12
 SUMS = ("tokens", "tokens_scored", "total_logprob")
-_OF_RECORDS = ("--output", "--format", "--template")
+_OF_RECORDS = ("--output", "--template")
 _POSITIVE = Range(lambda number: number > 0, "above 0")
 
 
 def _bound(words: str) -> Any:
-    help = f"Print only lines with a perplexity of {words} X, unchanged; a line needs 2 tokens."
+    help = f"Print only the lines, or rows, with a perplexity of {words} X, unchanged."
     return option(None, help, _POSITIVE, excludes=_OF_RECORDS)
 
 
@@ -32,7 +32,7 @@ class Form(Declared):
     """The options of scoring and of its output."""
 
     lines: bool = option(
-        False, "Score each line on its own, as --format lines does.", excludes=("--format",)
+        False, "Score each line, or each row of JSON Lines or a table, on its own."
     )
     tokens: bool = option(
         False,
@@ -161,11 +161,11 @@ class ScoreTable:
         self._file_width = max(map(len, files))
         self._table: tables.Table | None = None  # the first row has the names of its columns
 
-    def rows(self, record: Record, line: bytes = b"") -> str:
-        """Return the rows of a record; in the row of a line, the line is unchanged."""
+    def rows(self, record: Record, text: str = "") -> str:
+        """Return the rows of a record; in the row of a line, its text is unchanged."""
         output = ""
         file = {"file": record["file"]} if self._several else {}
-        for cells in self._cells(record, line):
+        for cells in self._cells(record, text):
             row = file | cells
             if self._table is None:
                 self._table = tables.Table(*map(self._column, row))
@@ -178,15 +178,14 @@ class ScoreTable:
         width = self._file_width if name == "file" else _WIDTHS.get(name, _NUMBER_WIDTH)
         return tables.Column(name, width, align=">")
 
-    def _cells(self, record: Record, line: bytes) -> Iterator[dict[str, object]]:
+    def _cells(self, record: Record, text: str) -> Iterator[dict[str, object]]:
         """Yield the cells of rows, in their order in a pipe."""
         if self._form.plain:
-            text = line.removesuffix(b"\n").decode(errors="surrogateescape")
             yield self._numbers(record) | {"text": text}
             return
         place = {}
         if self._form.lines:
-            place["line"] = record.get("line", record["index"] + 1)
+            place["line"] = record["line"]
         elif not on_terminal(sys.stdout):
             place["line"] = 1
         for word in record.get("words", []):

@@ -136,10 +136,16 @@ class Codec:
         return max(lines, key=lambda end: self._first_logits[ids[end]], default=last)
 
     def _encode(self, data: bytes) -> list[int]:
-        """Return the ids of `data`, with special tokens if the model has them."""
-        ids = self._tokenizer.encode_bytes(data, special=True)
-        in_model = max(ids) < self._model.config.vocab_size
-        return ids if in_model else self._tokenizer.encode_bytes(data)
+        """Return the ids of `data`, with special tokens if the model has them.
+
+        Single bytes stand for data of which the model lacks a token.
+        """
+        size = self._model.config.vocab_size
+        for special in (True, False):
+            ids = self._tokenizer.encode_bytes(data, special=special)
+            if max(ids) < size:
+                return ids
+        return [self._tokenizer.byte_ids[byte] for byte in data]
 
     def _bytes(self, ids: Sequence[int]) -> bytes:
         return b"".join(self._tokenizer.token_bytes(id) or b"" for id in ids)

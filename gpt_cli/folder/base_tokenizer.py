@@ -6,10 +6,17 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from copy import copy
+from itertools import islice
 
 from gpt_cli.errors import CheckpointError, InputError
 from gpt_cli.folder.special_tokens import SpecialIds
 
+# The note about a text, with the name in it.
+NAME_AS_TEXT = (
+    "a text has the name of a special token, %r, which is read as text: set special (--special) to "
+    "read it as this token"
+)
+_MOST_NAMES = 100  # of special tokens, to look for in texts
 # Undecodable bytes, as Python's surrogateescape represents them, or any other text.
 _STRETCHES = re.compile("([\udc80-\udcff]+)|[^\udc80-\udcff]+")
 
@@ -40,6 +47,11 @@ class Tokenizer(ABC):
         """
         _check_unicode(text)
         return self._encode(text, special=special)
+
+    def special_name_in(self, text: str) -> str | None:
+        """Return the name of a special token that a text has, of the first 100 names; or None."""
+        names = islice(self.special, _MOST_NAMES)
+        return next((name for name in names if name in text), None)
 
     def encode_with_spans(
         self, text: str, *, special: bool = False

@@ -7,13 +7,13 @@ folder, which can be stale and which other users can write.
 import re
 from codecs import charmap_build, charmap_encode
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, count, pairwise, product
+from itertools import accumulate, count, pairwise, permutations, product
 
 import tiktoken
 
 from gpt_cli.errors import CheckpointError
 from gpt_cli.folder.base_tokenizer import Tokenizer, unknown
-from gpt_cli.folder.special_tokens import AddedToken
+from gpt_cli.folder.special_tokens import LONGEST_NAME, AddedToken
 
 # GPT-2's split into words, in tiktoken's possessive form (r50k). The published form gives the same
 # tokens, but overflows the stack of the regex engine on a million spaces.
@@ -161,31 +161,43 @@ def check_merges(vocab: Container[str], others: Iterable[str], source: str) -> N
     special: `<|endoftext|>`, `<pad>`, `[SEP]`.
     """
     for token in others:
-        if (token[:1], token[-1:]) in (("<", ">"), ("[", "]")):
+        in_brackets = (token[:1], token[-1:]) in (("<", ">"), ("[", "]"))
+        if in_brackets or len(token) > LONGEST_NAME:
             continue
         if any(token[:cut] in vocab and token[cut:] in vocab for cut in range(1, len(token))):
             raise CheckpointError(f"{source}: no merge makes the token {token!r:.40}: {_SAME}")
 
 
-def can_match(added: Collection[AddedToken], *, adds_space: bool) -> bool:
+def can_match(
+    added: Collection[AddedToken], ranks: Mapping[bytes, int], *, adds_space: bool
+) -> bool:
     """Return whether tiktoken finds added tokens where the library of transformers does.
 
-    tiktoken has none of their flags, and no rule for tokens that overlap.
+    tiktoken has none of their flags, no rule for tokens that overlap, and one text for an id: the
+    library gives the name "é" the id of the byte that the vocabulary writes so.
     """
     if any(token.lstrip or token.rstrip or token.single_word for token in added):
         return False
+    in_bpe = set(ranks.values())
+    for token in added:
+        id = ranks.get(token.content.encode())
+        if id != token.id and (id is not None or token.id in in_bpe):
+            return False
     names = sorted(token.content for token in added)
     if sum(map(len, names)) > _MOST_CHARACTERS or (adds_space and len(names) > _MOST_NAMES):
         return False
     if any(longer.startswith(name) for name, longer in pairwise(names)):
         return False
-    # The library first searches for those that are not normalized.
-    first = [token.content for token in added if not token.normalized]
-    second = [token.content for token in added if token.normalized]
-    if len(first) * len(second) > _MOST_PAIRS:
-        return False
-    pairs = [*product(first, second), *product(second, first)]
-    return not any(_may_begin_within(left, right) for left, right in pairs)
+    # The library first searches for those that are not normalized, and special ones may be text.
+    groups: dict[tuple[bool, bool], list[str]] = {}
+    for token in added:
+        groups.setdefault((token.normalized, token.special), []).append(token.content)
+    for first, second in permutations(groups.values(), 2):
+        if len(first) * len(second) > _MOST_PAIRS:
+            return False
+        if any(_may_begin_within(left, right) for left, right in product(first, second)):
+            return False
+    return True
 
 
 def _may_begin_within(left: str, right: str) -> bool:

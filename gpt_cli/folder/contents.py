@@ -100,6 +100,11 @@ def adapter_files(names: Collection[str], repo: str, *_: object) -> list[str]:
     return needed
 
 
+def adapter_download(names: Collection[str], repo: str, *_: object) -> list[str]:
+    """Select the files of an adapter and of its tokenizer, if it has one, from `names`."""
+    return [name for name in TOKENIZER if name in names] + adapter_files(names, repo)
+
+
 def other_files(names: Collection[str]) -> list[str]:
     """Select the files other than the weights and config.json from `names`."""
     return tokenizer_files(names) + [name for name in names if name == GENERATION_CONFIG]

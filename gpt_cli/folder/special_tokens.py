@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from gpt_cli.errors import MALFORMED, CheckpointError
 from gpt_cli.system.files import read_json
 
+LONGEST_NAME = 1000  # characters of an added token
+
 # Roles that are lists of names, the older one first.
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
 # The start token of a class of tokenizers in transformers, where the files name none.
@@ -62,6 +64,11 @@ class AddedToken(NamedTuple):
             raise TypeError(f"an added token is not a name and an id: {content!r:.40}, {id!r:.20}")
         if not content:
             raise ValueError("an added token has no text")
+        if len(content) > LONGEST_NAME:
+            raise ValueError(f"an added token has more than {LONGEST_NAME} characters")
+        strips = raw.get("lstrip") or raw.get("rstrip")
+        if strips and content.isspace():  # finding it would take quadratic time
+            raise ValueError("an added token of white space takes white space around it")
         special = bool(raw.get("special"))
         return cls(
             content,
@@ -99,22 +106,21 @@ class TokenizerSettings:
         kind = str(kind).removesuffix("Fast")
         # As in transformers, which then ignores the other two files.
         listed = raw.get("added_tokens_decoder")
-        roles = raw if listed is not None else raw | read("special_tokens_map.json")
+        others = {} if listed is not None else read("special_tokens_map.json")
+        roles = raw | others if others else raw
         contents = {
             role: _name(value)
             for role, value in roles.items()
             if role.endswith("_token")  # add_bos_token is no text
         }
         named = {role: text for role, text in contents.items() if isinstance(text, str)}
-        names = {*named.values(), *_listed_names(roles), _STARTS.get(kind, "")}
-        special = frozenset(names - {""})
-        path = folder / ("added_tokens.json" if listed is None else "tokenizer_config.json")
+        path = folder / ("tokenizer_config.json" if roles is raw else "special_tokens_map.json")
         try:
+            names = {*named.values(), *_listed_names(roles), _STARTS.get(kind, "")}
+            special = frozenset(names - {""})
             if listed is None:
-                added = [
-                    AddedToken.parse({"content": name, "special": name in special}, id)
-                    for name, id in read("added_tokens.json").items()
-                ]
+                path = folder / "added_tokens.json"
+                added = _of_ids(read("added_tokens.json"), special)
             else:
                 added = [AddedToken.parse(token, int(id)) for id, token in listed.items()]
         except MALFORMED as error:
@@ -168,7 +174,8 @@ class TokenizerSettings:
     ) -> SpecialIds:
         """Return the special tokens as ids; `description` is a parsed tokenizer.json, if any.
 
-        With a tokenizer.json, transformers ignores `add_bos_token` and applies its template.
+        With a tokenizer.json, its template decides what begins a text. `add_bos_token` counts only
+        if the template also ends texts.
         """
 
         def id_of(name: str | None) -> int | None:
@@ -195,6 +202,14 @@ def _template(processor: Any) -> list[dict[str, Any]]:
         return [part for part in processor["single"] if isinstance(part, dict)]
     inner = processor.get("processors") or []
     return next(filter(None, map(_template, inner)), [])
+
+
+def _of_ids(ids: Mapping[str, int], special: Collection[str]) -> list[AddedToken]:
+    """Return the tokens of added_tokens.json, which has only their names and ids."""
+    return [
+        AddedToken.parse({"content": name, "special": name in special}, id)
+        for name, id in ids.items()
+    ]
 
 
 def _listed_names(roles: Mapping[str, Any]) -> set[str]:

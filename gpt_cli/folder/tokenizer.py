@@ -3,7 +3,7 @@
 import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -27,6 +27,7 @@ _log = logging.getLogger(__name__)
 _UNUSUAL = ("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
 _PUNCTUATION = re.compile(rb'[\s"\[\],{}\\]+')  # of JSON, between the merges of a list
 _MOST_MISSING = 0.01  # of a vocabulary: the share of the tokens that the model may not have
+_LARGEST_ID = 2**24
 _TAIL = 500  # bytes of tokenizer.json that have its last merge
 
 
@@ -40,7 +41,11 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     files = vocabulary(present)
     if files is None:
         names = ", or ".join(" and ".join(files) for files in VOCABULARIES)
-        raise CheckpointError(f"{folder} has no tokenizer: add the model's {names}")
+        cure = f"add the model's {names}"
+        if (folder / "tokenizer.model").is_file():
+            saved = "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+            cure = f"tokenizer.model is not read, but transformers writes a tokenizer.json: {saved}"
+        raise CheckpointError(f"{folder} has no tokenizer: {cure}")
     source = " and ".join([str(folder / files[0]), *files[1:]])
     try:
         description = _description(folder, settings, present) if files == VOCABULARIES[0] else None
@@ -123,8 +128,7 @@ def _byte_bpe(
         vocab = read_json(files[0])
     ranks = byte_ranks(vocab, merged, source)
     if ranks is None:
-        if any(type(id) is not int for id in vocab.values()):  # the library would skip it
-            raise ValueError("an id is not a whole number")
+        _check_ids(vocab)
         return None
     added = settings.all_added(description, vocab)
     in_bpe = set(ranks.values())
@@ -134,9 +138,18 @@ def _byte_bpe(
     added += [AddedToken(name, vocab[name], special=True, normalized=False) for name in others]
     if any(not token.content for token in added):
         raise CheckpointError(f"{source}: a token is empty: get it again")
-    if not can_match(added, adds_space=adds_space):
+    if not can_match(added, ranks, adds_space=adds_space):
         return None
     return ByteBPE(ranks, added, source, adds_space=adds_space)
+
+
+def _check_ids(vocab: Mapping[str, Any]) -> None:
+    """Raise ValueError for an id that the library would skip, or whose size would fill the memory.
+
+    It has a table of all ids up to the largest one.
+    """
+    if not all(type(id) is int and 0 <= id <= _LARGEST_ID for id in vocab.values()):
+        raise ValueError(f"an id is not a whole number from 0 to {_LARGEST_ID}")
 
 
 def _pipeline(
@@ -145,6 +158,8 @@ def _pipeline(
     import_extra(f"{source} needs the package tokenizers", "tokenizers", "tokenizers")
     from gpt_cli.folder import pipeline, vocabularies  # the library takes 25 ms
 
+    if description is not None and isinstance(description["model"]["vocab"], dict):
+        _check_ids(description["model"]["vocab"])
     build = partial(vocabularies.build, path, settings, description)
     joins_bytes = path.suffix == ".model" and settings.kind not in vocabularies.UNIGRAMS
     return pipeline.Pipeline(build, source, joins_bytes=joins_bytes)

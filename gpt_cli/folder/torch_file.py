@@ -27,8 +27,9 @@ _MOST_OPCODES = 100_000  # of a file, in less than half a second; gpt2-xl has 20
 _MOST_AXES = 8
 _MOST_ELEMENTS = 2**40
 _CURE = "save `model.state_dict()` alone, or get the model as safetensors"
-# The entry of the state dict in a training's checkpoint, such as nanoGPT's or Lightning's.
-_STATE_DICTS = ("model", "state_dict", "model_state_dict")
+# The entry of the state dict in a training's checkpoint, such as nanoGPT's, Lightning's or
+# DeepSpeed's.
+_STATE_DICTS = ("model", "state_dict", "model_state_dict", "module")
 _MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of the older form (before 1.6)
 _PROTOCOL = 1001  # the second one
 
@@ -226,14 +227,23 @@ def read_torch(path: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def read_model_args(path: Path) -> dict[str, Any]:
-    """Return the settings in nanoGPT's checkpoint, or {}; raise ValueError if it is damaged."""
+    """Return the settings in nanoGPT's checkpoint, or {}; raise ValueError if it is damaged.
+
+    Only plain values are settings: nested ones could be of any size.
+    """
     with _File(path) as file:
         try:
             with zipfile.ZipFile(file) as archive:
                 saved = _unpickled(archive)
         except zipfile.BadZipFile as error:
             raise ValueError(error) from None
-    return _of_type(_of_type(saved, dict).get("model_args", {}), dict)
+    settings = _of_type(_of_type(saved, dict).get("model_args", {}), dict)
+    plain = (str, int, float, bool, type(None))
+    return {
+        name: value
+        for name, value in settings.items()
+        if isinstance(name, str) and isinstance(value, plain)
+    }
 
 
 def _has_gaps(view: _View) -> bool:

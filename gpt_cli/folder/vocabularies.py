@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from gpt_cli.errors import CheckpointError
 from gpt_cli.folder.contents import BYTE_BPE, OPENAI_BPE
 from gpt_cli.folder.pipeline import SPACE
 from gpt_cli.folder.special_tokens import TokenizerSettings
@@ -41,6 +42,7 @@ def build(path: Path, settings: TokenizerSettings, description: dict[str, Any] |
     else:
         tokenizer = _sentencepiece(read_small(path), settings)
     vocab = tokenizer.get_vocab()
+    added = settings.all_added(description, vocab)
     tokenizer.add_tokens(
         [
             AddedToken(
@@ -51,9 +53,17 @@ def build(path: Path, settings: TokenizerSettings, description: dict[str, Any] |
                 single_word=token.single_word,
                 normalized=token.normalized,
             )
-            for token in settings.all_added(description, vocab)
+            for token in added
         ]
     )
+    for token in added:
+        id = tokenizer.token_to_id(token.content)
+        if id != token.id:  # the library counts on from the vocabulary
+            numbers = f"has the id {token.id}, where transformers gives it {id}"
+            raise CheckpointError(
+                f"{path}: the added token {token.content!r:.40} {numbers}: save the tokenizer "
+                "again with transformers"
+            )
     return tokenizer
 
 

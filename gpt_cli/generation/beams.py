@@ -91,6 +91,7 @@ class BeamSearch:
                 seconds,
                 model_seconds,
                 score=beam.score,
+                stop_reason=beam.stop_reason,
             )
             beam.steps = [*beam.steps, step]  # a new list: the parent may have other continuations
             if finish_reason is None:

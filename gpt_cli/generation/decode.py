@@ -295,6 +295,7 @@ def _steps(
             finish_reason,
             token_seconds,
             accepted=number < accepted,
+            stop_reason=row.stop_reason,
         )
         steps.append(step)
         if finish_reason is not None:

@@ -32,6 +32,7 @@ class Completion:
     top_logprobs: list[TopLogprobs] = field(default_factory=list)  # after the same tokens
     seconds: list[float] = field(default_factory=list)  # from the start to the id
     finish_reason: FinishReason = "interrupted"  # why it ended; this until then
+    stop_reason: str | int | None = None  # the stop string or the token of `stop_token_ids`
     drafted: int = 0  # tokens, accepted or not
     accepted: int = 0  # drafted tokens that are in `ids`
     score: float | None = None  # of a beam search
@@ -54,6 +55,7 @@ class Completion:
         self.score = step.score
         if step.finish_reason is not None:
             self.finish_reason = step.finish_reason
+            self.stop_reason = step.stop_reason
 
 
 class Run(Iterator[Step]):

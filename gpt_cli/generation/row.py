@@ -44,6 +44,7 @@ class Request:
         """Return the request to continue a prompt; raise InputError if that is not possible."""
         ids = loaded.prompt_ids(prompt, special=options.special)
         options = loaded.with_token_ids(options)
+        loaded.config.check_ids(options.stop_token_ids)
         check_limits(loaded, options)
         n_positions = loaded.config.n_positions
         ids = fit(ids, n_positions, options)
@@ -110,6 +111,7 @@ class Step(NamedTuple):  # created in a third of the time of a frozen dataclass
     accepted: bool = False  # whether this token was drafted and accepted
     hypothesis: int = 0  # of a beam search, from 0, the best
     score: float | None = None  # of the hypothesis up to this token
+    stop_reason: str | int | None = None  # the stop string or the token of `stop_token_ids`
 
 
 class StopStrings:
@@ -123,7 +125,7 @@ class StopStrings:
         self._include = include
         self._begins = {stop[0] for stop in stops}
         self._held = ""
-        self.stopped = False
+        self.stop: str | None = None  # the stop string that ended the text
 
     def push(self, text: str) -> str:
         """Take text; return the text that is certain to be before any stop string."""
@@ -131,14 +133,14 @@ class StopStrings:
             return text
         self._held += text
         held = self._held
-        spans = []  # of stop strings: end, start
+        spans = []  # of stop strings: end, start, text
         for stop in self._stops:
             start = held.find(stop)
             if start >= 0:
-                spans.append((start + len(stop), start))
+                spans.append((start + len(stop), start, stop))
         if spans:
-            self.stopped = True
-            end, start = min(spans)  # the first complete one, wherever the text was cut
+            # The first complete one, wherever the text was cut.
+            end, start, self.stop = min(spans)
             self._held = ""
             return held[: end if self._include else start]
         for cut, character in enumerate(held):
@@ -172,6 +174,7 @@ class BatchRow:
         self.ngrams: dict[tuple[int, ...], int] = {}  # in `ids`, by `drafts`: where each ends
         self.indexed = 0  # number of ids whose n-grams are known
         self.ended = False  # then it leaves the batch
+        self.stop_reason: str | int | None = None  # what ended it: see `Step`
         self._config = loaded.config
         self._decoder = loaded.tokenizer.stream(request.prompt)
         self._stops = StopStrings(options.stop, include=options.include_stop)
@@ -241,10 +244,13 @@ class BatchRow:
         self.generated.append(id)
         self.window.append(id)
         ended = id in self._config.eos_token_id
+        if id in self.options.stop_token_ids and not ended:
+            return self._stop_at(id), "stop"
         passed = "" if ended else self._decoder.push(id)
         if len(self.generated) > self.options.min_tokens:
             passed = self._stops.push(passed)
-        if self._stops.stopped:
+        if self._stops.stop is not None:
+            self.stop_reason = self._stops.stop
             return passed, "stop"
         if self.matcher:
             self.matcher.push(id)
@@ -263,7 +269,17 @@ class BatchRow:
             finish = "context"
         else:
             return passed, None
-        return passed + self._stops.push(self._decoder.flush()) + self._stops.flush(), finish
+        return passed + self._rest(), finish
+
+    def _stop_at(self, id: int) -> str:
+        """End the text at a token of `stop_token_ids`; return the text that is now certain."""
+        self.stop_reason = id
+        passed = self._stops.push(self._decoder.push(id)) if self.options.include_stop else ""
+        return passed + self._rest()
+
+    def _rest(self) -> str:
+        """Return the text that was held back: no more text follows."""
+        return self._stops.push(self._decoder.flush()) + self._stops.flush()
 
 
 def check_limits(loaded: LoadedModel, options: Options) -> None:

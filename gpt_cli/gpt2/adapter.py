@@ -145,9 +145,10 @@ def _changed(adapter: Adapter, model: Mapping[str, Rows]) -> dict[str, Rows]:
     shapes.setdefault(_HEAD, model[_WTE].shape)
     saved = {name: shapes[name] for name in shapes if config.saves(f"{_TRANSFORMER}{name}")}
     # After the vocabulary was resized, PEFT also stores both, and both have its new size.
-    embeddings = [name for name in (_WTE, _HEAD) if name in parts]
-    for name in embeddings:
-        saved[name] = (*parts[embeddings[0]].shape[:1], *shapes[_WTE][1:])
+    rows = (parts.get(_WTE) or model[_WTE]).shape[:1]
+    for name in (_WTE, _HEAD):
+        if name in parts:
+            saved[name] = (*rows, *shapes[_WTE][1:])
     needed = dict(saved)
     scales: dict[str, float] = {}  # of the changes, by module
     for lora in filter(None, map(_LORA.fullmatch, parts)):
@@ -171,7 +172,11 @@ def _changed(adapter: Adapter, model: Mapping[str, Rows]) -> dict[str, Rows]:
         right = Linear(ops.place_matrix(B, transposed=True))
         name = f"{module}.weight"
         changed[name] = _Merged(model[name], left, right, np.float32(scale), ops)
-    if _WTE in saved:  # as after PEFT's merge_and_unload, the head is no longer tied
+    is_untied = _HEAD in model or config.saves(f"{_TRANSFORMER}{_WTE}")
+    if _WTE in saved and _HEAD not in parts and is_untied:
+        if rows != shapes[_WTE][:1]:
+            raise ValueError(f"the tensor {_HEAD} is missing: {adapter.cure}")
+        # As after PEFT's merge_and_unload, the head stays what it was.
         changed[_HEAD] = model.get(_HEAD, model[_WTE])
     return changed | {name: parts[name] for name in saved}
 

@@ -6,20 +6,18 @@ wte and lm_head.
 """
 
 import logging
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt_cli.errors import CheckpointError, InputError, did_you_mean
+from gpt_cli.errors import CheckpointError, InputError
 from gpt_cli.folder.config import SCALE, GPT2Config, expected_shapes, is_matrix, is_transposed
 from gpt_cli.folder.contents import CONFIG, vocabulary
 from gpt_cli.folder.dtypes import NAMES_OF_CODES, SHORT
@@ -27,14 +25,13 @@ from gpt_cli.folder.settings import read_config
 from gpt_cli.folder.tensors import Tensor
 from gpt_cli.folder.tokenizer import Tokenizer, read_tokenizer, with_special_tokens
 from gpt_cli.folder.weight_files import read_tensors, weight_files
-from gpt_cli.gpt2.model import GPT2, MLP, Attention, Block
-from gpt_cli.gpt2.weights import Weights, untied_weights
-from gpt_cli.ops import LayerNorm, Linear, Ops, Rows, get_ops
+from gpt_cli.gpt2.assembly import assemble
+from gpt_cli.gpt2.model import GPT2
+from gpt_cli.ops import Ops, Rows
 from gpt_cli.ops.int8 import Int8Rows, scales_shape
 from gpt_cli.ops.short import RoundedRows
 from gpt_cli.options.declare import OptionError
 from gpt_cli.system.files import read_json
-from gpt_cli.system.machine import cores
 
 if TYPE_CHECKING:
     from gpt_cli.gpt2.adapter import Adapter
@@ -50,8 +47,6 @@ _TRANSFORMER = ("wte.", "wpe.", "h.", "ln_f.", "lm_head.")
 HEAD = "score.weight"  # of a classifier
 _FLOATS = ("F32", "F16", "BF16", "F64")
 _MOST_NAMES = 1000  # of tensors, to look for one that is near
-_READERS = 4  # threads at most: copying from the page cache takes most of the time
-_COMPARED = 1024  # rows at a time
 _MATCHING = "get the weights and the config.json of the same GPT-2"
 
 _log = logging.getLogger(__name__)
@@ -118,15 +113,22 @@ class Checkpoint:
             raise OptionError("adapter", f"{folder} cannot change int8 weights: {cure}")
         return self.adapter.merge(self.stored_tensors)
 
-    def classifier(self, ops: Ops) -> "ClassifierHead | None":
-        """Return the head of a classifier, if there is one; see `read_classifier` for errors."""
+    def classifier(self, ops: Ops) -> "ClassifierHead":
+        """Read the head of a classifier, rounded as other weights of `ops` are.
+
+        See `read_classifier` for errors; InputError if there is no head.
+        """
         if self.classifier_head is None:
-            return None
+            cure = "use a model that was trained as GPT2ForSequenceClassification"
+            raise InputError(f"this model is no classifier: it has no score.weight: {cure}")
         from gpt_cli.gpt2.classifier import read_classifier  # most models have none
 
         path = self.folder / CONFIG
         settings = read_json(path) if path.is_file() else {}
-        return read_classifier(settings, self.classifier_head, ops, str(path))
+        head: Rows = self.classifier_head
+        if ops.dtype in SHORT and NAMES_OF_CODES.get(self.classifier_head.dtype) != ops.dtype:
+            head = RoundedRows(head, ops.dtype)
+        return read_classifier(settings, head, ops, str(path))
 
     @property
     def stored_dtype(self) -> str:
@@ -157,9 +159,7 @@ def open_checkpoint(
     tensors: dict[str, Stored] = {**find_tensors(folder)}
     others = sorted(name for name in tensors if not name.startswith((_PREFIX, *_TRANSFORMER)))
     beside = {name: tensors.pop(name) for name in others}
-    head = _head_of(beside, config)
-    if head is not None:
-        del beside[HEAD]
+    head = beside.pop(HEAD) if _is_head(beside.get(HEAD), config) else None
     has_biases = any(name.endswith(".bias") for name in tensors)
     if not has_biases:  # as nanoGPT with bias=False
         tensors |= {
@@ -183,18 +183,22 @@ def open_checkpoint(
         opened = open_adapter(adapter, folder)
         opened.check_size(config.vocab_size, "the model")
         config = replace(config, vocab_size=opened.vocab_size or config.vocab_size)
-        head = opened.classifier_head or head
-    if head is not None:
-        _log.warning("%s: the head of a classifier, %s, is only used by classify", folder, HEAD)
-    return Checkpoint(folder, opened, bos_token, config, tensors, head)
+        if _is_head(opened.classifier_head, config):
+            head = opened.classifier_head
+    if isinstance(head, Tensor):
+        has_head = opened is not None and head is opened.classifier_head
+        used = "classify uses its score.weight, and nothing else does"
+        _log.warning("%s is a classifier: %s", adapter if has_head else folder, used)
+        return Checkpoint(folder, opened, bos_token, config, tensors, head)
+    return Checkpoint(folder, opened, bos_token, config, tensors)
 
 
-def _head_of(beside: Mapping[str, Stored], config: GPT2Config) -> Tensor | None:
-    """Return the head of a classifier among the tensors beside the transformer, if it fits."""
-    head = beside.get(HEAD)
-    if not isinstance(head, Tensor) or head.dtype not in _FLOATS or len(head.shape) != 2:
-        return None
-    return head if head.shape[1] == config.n_embd else None
+def _is_head(tensor: Stored | None, config: GPT2Config) -> bool:
+    """Return whether a tensor can be the head of a classifier."""
+    if not isinstance(tensor, Tensor) or tensor.dtype not in _FLOATS or len(tensor.shape) != 2:
+        return False
+    labels, width = tensor.shape
+    return labels > 0 and width == config.n_embd
 
 
 def find_tensors(folder: Path) -> dict[str, Tensor | Int8Rows]:
@@ -217,7 +221,7 @@ def find_tensors(folder: Path) -> dict[str, Tensor | Int8Rows]:
                 f"{path}: duplicate tensor {name}: get a file that was written correctly"
             )
         tensors[name] = tensor
-    return _with_scales(_turned(tensors), folder)
+    return _with_scales(_turned(tensors, folder), folder)
 
 
 def _shared_prefix(names: Iterable[str]) -> str:
@@ -226,11 +230,12 @@ def _shared_prefix(names: Iterable[str]) -> str:
     return firsts[0].removesuffix(_FIRST).removesuffix(_PREFIX) if len(firsts) == 1 else ""
 
 
-def _turned(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return matrices as (n_in, n_out), if they are stored as those of PyTorch's Linear."""
+def _turned(tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    """Return matrices as (n_in, n_out), with a note if they are stored as (n_out, n_in)."""
     shape = tensors["h.0.attn.c_attn.weight"].shape if "h.0.attn.c_attn.weight" in tensors else ()
     if len(shape) != 2 or shape[0] != 3 * shape[1]:
         return tensors
+    _log.warning("%s: the weights are those of PyTorch's Linear, and are turned", folder)
     return {
         name: tensor.transposed() if _LINEAR.fullmatch(name) else tensor
         for name, tensor in tensors.items()
@@ -311,126 +316,3 @@ def _problems(
         if isinstance(tensor, Tensor) and tensor.dtype not in _FLOATS:
             cure = "save the model in F32, F16 or BF16"
             yield f"the tensor {name} is {tensor.dtype}, which is not supported: {cure}"
-
-
-def assemble(config: GPT2Config, ops: Ops, tensors: Mapping[str, Rows]) -> GPT2:
-    """Build a model from tensors on disk or in memory, which `ops` places on its device.
-
-    A head that is stored although it is tied is used if it differs from wte, as in transformers.
-    """
-    tensors = without_tied_head(tensors, config)
-
-    def placed(name: str) -> Any:
-        return _placed(ops, name, tensors[name])
-
-    # The largest first, so that the threads end at about the same time.
-    names = sorted(tensors, key=lambda name: -math.prod(tensors[name].shape))
-    with ThreadPoolExecutor(min(_READERS, cores())) as pool:
-        return build(config, ops, dict(zip(names, pool.map(placed, names), strict=True)))
-
-
-def build(config: GPT2Config, ops: Ops, weights: Mapping[str, Any]) -> GPT2:
-    """Build a model from weights on the device of `ops`, by their names in a checkpoint."""
-
-    def linear(name: str) -> Linear:
-        return Linear(weights[f"{name}.weight"], weights[f"{name}.bias"])
-
-    def layer_norm(name: str) -> LayerNorm:
-        return LayerNorm(
-            weights[f"{name}.weight"], weights[f"{name}.bias"], config.layer_norm_epsilon
-        )
-
-    def block(layer: int) -> Block:
-        h = f"h.{layer}"
-        scale = 1 / math.sqrt(config.head_size) if config.scale_attn_weights else 1.0
-        if config.scale_attn_by_inverse_layer_idx:
-            scale /= layer + 1
-        return Block(
-            layer_norm(f"{h}.ln_1"),
-            Attention(linear(f"{h}.attn.c_attn"), linear(f"{h}.attn.c_proj"), config.n_head, scale),
-            layer_norm(f"{h}.ln_2"),
-            MLP(linear(f"{h}.mlp.c_fc"), linear(f"{h}.mlp.c_proj"), config.activation_function),
-        )
-
-    return GPT2(
-        config=config,
-        ops=ops,
-        wte=weights["wte.weight"],
-        wpe=weights["wpe.weight"],
-        h=tuple(block(layer) for layer in range(config.n_layer)),
-        ln_f=layer_norm("ln_f"),
-        lm_head=Linear(
-            weights.get("lm_head.weight", weights["wte.weight"]), weights.get("lm_head.bias")
-        ),
-    )
-
-
-def _placed(ops: Ops, name: str, tensor: Rows) -> Any:
-    """Return a tensor on the device of `ops`, in the layout of its operations."""
-    tensor = _without_gaps(tensor)
-    if is_matrix(name, tensor.shape):
-        return ops.place_matrix(tensor, transposed=is_transposed(name))
-    return ops.xp.asarray(tensor[:])
-
-
-def _without_gaps(rows: Rows) -> Rows:
-    """Read a view with strides as a whole: its rows would be read from everywhere."""
-    if isinstance(rows, RoundedRows):
-        return replace(rows, rows=_without_gaps(rows.rows))
-    return rows[:] if isinstance(rows, Tensor) and rows.strides else rows
-
-
-def with_weights(model: GPT2, arrays: Mapping[str, Any]) -> GPT2:
-    """Return a model with other weights, which shares all others; a tied head follows wte.
-
-    `arrays` are by their names in a checkpoint, in its layout; they are copied. TypeError if they
-    are not numbers, and InputError if a name or a shape is not the model's, or one is not finite.
-    """
-    if model.ops.one_type and model.ops.dtype in SHORT:
-        model = _in_float32(model)  # else the new weights would be rounded
-    weights = untied_weights(model)
-    shapes = dict(expected_shapes(model.config, head=True))
-    for name, values in arrays.items():
-        if name not in shapes:
-            raise InputError(f"the model has no weight {name}{did_you_mean(str(name), shapes)}")
-        array = np.asarray(values)
-        if array.dtype.kind not in "biuf":
-            raise TypeError(f"the weight {name} must be an array of real numbers")
-        if array.shape != shapes[name]:
-            must = f"must have the shape {list(shapes[name])}, not {list(array.shape)}"
-            raise InputError(f"the weight {name} {must}")
-        with np.errstate(over="ignore"):
-            array = np.array(array, np.float32)
-        if not np.isfinite(array).all():
-            raise InputError(f"the weight {name} is not finite in float32")
-        weights[name] = _placed(model.ops, name, array)
-    return build(model.config, model.ops, weights)
-
-
-def _in_float32(model: GPT2) -> GPT2:
-    """Return a model on a GPU with the same weights in float32."""
-    ops = get_ops("cuda", "float32")
-    weights = {name: _placed(ops, name, array) for name, array in Weights(model).items()}
-    return build(model.config, ops, weights)
-
-
-def without_tied_head(tensors: Mapping[str, Rows], config: GPT2Config) -> dict[str, Rows]:
-    """Remove a head that is stored although it is tied and equal to wte."""
-    without = dict(tensors)
-    head = tensors.get("lm_head.weight")
-    if head is not None and config.tie_word_embeddings and _are_equal(tensors["wte.weight"], head):
-        del without["lm_head.weight"]
-    return without
-
-
-def _are_equal(rows: Rows, others: Rows) -> bool:
-    """Return whether two matrices of the same shape have the same values."""
-    stored = _before_rounding(rows)
-    if isinstance(stored, Tensor) and stored == _before_rounding(others):
-        return True  # two names of one place in a PyTorch file
-    parts = [slice(start, start + _COMPARED) for start in range(0, rows.shape[0], _COMPARED)]
-    return all(np.array_equal(rows[part], others[part]) for part in parts)
-
-
-def _before_rounding(rows: Rows) -> Rows:
-    return rows.rows if isinstance(rows, RoundedRows) else rows

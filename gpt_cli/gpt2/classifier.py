@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from gpt_cli.errors import CheckpointError
-from gpt_cli.folder.tensors import Tensor
-from gpt_cli.ops import Linear, Ops
+from gpt_cli.ops import Linear, Ops, Rows
 
 # One of several labels, any number of them, or a number instead of labels.
 Problem: TypeAlias = Literal[
@@ -43,7 +42,7 @@ class ClassifierHead:
 
 
 def read_classifier(
-    settings: Mapping[str, Any], head: Tensor, ops: Ops, source: str
+    settings: Mapping[str, Any], head: Rows, ops: Ops, source: str
 ) -> ClassifierHead:
     """Return the classifier of a checkpoint.
 
@@ -58,7 +57,7 @@ def read_classifier(
     count = head.shape[0]
     labels = _labels(settings.get("id2label"), count)
     if labels is None:
-        rows = f"id2label does not have a name for each of the {count} rows of score.weight"
+        rows = f"id2label does not have {count} different names, one for a row of score.weight"
         raise CheckpointError(f"{source}: {rows}: correct the file or get it again")
     default = "regression" if count == 1 else "single_label_classification"
     problem: Any = settings.get("problem_type") or default

@@ -16,7 +16,8 @@ from safetensors.numpy import save_file
 from gpt_cli.errors import CheckpointError, InputError, ResourceError
 from gpt_cli.folder.config import INT8, SCALE, GPT2Config, is_matrix, is_transposed
 from gpt_cli.folder.contents import CONFIG, GENERATION_CONFIG, tokenizer_files
-from gpt_cli.gpt2 import checkpoint
+from gpt_cli.gpt2 import assembly, checkpoint
+from gpt_cli.gpt2.checkpoint import HEAD
 from gpt_cli.ops import Array, Rows
 from gpt_cli.ops.int8 import quantize
 from gpt_cli.system.atomic import new_folder
@@ -46,7 +47,9 @@ def write(source: Path, to: Path, adapter: Path | None = None) -> None:
             (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n")
             for path in copied:
                 shutil.copyfile(path, folder / path.name)
-            rounded = dict(_rounded(checkpoint.without_tied_head(tensors, config), source))
+            rounded = dict(_rounded(assembly.without_tied_head(tensors, config), source))
+            if opened.classifier_head is not None:
+                rounded[HEAD] = opened.classifier_head[:]
             save_file(rounded, folder / "model.safetensors", {"format": "pt"})
             (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
     except (OSError, SafetensorError) as error:
@@ -68,7 +71,8 @@ def _described(source: Path, config: GPT2Config) -> dict[str, Any]:
 
 def _rounded(tensors: Mapping[str, Rows], source: Path) -> Iterator[tuple[str, Array]]:
     """Yield the names and arrays of the new file: int8 matrices with scales, the rest unchanged."""
-    for name, tensor in tensors.items():
+    for name, stored in tensors.items():
+        tensor = assembly.without_gaps(stored)
         if is_matrix(name, tensor.shape):
             int8 = quantize(tensor, transposed=is_transposed(name))
             arrays = {name: int8.weight[:], name + SCALE: int8.scale[:]}

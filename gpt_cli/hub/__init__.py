@@ -132,17 +132,22 @@ def _resolve_adapter(name: str, offline: bool, quiet: bool) -> Path:
     try:
         if os.path.isfile(name):  # noqa: PTH113 (never raises)
             raise ModelNotFoundError
-        cached = local.cached_snapshot(hub_id(name), None, contents.adapter_files)
+        cached = local.cached_snapshot(hub_id(name), None, contents.adapter_download)
     except ModelNotFoundError:
         cure = "give the folder of an adapter, or OWNER/NAME on the Hub"
         raise ModelNotFoundError(f"no adapter {name!r:.80}: {cure}") from None
-    return cached or download(name, offline=offline, quiet=quiet, select=contents.adapter_files)
+    return cached or download(name, offline=offline, quiet=quiet, select=contents.adapter_download)
 
 
 def read_tokenizer(name: str, *, revision: str | None = None, offline: bool = False) -> "Tokenizer":
-    """Return the tokenizer of a model; fetch only its files if the model is not local."""
+    """Return the tokenizer of a model; fetch only its files if the model is not local.
+
+    The folder of an adapter may have a tokenizer, too.
+    """
     from gpt_cli.folder.tokenizer import read_tokenizer  # imports tiktoken
 
+    if _is_adapter_with_tokenizer(Path(name)):
+        return read_tokenizer(Path(name))
     folder = find(name, revision)
     if folder:
         return read_tokenizer(folder)
@@ -152,6 +157,12 @@ def read_tokenizer(name: str, *, revision: str | None = None, offline: bool = Fa
             files.append(contents.CONFIG)
         paths = [snapshot.fetch(file) for file in files]
         return read_tokenizer(paths[0].parent)
+
+
+def _is_adapter_with_tokenizer(folder: Path) -> bool:
+    if not (folder / contents.ADAPTER_CONFIG).is_file():
+        return False
+    return contents.vocabulary({path.name for path in folder.iterdir()}) is not None
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from gpt_cli.engine import Engine
 from gpt_cli.errors import GPTCLIError, ResourceError, import_extra
 from gpt_cli.gpt2.edits import with_absolute_path
 from gpt_cli.jobs import parquet
+from gpt_cli.jobs.compressed import Ranges
 from gpt_cli.jobs.layout import InputRow
 from gpt_cli.jobs.rows import FileRange, RowReader, Source, ranges_together
 from gpt_cli.jobs.storage import is_address
@@ -78,15 +79,20 @@ class _RangeReader:
     start: int
     folder: Path  # the driver's, for relative paths
 
+    @cached_property
+    def _opened(self) -> Ranges:
+        """The compressed file that stays open between bundles."""
+        return Ranges()
+
     def rows(self, ranges: Iterable[FileRange]) -> Iterator[InputRow]:
         """Yield the rows of ranges; raise InputError if a file cannot be read."""
         for file_range in ranges:
-            file = file_range.file
-            path = file if is_address(file) else str(self.folder / file)
-            name = file if self.reader.many else None
-            for row in self.reader.read(replace(file_range, file=path)):
+            name = file_range.file.name
+            path = name if is_address(name) else str(self.folder / name)
+            moved = replace(file_range, file=replace(file_range.file, name=path))
+            for row in self.reader.read(moved, self._opened):
                 if row.index >= self.start:
-                    yield replace(row, file=name)
+                    yield replace(row, file=name if self.reader.many else None)
 
 
 @dataclass(frozen=True)
@@ -159,7 +165,7 @@ def compute(
         batches = {"batch_size": 1, "batch_format": "pyarrow"}
         actors = ray.data.ActorPoolStrategy
         data = ray.data.from_arrow(bundles)
-        if not (alone or all(map(is_address, source.files))):
+        if not (alone or all(is_address(file.name) for file in source.files)):
             readers = math.ceil(workers / _WORKERS_PER_READER)
             data = data.map_batches(  # tasks would be new processes on a node without CPUs
                 _BundleActor,

@@ -23,7 +23,7 @@ class InputRow:
     id: Any = None  # any JSON value
     fields: dict[str, Any] = field(default_factory=dict)  # the text and the options of the row
     error: InputError | None = None  # why it has no fields
-    data: bytes = b""  # its line, if every line is a row
+    data: bytes = b""  # its line, if every line is a row, or the row as it is in its file
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Template:
             if name != _LINE:
                 raise InputError(
                     f"the template has {{{name:.40}}}, and the input has plain lines: "
-                    "write {line}, or give JSON Lines or Parquet"
+                    "write {line}, or give JSON Lines or a table"
                 )
 
     def fill(self, fields: Mapping[str, str]) -> str:
@@ -77,6 +77,7 @@ class Layout:
     template: Template | None = None  # its fields replace the text
     schema: Schema = field(default_factory=dict)  # of a result
     every_line: bool = False  # blank lines are rows, too, and rows have their lines
+    passes_rows: bool = False  # all rows have their data, in one format, to be written unchanged
     all_columns: bool = False  # all columns of a table are read, and records have "columns"
     joins_words: bool = False  # a row without a text may have "words", whose join is the text
 

@@ -21,8 +21,9 @@ from gpt_cli.jobs.sinks import (
 from gpt_cli.jobs.task import Task
 from gpt_cli.options.declare import OptionError
 
+_TABLES = (".parquet", ".csv", ".tsv")
 # Endings of files in which nobody expects JSON Lines.
-_OTHER_FORMATS = (".csv", ".tsv", ".xls", ".xlsx", ".arrow", ".feather", ".gz", ".zip", ".zst")
+_OTHER_FORMATS = (".xls", ".xlsx", ".arrow", ".feather", ".gz", ".zip", ".zst")
 
 
 def open_sink(
@@ -39,7 +40,8 @@ def open_sink(
     example = f"{output}/part-0{ending}" if ending else name
     for input in source.names:
         _check_apart(input, example)
-    in_lines = ".jsonl" in task.endings and not name.endswith(".parquet")
+    has_lines = ".jsonl" in task.endings
+    in_lines = has_lines and PurePosixPath(name).suffix.lower() not in _TABLES
     if in_lines and not (ending or storage.is_address(name)):
         _check_file(Path(name), source, resume=resume)
         return JSONLines(Path(name), task.layout.texts, job)
@@ -58,10 +60,10 @@ def open_sink(
 def _check_file(path: Path, source: Source, *, resume: bool) -> None:
     """Raise InputError if lines cannot be written to a file."""
     if path.suffix.lower() in _OTHER_FORMATS:
-        raise _unsuitable(path, "records are JSON Lines or Parquet: name a .jsonl file")
+        raise _unsuitable(path, "records are JSON Lines, CSV, TSV or Parquet: name a .jsonl file")
     if not path.exists():
         return
-    if any(path.samefile(file) for file in source.files if Path(file).exists()):
+    if any(path.samefile(file.name) for file in source.files if Path(file.name).exists()):
         raise refusal(f"{path} is the input")
     if not path.is_file():
         raise refusal(f"{path} is not a file")
@@ -88,7 +90,7 @@ def _split(name: str, source: Source, endings: Sequence[str]) -> tuple[str, str]
             raise _unsuitable(name, f"name a folder as {folders}")
         output = folder + slash or "."
     elif name.endswith("/") or storage.is_folder(name) or not (has_lines or suffix):
-        ending = ".parquet" if has_lines and source.reader.format == "parquet" else endings[0]
+        ending = ".parquet" if has_lines and source.formats == ["parquet"] else endings[0]
     elif not has_lines and suffix not in endings:
         files = " or ".join(endings)
         cure = f"name a FOLDER/ or a file that ends with {files}"

@@ -50,6 +50,8 @@ def survey(file: str, layout: Layout) -> Survey:
             if schema.names.count(name) > 1:
                 raise InputError(f"{file} has several columns {name!r}: keep one of them")
         for text in layout.texts:
+            if text not in schema.names and layout.joins_words and "words" in schema.names:
+                continue
             if text not in schema.names:
                 raise InputError(f"{file} has no column {text!r}; its columns are {schema.names}")
             kind = schema.field(text).type

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, Self
 from fsspec.implementations.local import LocalFileSystem
 
 from gpt_cli.errors import MALFORMED
-from gpt_cli.jobs import parquet, storage
+from gpt_cli.jobs import delimited, parquet, storage
 from gpt_cli.jobs.jsonl import Lines, RecordFormat, encode
 from gpt_cli.jobs.sinks import (
     ANOTHER,
@@ -34,6 +34,8 @@ def _format(ending: str) -> RecordFormat:
         return parquet.Parquet()
     if ending == ".jsonl":
         return Lines()
+    if ending in (".csv", ".tsv"):
+        return delimited.Delimited("," if ending == ".csv" else "\t")
     from gpt_cli.jobs import arrays  # brings NumPy
 
     return arrays.Npz() if ending == ".npz" else arrays.Safetensors()
@@ -200,14 +202,14 @@ class File(Folder):
 
 def _ending(name: str) -> str:
     """Return the ending that stands for the format of a file of records."""
-    ending = PurePosixPath(name).suffix
-    return ending if ending in (".parquet", ".safetensors", ".npz") else ".jsonl"
+    ending = PurePosixPath(name).suffix.lower()
+    return ending if ending in (".parquet", ".csv", ".tsv", ".safetensors", ".npz") else ".jsonl"
 
 
 def check_complete(name: str, job: Mapping[str, Any]) -> Resumed:
     """Return the numbers of records and of errors in a complete file.
 
-    Raise InputError if it was made by another job; JSON Lines have no manifest.
+    Raise InputError if it was made by another job; JSON Lines, CSV and TSV have no manifest.
     """
     resumed = count(name)
     format = _format(_ending(name))

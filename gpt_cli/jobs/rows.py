@@ -1,4 +1,4 @@
-"""Rows of an input: lines, JSON Lines or Parquet, from one file or many, here or at an address."""
+"""Rows of an input: lines, JSON Lines or tables, from one file or many, here or at an address."""
 
 import json
 import zlib
@@ -10,26 +10,29 @@ from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
 from gpt_cli.errors import InputError
-from gpt_cli.jobs import parquet, storage
+from gpt_cli.jobs import delimited, formats, parquet, storage
+from gpt_cli.jobs.compressed import Ranges
+from gpt_cli.jobs.formats import BYTE_ORDER_MARK, Format, InputFile
 from gpt_cli.jobs.layout import InputRow, Layout
-from gpt_cli.jobs.storage import Format
+from gpt_cli.options.declare import OptionError
 from gpt_cli.records import Record
 
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+NumberedLine: TypeAlias = tuple[int, bytes]
+Content: TypeAlias = tuple[int | None, bytes | Record]  # of a row; a whole file has no number
 
-NumberedLine: TypeAlias = tuple[int | None, bytes]  # the number is None for a whole file
+_WHOLE: Content = (None, b"")  # a file that is one row: its reading may be the error of the row
 
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
     """A range of a file, which can be read alone, on any machine."""
 
-    file: str
+    file: InputFile
     group: int  # row group, in Parquet
-    start: int  # in bytes; in Parquet, in rows of the group
+    start: int  # in bytes, decompressed; in Parquet, in rows of the group
     end: int
     index: int  # of its first row
-    line: int  # number of its first line or row
+    line: int  # number of its first line, or of its first row in Parquet
     rows: int
 
 
@@ -37,55 +40,55 @@ class FileRange:
 class RowReader:
     """A reader of rows; it is pickled to read on another machine."""
 
-    format: Format
     layout: Layout
     many: bool = False  # whether there are several files; their rows have their names
 
-    def read(self, file_range: FileRange) -> list[InputRow]:
+    def read(self, file_range: FileRange, ranges: Ranges) -> list[InputRow]:
         """Return the rows of a range; raise InputError if its file has changed."""
         file = file_range.file
         start, end = file_range.start, file_range.end
-        lines: Iterable[NumberedLine | tuple[int, Record]]
-        if self.format == "parquet":
+        rows: Iterable[Content]
+        if file.format == "parquet":
             columns = None if self.layout.all_columns else self.layout.columns
-            table = parquet.read(file, file_range.group, start, end, columns)
-            lines = enumerate(table, file_range.line)
-        elif self.format == "text":
-            lines = [(None, storage.read_bytes(file))]
+            table = parquet.read(file.name, file_range.group, start, end, columns)
+            rows = enumerate(table, file_range.line)
+        elif file.format == "text":
+            rows = [_WHOLE]
         else:
-            data = BytesIO(storage.read_range(file, start, end))
-            lines = self.numbered(data, file_range.line)
-        rows = self.parse(lines, file_range.index, file if self.many else None)
-        if len(rows) != file_range.rows:
-            raise InputError(f"{file} changed while it was read: run the command again")
-        return rows
+            if file.compression:
+                data = ranges.read(file.name, file.compression, start, end)
+            else:
+                data = storage.read_range(file.name, start, end)
+            lines = numbered(BytesIO(data), file, file_range.line)
+            rows = [line for line in lines if self.is_row(file, *line)]
+        parsed = self.parse(rows, file_range.index, file)
+        if len(parsed) != file_range.rows:
+            raise InputError(f"{file.name} changed while it was read: run the command again")
+        return parsed
 
-    def is_row(self, number: int, line: bytes) -> bool:
+    def is_row(self, file: InputFile, number: int, line: bytes) -> bool:
         """Return whether a line is a row; by default blank lines are skipped."""
-        return self.layout.every_line or bool(_without_mark(number, line).strip())
+        if file.header:
+            return number > file.header_line and bool(line.strip())
+        every_line = self.layout.every_line and file.format == "lines"
+        return every_line or bool(_without_mark(number, line).strip())
 
-    def numbered(self, lines: Iterable[bytes], first: int) -> list[NumberedLine]:
-        """Return the lines that are rows with their numbers, counted from `first`."""
+    def parse(self, contents: Iterable[Content], index: int, file: InputFile) -> list[InputRow]:
+        """Return the rows with numbered lines, fields or files, counted from `index`."""
+        name = file.name if self.many else None
         return [
-            (number, line) for number, line in enumerate(lines, first) if self.is_row(number, line)
+            self._parse(InputRow(row_index, number, name), data, file)
+            for row_index, (number, data) in enumerate(contents, index)
         ]
 
-    def parse(
-        self, lines: Iterable[NumberedLine | tuple[int, Record]], index: int, file: str | None
-    ) -> list[InputRow]:
-        """Return the rows of numbered lines or table rows, counted from `index`."""
-        return [
-            self._parse(InputRow(row_index, number, file), data)
-            for row_index, (number, data) in enumerate(lines, index)
-        ]
-
-    def _parse(self, row: InputRow, data: bytes | Record) -> InputRow:
+    def _parse(self, row: InputRow, data: bytes | Record, file: InputFile) -> InputRow:
         """Return the row with the content of its line or table row, or with an error."""
-        every_line = self.layout.every_line
+        every_line = self.layout.every_line and file.format == "lines"
         try:
             if isinstance(data, bytes):
-                row = replace(row, data=data if every_line else b"")
-                data = self._fields(data, row)
+                if every_line or self.layout.passes_rows:
+                    row = replace(row, data=data)
+                data = self._fields(data, row, file)
             if not isinstance(data, dict):
                 example = json.dumps({self.layout.fields[0]: "Once"})
                 raise InputError(f"a row must be a JSON object, such as {example}")
@@ -104,14 +107,16 @@ class RowReader:
             reason = error
         return replace(row, error=reason)
 
-    def _fields(self, data: bytes, row: InputRow) -> Any:
+    def _fields(self, data: bytes, row: InputRow, file: InputFile) -> Any:
         """Return the fields of a line, which may be any JSON, or of a file that is one row."""
-        if self.format == "text":
-            text = storage.decoded(row.file or "", data)
+        if file.format in ("csv", "tsv"):
+            return delimited.fields(file, data, self.layout)
+        if file.format == "text":
+            text = storage.decoded(file.name, formats.read_whole(file))
         else:
             text = _without_mark(row.line, data).decode()
         text = storage.without_line_end(text)
-        if self.format == "jsonl":
+        if file.format == "jsonl":
             return json.loads(text)
         return dict.fromkeys(self.layout.texts, text)
 
@@ -143,109 +148,173 @@ class Source:
     """The input of a job.
 
     The names are those of files, folders, patterns with `*`, or addresses of these; "-" is standard
-    input. The format "auto" is "parquet" if the names of the files end with .parquet. Otherwise it
-    is "jsonl" if the first row begins with a brace, and else "lines". In the format "text", each
-    file is one row. A range holds only rows that are computed together.
+    input. With the format "auto", `formats` finds that of each file. In the format "text", each
+    file is one row. A range holds only rows that are computed together. The delimiter is that of
+    CSV and TSV.
     """
 
-    def __init__(self, names: Sequence[str], format: Format, layout: Layout, rows_together: int):
+    def __init__(
+        self,
+        names: Sequence[str],
+        format: Format,
+        layout: Layout,
+        rows_together: int,
+        delimiter: str | None = None,
+    ):
         if format not in get_args(Format):
             raise InputError(f"the format must be one of {', '.join(get_args(Format))}")
         self.names = names
-        self.files = [file for name in names for file in storage.find(name)]
-        if format == "auto" and self._are_tables():
-            format = "parquet"
+        files = [file for name in names for file in storage.find(name)]
+        self.files = [formats.named(file, format, delimiter) for file in files]
+        self.delimiter = delimiter
+        if delimiter and not any(file.delimiter for file in self.files):
+            raise OptionError("delimiter", "is of CSV and TSV: set the format to csv")
         self.streams = any(map(storage.is_stream, names))  # read once, without ranges
-        if self.streams and format == "parquet":
+        if self.streams and any(file.format == "parquet" for file in self.files):
             raise InputError("Parquet cannot be read from a pipe: name a file")
         self._rows_together = rows_together
         self._rows = 0  # in the ranges
         self.ranges: list[FileRange] = []
         self._contents: list[list[Any]] = []  # see `contents`; empty in the format "text"
         self.ignored: list[str] = []  # columns of tables that are not read
-        self.whole_ids = format == "parquet"  # if all ids are integers
-        are_named = len(self.files) > 1 or format == "text"
-        self.reader = RowReader(format, layout, are_named)
+        self.header = b""  # of rows that are passed on
+        self._passed: tuple[str, str, tuple[str, ...]] | None = None  # their format
+        are_named = len(files) > 1 or format == "text"
+        self.reader = RowReader(layout, are_named)
+        self.whole_ids = True  # if all ids are integers, as in tables of Parquet
         self.total: int | None = None  # until a stream has ended
         if self.streams:
+            self.whole_ids = False
             self._available = self._read_streams()
             return
-        for file in self.files:
+        for number, file in enumerate(self.files):
             if format == "text":
-                self._add(file, 0, storage.size(file), line=1, rows=1)
+                self._add(file, 0, storage.size(file.name), line=1, rows=1)
                 continue
-            checksum = self._cut_table(file) if format == "parquet" else self._cut_lines(file)
-            self._contents.append([Path(file).name, storage.size(file), checksum])
+            if file.format != "parquet":
+                file, checksum = self._cut_lines(file)
+            if file.format == "parquet":
+                checksum = self._cut_table(file)
+            self.files[number] = file
+            self._contents.append([Path(file.name).name, storage.size(file.name), checksum])
+        self.whole_ids = self.whole_ids and self.formats == ["parquet"]
         self.total = self._rows
 
-    def _are_tables(self) -> bool:
-        """Return whether the files are tables; raise InputError if only some are."""
-        tables = [file for file in self.files if file.endswith(".parquet")]
-        if 0 < len(tables) < len(self.files):
-            raise InputError(
-                f"{', '.join(self.names):.200} has Parquet and other files: name files of one "
-                "format, for example FOLDER/*.parquet"
-            )
-        return bool(tables)
+    @property
+    def formats(self) -> list[Format]:
+        """The formats of the files without duplicates; that of a stream may not be known yet."""
+        return sorted({file.format for file in self.files})
 
     @property
     def contents(self) -> list[list[Any]]:
         """The name, size and checksum of each file, for a manifest."""
-        if self.reader.format != "text":
+        if self.formats != ["text"]:
             return self._contents
         contents = []
         for file in self.files:  # read only here: a job without a manifest reads a file once
-            data = storage.read_bytes(file)
-            contents.append([Path(file).name, len(data), zlib.crc32(data)])
+            data = storage.read_bytes(file.name)
+            contents.append([Path(file.name).name, len(data), zlib.crc32(data)])
         return contents
 
     def rows(self, start: int = 0) -> Iterator[list[InputRow]]:
         """Yield the rows that are computed together; files may be read only from `start` on."""
         if not self.streams:
-            for ranges in ranges_together(self.ranges, self._rows_together, start):
-                yield list(chain.from_iterable(map(self.reader.read, ranges)))
+            with Ranges() as opened:
+                for ranges in ranges_together(self.ranges, self._rows_together, start):
+                    read = (self.reader.read(file_range, opened) for file_range in ranges)
+                    yield list(chain.from_iterable(read))
             return
         index = 0
         for file, lines in self._available:
-            name = file if self.reader.many else None
             for first in range(0, len(lines), self._rows_together):
-                rows = self.reader.parse(lines[first : first + self._rows_together], index, name)
+                rows = self.reader.parse(lines[first : first + self._rows_together], index, file)
                 index += len(rows)
                 yield rows
         self.total = index
 
-    def peek(self) -> Format:
-        """Return the format; wait for the first row of a stream, which decides it."""
-        if self.streams and self.reader.format == "auto":
+    def peek(self) -> list[Format]:
+        """Return the formats; wait for the first row of a stream, which may decide its format."""
+        if self.streams and "auto" in self.formats:
             first = list(islice(self._available, 1))
             self._available = chain(first, self._available)
-        return self.reader.format
+        return self.formats
 
-    def _read_streams(self) -> Iterator[tuple[str, Sequence[NumberedLine]]]:
+    def _read_streams(self) -> Iterator[tuple[InputFile, Sequence[Content]]]:
         """Yield a file, and those of its lines that are rows and are available at once."""
-        for file in self.files:
-            if self.reader.format == "text":
-                yield file, [(None, storage.read_bytes(file))]
+        for place, file in enumerate(self.files):
+            if file.format == "text":
+                yield file, [_WHOLE]
                 continue
-            number = 1
-            for available in storage.read_lines(file):
-                rows = self.reader.numbered(available, number)
-                number += len(available)
+            with formats.opened(file) as (file, stream):
+                if file.format == "parquet":
+                    raise InputError(f"{file.name} is Parquet: name it without a pipe")
+                available = _Available(storage.lines_of(stream, file.name))
+                file, lines = self._begun(file, numbered(available, file))
+                self.files[place] = file
+                rows = []
+                for number, line in lines:
+                    if self.reader.is_row(file, number, line):
+                        rows.append((number, line))
+                    if rows and not available.more:
+                        yield file, rows
+                        rows = []
                 if rows:
-                    self._guess_format(*rows[0])
                     yield file, rows
 
+    def _begun(
+        self, file: InputFile, lines: Iterator[NumberedLine]
+    ) -> tuple[InputFile, Iterator[NumberedLine]]:
+        """Return a file as its first row or its header describes it, and all its lines."""
+        taken = []
+        for number, line in lines:
+            taken.append((number, line))
+            if not _without_mark(number, line).strip():
+                continue
+            if file.delimiter:
+                layout = self.reader.layout
+                header = delimited.columns_of(file, line, layout)
+                self._ignore([name for name in header if name not in ("id", *layout.columns)])
+                file = replace(file, header=header, header_line=number)
+            else:
+                file = file.with_first_row(line)
+            self._pass_on(file, line)
+            break
+        return file, chain(taken, lines)
+
+    def _pass_on(self, file: InputFile, line: bytes) -> None:
+        """Keep the header of rows that are passed on; InputError if their formats differ."""
+        if not self.reader.layout.passes_rows:
+            return
+        kind = file.format, file.delimiter, file.header
+        if self._passed not in (None, kind):
+            raise InputError(
+                f"{storage.label(file.name)} has another format or other columns than the files "
+                "before it: filter it alone"
+            )
+        self._passed = kind
+        self.header = line if file.delimiter else b""
+
+    def _ignore(self, columns: Iterable[str]) -> None:
+        """Note columns that are not read, unless records have all columns."""
+        if not self.reader.layout.all_columns:
+            self.ignored += [name for name in columns if name and name not in self.ignored]
+
     def _add(
-        self, file: str, start: int, end: int, *, line: int, rows: int, group: int = 0
+        self, file: InputFile, start: int, end: int, *, line: int, rows: int, group: int = 0
     ) -> None:
         """Append a range."""
         self.ranges.append(FileRange(file, group, start, end, self._rows, line, rows))
         self._rows += rows
 
-    def _cut_table(self, file: str) -> int:
+    def _cut_table(self, file: InputFile) -> int:
         """Append the ranges of a table; return a checksum of its metadata."""
-        survey = parquet.survey(file, self.reader.layout)
-        self.ignored += [name for name in survey.ignored if name not in self.ignored]
+        if self.reader.layout.passes_rows:
+            raise InputError(
+                f"{file.name} is Parquet, whose rows cannot be written to standard output: write "
+                "scores with an output, and filter these"
+            )
+        survey = parquet.survey(file.name, self.reader.layout)
+        self._ignore(survey.ignored)
         self.whole_ids = self.whole_ids and survey.whole_ids
         line = 1
         for group, size in enumerate(survey.group_sizes):
@@ -257,33 +326,64 @@ class Source:
             line += size
         return survey.checksum
 
-    def _cut_lines(self, file: str) -> int:
-        """Append the ranges of a file of lines; return a checksum of its bytes."""
-        checksum = 0
-        start = 0  # of the next range, in bytes
-        end = 0
-        line = 1  # the first of the range
-        rows = 0  # in the range
-        for number, data in enumerate(chain.from_iterable(storage.read_lines(file)), 1):
-            checksum = zlib.crc32(data, checksum)
-            end += len(data)
-            if self.reader.is_row(number, data):
-                rows += 1
-                self._guess_format(number, data)
-            if rows and (self._rows + rows) % self._rows_together == 0:
-                self._add(file, start, end, line=line, rows=rows)
-                start = end
-                line = number + 1
-                rows = 0
-        if rows:
-            self._add(file, start, end, line=line, rows=rows)
-        return checksum
+    def _cut_lines(self, file: InputFile) -> tuple[InputFile, int]:
+        """Append the ranges of a file of lines; return it as found, and a checksum of its bytes.
 
-    def _guess_format(self, number: int | None, first: bytes) -> None:
-        """Decide the format "auto" by the first row."""
-        if self.reader.format == "auto":
-            is_object = _without_mark(number, first).lstrip().startswith(b"{")
-            self.reader = replace(self.reader, format="jsonl" if is_object else "lines")
+        A file that turns out to be Parquet is not read.
+        """
+        with formats.opened(file) as (file, stream):
+            if file.format == "parquet":
+                return file, 0
+            available = chain.from_iterable(storage.lines_of(stream, file.name))
+            file, lines = self._begun(file, numbered(available, file))
+            checksum = 0
+            start = 0  # of the next range, in bytes
+            end = 0
+            first = 1  # the first line of the range
+            rows = 0  # in the range
+            for number, data in lines:
+                checksum = zlib.crc32(data, checksum)
+                end += len(data)
+                rows += self.reader.is_row(file, number, data)
+                if rows and (self._rows + rows) % self._rows_together == 0:
+                    self._add(file, start, end, line=first, rows=rows)
+                    start = end
+                    first = number + data.count(b"\n")
+                    rows = 0
+            if rows:
+                self._add(file, start, end, line=first, rows=rows)
+        return file, checksum
+
+
+class _Available:
+    """Iterates over lines that come in lists of those that are available at once."""
+
+    def __init__(self, lists: Iterable[list[bytes]]):
+        self._lists = iter(lists)
+        self._lines: list[bytes] = []
+        self._taken = 0
+
+    @property
+    def more(self) -> bool:
+        """Return whether the next line is available without waiting."""
+        return self._taken < len(self._lines)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        while not self.more:
+            self._lines = next(self._lists)
+            self._taken = 0
+        self._taken += 1
+        return self._lines[self._taken - 1]
+
+
+def numbered(lines: Iterable[bytes], file: InputFile, first: int = 1) -> Iterator[NumberedLine]:
+    """Yield lines with their numbers, counted from `first`; in CSV and TSV, rows with lines."""
+    if file.delimiter:
+        return delimited.split(lines, file.delimiter, file.name, first)
+    return enumerate(lines, first)
 
 
 def ranges_together(
@@ -297,11 +397,13 @@ def ranges_together(
 
 def _without_mark(number: int | None, data: bytes) -> bytes:
     """Return a line without the byte order mark of a file."""
-    return data.removeprefix(_BYTE_ORDER_MARK) if number == 1 else data
+    return data.removeprefix(BYTE_ORDER_MARK) if number == 1 else data
 
 
 def _joined(words: Any) -> str | None:
-    """Return the text of words; None if they are not a list of strings."""
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+    """Return the text of words, if there are any; raise InputError if they are not texts."""
+    if words is None:
         return None
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise InputError('the "words" of a row must be a list of strings')
     return "".join(words)

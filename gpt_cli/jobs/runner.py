@@ -1,7 +1,7 @@
 """Run a job: a task for all rows of an input, on this machine or on a cluster."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 from os import PathLike, fspath
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError
+from gpt_cli.jobs.formats import Format
 from gpt_cli.jobs.outputs import open_sink
 from gpt_cli.jobs.rows import Source
 from gpt_cli.jobs.sinks import Observer, Resumed, Sink
-from gpt_cli.jobs.storage import Format
 from gpt_cli.jobs.task import Task
 from gpt_cli.loading import load
 from gpt_cli.options.arguments import checks_arguments
@@ -40,6 +40,7 @@ def run(
     *,
     model: str = "gpt2",
     format: Format = "auto",
+    delimiter: str | None = None,
     resume: bool = False,
     cluster: "Cluster | None" = None,
     observer: Observer | None = None,
@@ -53,14 +54,16 @@ def run(
             list of these, whose rows are read one after the other.
         output: a file, a folder or an address, as `--output` of `gpt-cli batch`, or a sink.
         model: a name or a folder, as for `gpt_cli.load`.
-        format: of the input: "auto", "lines", "jsonl", "parquet", or "text": each file is a row.
+        format: of the input: "lines", "jsonl", "csv", "tsv", "parquet", or "text": each file is a
+            row. "auto": by the name of each file, or else by its first bytes.
+        delimiter: between the cells of CSV and TSV, such as ";".
         resume: whether to keep the records of an earlier run and add the missing ones.
         cluster: where to compute; None is this process.
         observer: receives the progress.
         loading: keywords of `gpt_cli.load`.
     """
     names = [input] if isinstance(input, str | PathLike) else input
-    source = _open_source(task, [fspath(name) for name in names], format, cluster)
+    source = _open_source(task, [fspath(name) for name in names], format, delimiter, cluster)
     job = _Job(task, source, model, loading, cluster, observer or Observer())
     if not isinstance(output, str | PathLike):
         return job.run(output)
@@ -77,20 +80,24 @@ def run(
 
 
 def _open_source(
-    task: Task, names: Sequence[str], format: Format, cluster: "Cluster | None"
+    task: Task,
+    names: Sequence[str],
+    format: Format,
+    delimiter: str | None,
+    cluster: "Cluster | None",
 ) -> Source:
     """Return the input; raise InputError if it does not suit the task or the cluster."""
     if cluster:
         from gpt_cli.jobs.cluster import library
 
         library()  # before the input is read
-    source = Source(names, format, task.layout, task.rows_together)
+    source = Source(names, format, task.layout, task.rows_together, delimiter)
     if source.streams and cluster:
         raise OptionError("engine", "ray reads files, not a pipe: name a file")
     try:
         task.check_lines()
     except InputError:
-        if source.peek() in ("lines", "text"):
+        if not {"lines", "text"}.isdisjoint(source.peek()):
             raise
     return source
 
@@ -105,13 +112,14 @@ class _Job:
     loading: dict[str, Any]
     cluster: "Cluster | None"
     observer: Observer
+    _noted: set[str] = field(default_factory=set)  # columns that are ignored
 
     @property
     def description(self) -> dict[str, Any]:
         """Everything that the records depend on, for the manifest."""
         job = {
             "task": type(self.task).__name__.lower(),
-            "format": self.source.reader.format,
+            "format": "+".join(self.source.formats),
             "input": None if self.source.streams else self.source.contents,
             "model": self.model,
             "revision": self.loading.get("revision"),
@@ -121,6 +129,8 @@ class _Job:
         for name in ("bos_token", "edits"):  # absent in older manifests
             if self.loading.get(name):
                 job[name] = self.loading[name]
+        if self.source.delimiter:
+            job["delimiter"] = self.source.delimiter
         for name, setting in self.task.settings.items():
             job.setdefault(name, setting)
         return job
@@ -140,7 +150,7 @@ class _Job:
             self.task = self.task.with_seed(resumed.seed)
             # The messages of errors, and None if a row did not fail: at most two of these.
             reasons: set[str | None] = {None} if resumed.rows else set()
-            for of_row in records(sink, resumed.rows):
+            for of_row in self._begun(sink, records(sink, resumed.rows)):
                 sink.write_row(of_row)
                 good = [record for record in of_row if "error" not in record]
                 errors = [record["error"]["message"] for record in of_row if "error" in record]
@@ -157,6 +167,12 @@ class _Job:
         reason = reasons.pop() if len(reasons) == 1 else None
         return Summary(self.source.total or 0, failed, reason)
 
+    def _begun(self, sink: Sink, records: Iterator[list[Record]]) -> Iterator[list[Record]]:
+        """Yield records of rows; before, when the input has been opened, begin the output."""
+        first = list(islice(records, 1))
+        sink.begin(self.source.header)
+        yield from chain(first, records)
+
     def _cluster_records(self, cluster: "Cluster", sink: Sink, done: int) -> Iterator[list[Record]]:
         """Yield the same as `_records`, computed on a cluster."""
         from gpt_cli.jobs.cluster import compute
@@ -171,15 +187,18 @@ class _Job:
         compared = done if sink.compares else 0
         known = set(self.task.layout.columns)
         for rows in self.source.rows(done - compared):
+            self._note_ignored(self.source.ignored)  # of a pipe, which has begun only now
             for row in rows:
                 if row.index < compared:
                     sink.check(row)
             if self.task.template and not self.task.all_columns:
                 names = dict.fromkeys(name for row in rows for name in row.fields)
                 self._note_ignored([name for name in names if name not in known])
-                known.update(names)
             yield from self.task.records(engine, rows, done)
 
-    def _note_ignored(self, names: list[str]) -> None:
-        if names:
-            self.observer.note(f"ignored columns: {', '.join(names)}")
+    def _note_ignored(self, names: Sequence[str]) -> None:
+        """Note columns, each of them once."""
+        new = [name for name in names if name not in self._noted]
+        if new:
+            self._noted.update(new)
+            self.observer.note(f"ignored columns: {', '.join(new)}")

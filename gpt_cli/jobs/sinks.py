@@ -13,6 +13,7 @@ from gpt_cli.errors import MALFORMED, InputError, ResourceError, counted
 from gpt_cli.jobs import storage
 from gpt_cli.jobs.jsonl import encode
 from gpt_cli.jobs.layout import InputRow
+from gpt_cli.jobs.task import ABSENT_IF_UNSET
 from gpt_cli.options.declare import OptionError
 from gpt_cli.options.request import draw_seed
 from gpt_cli.records import Record
@@ -69,6 +70,9 @@ class Sink(ABC):
     def resume(self) -> Resumed:
         """Return the rows of an earlier run; raise InputError if it was another job."""
         return Resumed()
+
+    def begin(self, header: bytes) -> None:  # noqa: B027
+        """Receive the header of an input whose rows are passed on; b"" if it has none."""
 
     def check(self, row: InputRow) -> None:  # noqa: B027
         """Raise InputError if the record of an earlier run is that of another row."""
@@ -162,15 +166,19 @@ class Manifest:
         if files != earlier_files:
             change = _changed_file(earlier_files, files)
             raise refusal(f"{self._output} was made from another input{change}")
+        absent_if_unset = {*ABSENT_IF_UNSET, "format", "delimiter", "bos_token", "edits"}
         for name, value in self._job.items():
-            if name not in earlier and not value:
+            if name not in earlier and name in absent_if_unset:
+                now = f"was not set, and is now {_shown(value)}"
+                raise OptionError(name, f"of {self._output} {now}: {ANOTHER}")
+            if name not in earlier:
                 raise refusal(f"{self._output} was made by a version without {name}")
-            if earlier.get(name) != value:
-                theirs, ours = _shown(earlier.get(name)), _shown(value)
+            if earlier[name] != value:
+                theirs, ours = _shown(earlier[name]), _shown(value)
                 # Long ones, such as JSON schemas, may begin alike.
                 change = "differs" if theirs == ours else f"was {theirs}, and is now {ours}"
                 raise OptionError(name, f"of {self._output} {change}: {ANOTHER}")
-        for name, value in earlier.items():
+        for name, value in earlier.items():  # some are absent if they are not set
             if value and name not in {*self._job, "input"}:
                 was = f"was {_shown(value)}, and is not set now"
                 raise OptionError(name, f"of {self._output} {was}: {ANOTHER}")

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from glob import glob
 from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, BinaryIO, Literal, cast
 
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError
 from gpt_cli.options.declare import OptionError
@@ -24,11 +24,13 @@ from gpt_cli.system.machine import free_memory
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-Format: TypeAlias = Literal["auto", "lines", "jsonl", "parquet", "text"]
-
 NO_FILE = os.strerror(errno.ENOENT)
 _READABLE = "name a file that can be read"
-_READ_BYTES = 1 << 20  # to read at once, if available
+_OTHER_MARKS = {  # UTF-32 first: one of its marks begins with one of UTF-16
+    "UTF-32": (b"\xff\xfe\0\0", b"\0\0\xfe\xff"),
+    "UTF-16": (b"\xff\xfe", b"\xfe\xff"),
+}
+READ_BYTES = 1 << 20  # to read at once, if available
 _GROWTH = 32  # memory of a text as tokens, in multiples of its bytes; measured: 14
 
 
@@ -239,6 +241,7 @@ def read_text(file: str, cure: str = "a text is needed") -> str:
 
 def decoded(file: str, data: bytes, cure: str = "a text is needed") -> str:
     """Return the content of a file as `read_text` does."""
+    check_mark(file, data)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -251,16 +254,30 @@ def decoded(file: str, data: bytes, cure: str = "a text is needed") -> str:
     return text
 
 
+def check_mark(file: str, data: bytes) -> None:
+    """Raise InputError if the byte order mark at the beginning of a file is not that of UTF-8."""
+    for encoding, marks in _OTHER_MARKS.items():
+        if data.startswith(marks):
+            cure = f"convert it with `iconv -f {encoding} -t UTF-8`"
+            raise InputError(f"{label(file)} is {encoding}, by its byte order mark: {cure}")
+
+
 def read_bytes(file: str) -> bytes:
-    """Return the content of a file; raise ResourceError if it does not fit the free memory."""
-    limit = _memory_limit()
+    """Return the content of a file: see `bytes_of`."""
+    with open_file(file) as stream:
+        return bytes_of(stream, file)
+
+
+def bytes_of(stream: BufferedReader, file: str) -> bytes:
+    """Return the content of a stream; raise ResourceError if it does not fit the free memory."""
+    limit = memory_limit()
     content = bytearray()
-    with open_file(file) as stream, reading(label(file)):
+    with reading(label(file)):
         while True:
-            data = stream.read(_READ_BYTES)
+            data = stream.read(READ_BYTES)
             content += data
-            _check_size(file, len(content), limit)
-            if len(data) < _READ_BYTES:  # to read again would need a second Ctrl-D in a terminal
+            check_size(file, len(content), limit)
+            if len(data) < READ_BYTES:  # to read again would need a second Ctrl-D in a terminal
                 return bytes(content)
 
 
@@ -271,35 +288,45 @@ def read_range(file: str, start: int, end: int) -> bytes:
         # A stream would read ahead. The name of the second parameter differs between packages.
         data: bytes = files.cat_file(path, start=start, end=end)
     if len(data) < end - start:
-        raise InputError(f"{file} became shorter while it was read: run the command again")
+        raise shorter(file)
     if len(data) > end - start:
         raise InputError(f"{file}: the server does not support range requests; copy the file here")
     return data
 
 
+def shorter(file: str) -> InputError:
+    """Return the error of a file that has lost bytes."""
+    return InputError(f"{file} became shorter while it was read: run the command again")
+
+
 def read_lines(file: str) -> Iterator[list[bytes]]:
-    """Yield the lines of a file with their ends, in lists of those that are available at once.
+    """Yield the lines of a file: see `lines_of`."""
+    with open_file(file) as stream:
+        yield from lines_of(stream, file)
+
+
+def lines_of(stream: BufferedReader, file: str) -> Iterator[list[bytes]]:
+    """Yield the lines of a stream with their ends, in lists of those that are available at once.
 
     Lines of a slow pipe come one by one. A line must fit the free memory, else ResourceError.
     """
-    with open_file(file) as stream:
-        limit = _memory_limit()
-        rest = bytearray()  # a line without its end
-        at_end = False
-        while not at_end:
-            with reading(label(file)):
-                data, at_end = _read_available(stream)
-            *ended, begun = data.split(b"\n")
-            lines = [line + b"\n" for line in ended]
-            if lines:
-                lines[0] = bytes(rest) + lines[0]
-                rest.clear()
-            rest += begun
-            _check_size(file, len(rest), limit)
-            if at_end and rest:
-                lines.append(bytes(rest))
-            if lines:
-                yield lines
+    limit = memory_limit()
+    rest = bytearray()  # a line without its end
+    at_end = False
+    while not at_end:
+        with reading(label(file)):
+            data, at_end = _read_available(stream)
+        *ended, begun = data.split(b"\n")
+        lines = [line + b"\n" for line in ended]
+        if lines:
+            lines[0] = bytes(rest) + lines[0]
+            rest.clear()
+        rest += begun
+        check_size(file, len(rest), limit)
+        if at_end and rest:
+            lines.append(bytes(rest))
+        if lines:
+            yield lines
 
 
 def without_line_end(text: str) -> str:
@@ -307,13 +334,14 @@ def without_line_end(text: str) -> str:
     return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text
 
 
-def _memory_limit() -> int:
+def memory_limit() -> int:
     """Return the bytes of text that fit the free memory with their tokens."""
     free = free_memory()
     return sys.maxsize if free is None else free // _GROWTH
 
 
-def _check_size(file: str, size: int, limit: int) -> None:
+def check_size(file: str, size: int, limit: int) -> None:
+    """Raise ResourceError if a text is larger than the limit."""
     if size > limit:
         raise ResourceError(
             f"{label(file)} has a text of more than {limit / 1e6:,.0f} MB, which does not fit the "
@@ -328,9 +356,9 @@ def label(file: str) -> str:
 
 def _read_available(stream: BufferedReader) -> tuple[bytes, bool]:
     """Wait for bytes; return all that are available, and whether the end was reached."""
-    data = more = stream.read1(_READ_BYTES)
-    while more and len(data) < _READ_BYTES and _ready(stream):
-        more = stream.read1(_READ_BYTES)
+    data = more = stream.read1(READ_BYTES)
+    while more and len(data) < READ_BYTES and _ready(stream):
+        more = stream.read1(READ_BYTES)
         data += more
     return data, not more
 

@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 Rows: TypeAlias = Sequence[InputRow]
 
 _ROWS_TOGETHER = 256
-# Settings that outputs of version 1.0 do not have.
-_LATER = ("special", "eos", "context", "token_logprobs", "calibrate", "min_tokens", "bad_words")
+# Settings that a manifest has only if they are set: version 1.0 did not have them.
+ABSENT_IF_UNSET = {"special", "eos", "context", "token_logprobs", "calibrate"}
+ABSENT_IF_UNSET |= {"min_tokens", "bad_words", "stop_token_ids", "samples"}
 
 
 def comparable(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings without those that are not set and that older outputs do not have."""
-    return {name: value for name, value in settings.items() if name not in _LATER or value}
+    return {name: value for name, value in settings.items() if value or name not in ABSENT_IF_UNSET}
 
 
 class Task(ABC):
@@ -31,12 +32,13 @@ class Task(ABC):
 
     template: Template | None = None  # a text with fields of a row, instead of the row's text
     every_line: bool = False  # blank lines are rows, too, and records have the "data" of lines
+    passes_rows: bool = False  # records have the "data" of rows, which are all in one format
     all_columns: bool = False  # records have "columns", the other fields of their rows, and lines
 
     @property
     def endings(self) -> tuple[str, ...]:
         """The endings of outputs; a part in a folder has the first, or .parquet beside .jsonl."""
-        return ".jsonl", ".parquet"
+        return ".jsonl", ".parquet", ".csv", ".tsv"
 
     @property
     @abstractmethod
@@ -51,7 +53,14 @@ class Task(ABC):
     @cached_property
     def layout(self) -> Layout:
         """The fields of rows and records."""
-        return Layout(self.fields, self.template, self.schema, self.every_line, self.all_columns)
+        return Layout(
+            self.fields,
+            self.template,
+            self.schema,
+            every_line=self.every_line,
+            passes_rows=self.passes_rows,
+            all_columns=self.all_columns,
+        )
 
     @property
     def rows_together(self) -> int:
@@ -63,7 +72,7 @@ class Task(ABC):
         """The options that change results, as JSON values; by default the fields of a dataclass.
 
         An output with other settings cannot be resumed. Older outputs do not have all of them, so
-        those in `_LATER` are only there if they are set.
+        those in `ABSENT_IF_UNSET` are only there if they are set.
         """
         return comparable(asdict(self)) if is_dataclass(self) else {}
 
@@ -113,7 +122,7 @@ class Task(ABC):
         """Return what a record has of its row: where it is in the input, and its texts."""
         layout = self.layout
         values: Record = {"index": row.index, "id": row.id, "data": row.data or None}
-        if row.file is not None or self.all_columns or is_error:
+        if row.file is not None or self.all_columns or layout.every_line or is_error:
             file, line = layout.origin
             values[file] = row.file
             values[line] = row.line

@@ -1,5 +1,6 @@
 """The tasks: to continue, score, rank or classify the texts of rows, or to compute activations."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -7,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from gpt_cli import records
-from gpt_cli.errors import InputError
+from gpt_cli.errors import InputError, StuckError
 from gpt_cli.jobs import storage
 from gpt_cli.jobs.layout import InputRow, Layout, Template
 from gpt_cli.jobs.task import Rows, Task, comparable
@@ -129,6 +130,9 @@ class Generation(Task):
             yield error or samples[: self._samples(row)]
 
     def record(self, engine: "Engine", row: InputRow, result: "Completion") -> Record:
+        if result.finish_reason == "stuck":
+            end = json.dumps(result.text[-40:], ensure_ascii=False)
+            raise StuckError(f"no token can follow {end}: {records.STUCK}")
         return records.of_completion(engine, result, logprobs=self.logprobs)
 
     def contents(self, engine: "Engine", row: InputRow, result: "list[Completion]") -> list[Record]:
@@ -179,6 +183,7 @@ class Scoring(_OfTexts):
     eos: bool = False
     special: bool = False  # of rows without a field "special"
     context: str = ""  # of rows without a field "context" or "prompt"
+    passes_rows: bool = False
 
     fields = ("text", "edits", "special", "context", "prompt", "words")
 
@@ -186,7 +191,14 @@ class Scoring(_OfTexts):
     def layout(self) -> Layout:
         """The fields of rows and records; the input of a template may have any other fields."""
         fields = _OfTexts.fields if self.template else self.fields
-        return Layout(fields, self.template, self.schema, self.every_line, joins_words=True)
+        return Layout(
+            fields,
+            self.template,
+            self.schema,
+            every_line=self.every_line,
+            passes_rows=self.passes_rows,
+            joins_words=True,
+        )
 
     @property
     def schema(self) -> Schema:
@@ -224,9 +236,9 @@ class Scoring(_OfTexts):
         results = engine.score_many(self.texts(rows), **self.options)
         if not self.whole_files:
             return results
-        has_start = bool(engine.loaded.start_ids(bos=self.bos) or self.context)
+        before = bool(engine.loaded.start_ids(bos=self.bos) or self.context)
         return [
-            self._of_file(row, result, has_start=has_start)
+            self._of_file(row, result, has_start=before)
             for row, result in zip(rows, results, strict=True)
         ]
 
@@ -239,7 +251,7 @@ class Scoring(_OfTexts):
         if not isinstance(result, InputError):
             if result.tokens_scored:
                 return result
-            result = too_short(has_start=has_start)
+            result = too_short(has_start=has_start and not result.ids)
         return InputError(f"{storage.label(row.file or '')}: {result}")
 
     @property
@@ -380,7 +392,9 @@ class Ranking(Task):
     @property
     def settings(self) -> dict[str, Any]:
         settings = super().settings
-        return settings | ({} if self.calibrate is None else {"calibrate": self.calibrate})
+        if self.calibrate is not None:
+            settings["calibrate"] = [self.calibrate]  # an empty text is set, too
+        return settings
 
     def __post_init__(self) -> None:
         check_type("choices", self.choices, Sequence[str])

@@ -7,6 +7,7 @@ commands (`gpt_cli.cli.parameters`) all come from its fields.
 
 import json
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from functools import cache, partial
@@ -20,6 +21,7 @@ from gpt_cli.system.machine import MOST_THREADS
 
 Token: TypeAlias = int | str  # an id, or the text of one token
 
+_NO_LIMIT = sys.maxsize
 _as_json = partial(json.dumps, default=str, skipkeys=True)
 
 
@@ -110,7 +112,7 @@ class Option:
         if value is None and self.default is None:
             return None
         converted = self._try(self.kind.convert, value, show)
-        if self.range:
+        if self.range and converted is not None:
             check(self.name, converted, self.range)
         return converted
 
@@ -232,6 +234,24 @@ def _convert_texts(value: Any) -> tuple[str, ...]:
     return tuple(_require(text, str) for text in texts)
 
 
+def _convert_limit(value: Any) -> int:
+    """Convert a number of tokens; -1 stands for any number, as in llama.cpp."""
+    limit = int(_require(value, Integral))
+    return _NO_LIMIT if limit == -1 else limit
+
+
+def _convert_seed(value: Any) -> int | None:
+    """Convert a seed; -1 stands for a random one, as in llama.cpp."""
+    seed = int(_require(value, Integral))
+    return None if seed == -1 else seed
+
+
+def _convert_ids(value: Any) -> tuple[int, ...]:
+    if isinstance(value, str):
+        raise TypeError
+    return tuple(int(_require(id, Integral)) for id in value)
+
+
 def _parse_bias(text: str) -> tuple[Token, float]:
     token, _, bias = text.rpartition("=")
     return _convert_token(token), float(bias)
@@ -273,10 +293,13 @@ def split_commas(values: list[str] | None) -> list[str] | None:
 
 
 WHOLE = Kind("a whole number", str, lambda value: int(_require(value, Integral)), int, "N")
+LIMIT = Kind("a whole number", str, _convert_limit, int, "N")
+SEED = Kind("a whole number", str, _convert_seed, int, "N")
 NUMBER = Kind("a number", str, lambda value: _require(value, Real), float, "X")
 SWITCH = Kind("true or false", bool, lambda value: _require(value, bool))
 TEXT = Kind("a string", str, lambda value: _require(value, str))
 SCHEMA = Kind("a JSON schema", str, _convert_schema)
+IDS = Kind("a list of token ids", list[str], _convert_ids)
 PATH = Kind("a path", str, _convert_path)
 TEXTS = Kind("a string or a list of strings", list[str], _convert_texts)
 BIASES = Kind(

@@ -12,9 +12,11 @@ from typing import Any, Literal, Self, TypeAlias, TypedDict, get_args
 from gpt_cli.options.constraint import Constraint, ConstraintKind
 from gpt_cli.options.declare import (
     AT_LEAST_0,
-    AT_LEAST_1,
     BIASES,
+    IDS,
+    LIMIT,
     SCHEMA,
+    SEED,
     Declared,
     OptionError,
     OptionTypeError,
@@ -129,7 +131,13 @@ class SamplingParams(Declared):
 class Options(SamplingParams):
     """The options of a continuation."""
 
-    max_tokens: int = option(128, "Generate at most this many tokens.", AT_LEAST_1, aliases=("-n",))
+    max_tokens: int = option(
+        128,
+        "Generate at most this many tokens.",
+        Range(lambda tokens: tokens >= 1, "1 or more, or -1 for no limit"),
+        kind=LIMIT,
+        aliases=("-n",),
+    )
     min_tokens: int = option(
         0, "Let no end token and no stop string end the text before it has so many.", AT_LEAST_0
     )
@@ -154,7 +162,8 @@ class Options(SamplingParams):
     seed: int | None = option(
         None,
         "Seed of the random choices: the same seed gives the same text; random if not set.",
-        Range(lambda seed: 0 <= seed < 2**64, "from 0 to 2**64 - 1"),
+        Range(lambda seed: 0 <= seed < 2**64, "from 0 to 2**64 - 1, or -1 for a random one"),
+        kind=SEED,
         aliases=("-s",),
     )
     stop: Sequence[str] = option(
@@ -170,6 +179,7 @@ class Options(SamplingParams):
         Range(lambda words: all(map(_is_word, words)), "strings that are not empty, in Unicode"),
         metavar="TEXT",
     )
+    stop_token_ids: Sequence[int] = option((), kind=IDS, row=False)  # end the text like `stop`
     regex: str | None = option(
         None,
         "Make the whole text match this regular expression, such as ' [0-9]{4}'.",
@@ -311,6 +321,7 @@ class OptionFields(TypedDict, total=False):
     stop: str | Sequence[str]
     include_stop: bool
     bad_words: str | Sequence[str]
+    stop_token_ids: Sequence[int]
     regex: str | None
     json_schema: str | Mapping[str, Any] | None
     grammar: str | None

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, islice
 from operator import attrgetter
@@ -55,7 +55,8 @@ class Question:
         """Return the question of a row; raise InputError if it is not usable.
 
         The row has a "prompt" and "choices", and perhaps "edits" and "special", which replaces the
-        argument. `neutral` is the neutral prompt; the start token, if it is empty.
+        argument. `neutral` is the neutral prompt; the start token, if it is empty. The edits of a
+        row are of its prompt, and not of the neutral one.
         """
         prompt = row.get("prompt")
         choices = row.get("choices")
@@ -66,23 +67,25 @@ class Question:
             raise InputError("give at least one choice, and none that is empty")
         if duplicates := [text for text, number in Counter(choices).items() if number > 1]:
             raise InputError(f"duplicate choice {duplicates[0]!r:.40}")
-        text_of = partial(
-            _with_choices,
-            loaded,
-            choices=choices,
-            edits=row.get("edits"),
-            special=special_of(row, default=special),
-        )
-        return cls(text_of(prompt), choices, None if neutral is None else text_of(neutral))
+        special = special_of(row, default=special)
+        text_of = partial(_with_choices, loaded, choices=choices, special=special)
+        question = cls(text_of(prompt, edits=row.get("edits")), choices)
+        if neutral is None:
+            return question
+        try:
+            return replace(question, neutral=text_of(neutral))
+        except InputError as error:
+            problem = f"the text of calibrate (--calibrate) cannot be used: {error}"
+            raise InputError(problem) from None
 
 
 def _with_choices(
     loaded: LoadedModel,
     prompt: str,
     choices: Sequence[str],
-    edits: str | Sequence[str] | None,
     *,
     special: bool,
+    edits: str | Sequence[str] | None = None,
 ) -> Text:
     """Return a prompt whose continuations are choices; raise InputError if one adds no token."""
     ids = loaded.prompt_ids(prompt, special=special)

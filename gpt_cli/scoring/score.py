@@ -130,7 +130,7 @@ def _mean_of_lowest(values: Iterable[float], percent: float) -> float | None:
 
 
 def too_short(*, has_start: bool) -> InputError:
-    """Return the error of a text without tokens to score; it may have tokens before it."""
+    """Return the error of a text without tokens to score; others may be before them."""
     needed = "1 token" if has_start else "2 tokens: the first has nothing before it"
     return InputError(f"a text needs at least {needed}")
 
@@ -165,6 +165,8 @@ def _score_of(tokenizer: Tokenizer, text: Text, columns: Columns) -> Score:
     """Return the score of a text, from columns of values for all its tokens."""
     fields = {name: column[text.first :] for name, column in columns.items()}
     lengths = [len(piece) for piece in tokenizer.pieces(text.text_ids, text.context_ids)]
+    if lengths:
+        lengths[0] -= text.skipped
     whole = sum(lengths)
     scored = sum(lengths[0 if text.first else 1 :])
     if text.size is not None and whole:  # scaled to the bytes of the original text

@@ -10,7 +10,8 @@ from gpt_cli.serve.prompts import Event, PendingScore, PendingText, PromptScore
 from gpt_cli.serve.protocol import Completions, Json, Prompt
 from gpt_cli.texts.measures import TopLogprobs
 
-_STOPPED = ("stop", "eos", "complete")  # "stop" for OpenAI; the other reasons are "length"
+# The names of reasons, as OpenAI has them; "stuck" is an error that it does not have.
+_REASONS = {"eos": "stop", "complete": "stop", "context": "length"}
 _COLUMNS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 
@@ -28,6 +29,7 @@ class Choice:
         self.tokens = 0  # of the generated text
         self._logprob = 0.0  # of the generated text
         self._score: float | None = None
+        self._stop_reason: str | int | None = None  # vLLM's name
         is_complete = not (self._fields.max_tokens or is_scored)
         self.finish_reason = "length" if is_complete else None  # OpenAI's name
         # The text of a prompt comes with its log-probabilities, and in a search with all the rest.
@@ -66,7 +68,8 @@ class Choice:
             self._logprobs.add(step.id, step.logprob, step.top_logprobs)
         if step.finish_reason:
             self._score = step.score
-            self.finish_reason = "stop" if step.finish_reason in _STOPPED else "length"
+            self._stop_reason = step.stop_reason
+            self.finish_reason = _REASONS.get(step.finish_reason, step.finish_reason)
 
     def new_part(self) -> Json:
         """Return the part of the text since the last call."""
@@ -75,6 +78,7 @@ class Choice:
             "text": self._text,
             "logprobs": None if self._fields.logprobs is None else self._logprobs.new_entries(),
             "finish_reason": self.finish_reason,
+            "stop_reason": self._stop_reason,
             "seed": self._request.options.seed,
         }
         if self._fields.use_beam_search:

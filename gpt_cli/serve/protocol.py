@@ -15,9 +15,10 @@ from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError, ResourceError, counted, did_you_mean
 from gpt_cli.gpt2.edits import Edit, EditError, bind
 from gpt_cli.gpt2.hooks import FINAL, has_key_axis, hook_shapes, select_hooks
-from gpt_cli.options.declare import AT_LEAST_0, Declared, OptionError, between, option
+from gpt_cli.options.declare import LIMIT, Declared, OptionError, Range, between, option
 from gpt_cli.options.request import OF_SEARCH, Options, SamplingParams, check_search
 from gpt_cli.serve import trial
+from gpt_cli.serve.dialects import NEUTRAL, in_dialect, translated
 from gpt_cli.serve.refusals import RequestError
 from gpt_cli.serve.structured import CONSTRAINT_FIELDS, constraint_of
 from gpt_cli.texts.text import Text
@@ -33,6 +34,7 @@ _MOST_EDIT_CHARACTERS = 32_768
 MOST_ENTRIES = 500_000  # of a response; an entry takes up to 200 bytes
 _ENTRY_NUMBERS = 4  # numbers of a vector that take as much memory as an entry
 _CANDIDATES = between(1, 128)
+_LENGTHS = Range(lambda tokens: tokens >= 0, "0 or more, or -1 for no limit")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +42,7 @@ class CompletionFields(Declared):
     """The fields of a request for completions that are not options of a text."""
 
     model: str | None = option(None)
-    max_tokens: int = option(16, range=AT_LEAST_0)
+    max_tokens: int = option(16, range=_LENGTHS, kind=LIMIT)
     n: int = option(1, range=_CANDIDATES)
     best_of: int | None = option(None, range=_CANDIDATES)
     logprobs: int | None = option(None, range=between(0, 100))
@@ -71,25 +73,18 @@ class EmbeddingFields(Declared):
     user: str | None = option(None)
 
 
-_OPTIONS = {*SamplingParams.row_fields(), "seed", "stop", "ignore_eos", *OF_SEARCH}
+_OPTIONS = {
+    *SamplingParams.row_fields(),
+    *("seed", "stop", "include_stop", "stop_token_ids", "ignore_eos"),
+    *OF_SEARCH,
+}
 _KNOWN = _OPTIONS.union(
     CompletionFields.row_fields(), CONSTRAINT_FIELDS, ("prompt", "stream_options", "edits")
 )
 _DEFAULTS = {"temperature": 1, "top_k": 0, "top_p": 1}
-# Values that change nothing, of fields that this server does not have or reads in another way.
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "suffix": ("",),
-    "top_k": (-1,),
-    "min_tokens": (0,),
-    "repetition_penalty": (1,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "add_special_tokens": (True, False),
-    "guided_whitespace_pattern": (),
-}
 # What to do without a field that other servers have.
 _CURES = {
-    "repetition_penalty": "use repeat_penalty",
+    "repeat_last_n": "a penalty applies to the whole text",
     "dimensions": "a vector has all numbers of its hook point, none of which can be left out",
 }
 
@@ -143,8 +138,16 @@ def read_completions(
         names: of the model; see `check_model`.
         folder: of the files of edits; without one, requests may have no edits.
     """
-    body = body | {"guided_decoding_backend": None}  # there is only one
-    values = _changes(body, _KNOWN, _NEUTRAL)
+    try:
+        return _completions(engine, translated(body), names, folder)
+    except RequestError as error:
+        raise in_dialect(error, body) from None
+
+
+def _completions(
+    engine: Engine, body: Json, names: Sequence[str], folder: Path | None
+) -> Completions:
+    values = _changes(body, _KNOWN, NEUTRAL)
     fields = _completion_fields(values, names)
     options = _options(engine, values, fields)
     include_usage = _include_usage(values)
@@ -305,6 +308,8 @@ def _options(engine: Engine, values: Json, fields: CompletionFields) -> Options:
         check_search(parsed, parsed.get("beams"))  # Options would take its defaults for unset ones
         options = Options(**parsed).with_seed()
         engine.check_constraint(options)
+        with _about("stop_token_ids"):
+            engine.model.config.check_ids(options.stop_token_ids)
         return engine.loaded.with_token_ids(options)
     except OptionError as error:
         name, complaint = error.args

@@ -1,13 +1,13 @@
 """LoadedModel: a model with its tokenizer, which prepares texts."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 from typing import Any
 
 from gpt_cli.errors import ContextError, InputError, counted
+from gpt_cli.folder.base_tokenizer import NAME_AS_TEXT
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.gpt2.classifier import ClassifierHead
@@ -20,7 +20,6 @@ from gpt_cli.texts.speculator import Speculator
 from gpt_cli.texts.text import Text, divided_words
 
 _MOST_PARTS = 8  # of a text that should be one token, in a message
-_MOST_NAMES = 100  # of special tokens, to look for in texts
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ class LoadedModel:
     speculator: Speculator | None = None  # without one, nothing is drafted
     kept_bytes: float = 0  # limit of the prefixes that are kept; the last one always is
     edits: tuple[Edit, ...] = ()  # of all texts
-    classifier: ClassifierHead | None = None  # the head of a classifier
+    read_classifier: Callable[[], ClassifierHead] | None = None  # see `Checkpoint.classifier`
 
     @property
     def config(self) -> GPT2Config:
@@ -53,15 +52,15 @@ class LoadedModel:
 
     def _note_names(self, text: str) -> None:
         """Say once that a text has the name of a special token, which is read as text."""
-        name = next((name for name in self._names_to_note if name in text), None)
+        name = None if self._noted else self.tokenizer.special_name_in(text)
         if name is not None:
-            self._names_to_note.clear()
-            read = "which is read as text: set special (--special) to read it as this token"
-            _log.warning("a text has the name of a special token, %r, %s", name, read)
+            self._noted.append(name)
+            _log.warning(NAME_AS_TEXT, name)
 
     @cached_property
-    def _names_to_note(self) -> list[str]:
-        return list(islice(self.tokenizer.special, _MOST_NAMES))
+    def _noted(self) -> list[str]:
+        """The names that a note has named: at most one."""
+        return []
 
     @property
     def start(self) -> list[int]:
@@ -114,7 +113,8 @@ class LoadedModel:
         if not eos:
             return []
         if not self.config.eos_token_id:
-            raise InputError("eos (--eos) is set, and this model has no end token")
+            missing = "this model has no end token: leave it out"
+            raise InputError(f"eos (--eos) is set, and {missing}")
         return [self.config.eos_token_id[0]]
 
     def text(
@@ -122,18 +122,40 @@ class LoadedModel:
         item: str | Mapping[str, Any],
         *,
         start: Sequence[int] = (),
-        end: Sequence[int] = (),
-        context: str = "",
         special: bool = False,
+        longest: int | None = None,
     ) -> Text:
-        """Return a text to measure between the ids `start` and `end`, after a context.
+        """Return a text after the ids `start`, cut after `longest` tokens in all.
+
+        It may be a mapping with a "text", and perhaps "special", which replaces the argument, and
+        "edits". It may be longer than the model's context if it has no edits. Raise InputError if
+        a field is not valid.
+        """
+        fields = item if isinstance(item, Mapping) else {"text": item}
+        special = special_of(fields, default=special)
+        text = fields.get("text")
+        if not isinstance(text, str):
+            raise InputError('a row needs a string "text"')
+        ids = [*start, *self.text_ids(text, special=special)][:longest]
+        edits = self.bound_edits(fields.get("edits"), len(ids), len(ids))
+        return Text(ids, len(start), edits=edits, size=len(text.encode()))
+
+    def scored_text(
+        self,
+        item: str | Mapping[str, Any],
+        *,
+        start: Sequence[int],
+        end: Sequence[int],
+        context: str,
+        special: bool,
+    ) -> Text:
+        """Return a text to score between the ids `start` and `end`, after a context.
 
         The context and the text are joined as they are, and encoded together. A token with
         characters of both belongs to the text.
 
-        It may be a mapping with a "text", and perhaps "context" (or "prompt") and "special", which
-        replace the arguments, "edits", and "words", whose join is the text. It may be longer than
-        the model's context if it has no edits. Raise InputError if a field is not valid.
+        It may be a mapping as for `text`, which may also have a "context" (or "prompt"), which
+        replaces the argument, and "words", whose join is the text.
         """
         fields = item if isinstance(item, Mapping) else {"text": item}
         special = special_of(fields, default=special)
@@ -146,27 +168,46 @@ class LoadedModel:
         if words is not None and "".join(words) != text:
             raise InputError('the "words" of a row, joined, must be its "text"')
         context = _context_of(fields, default=context)
-        first = len(start)
-        spans: list[tuple[int, int]] = []
+        skipped = before = 0
         if context or words is not None:
             ids, spans = self._ids_with_spans(context + text, special=special)
-            first += sum(end <= len(context) for _, end in spans)
-            spans = [(start - len(context), end - len(context)) for start, end in spans]
+            before = sum(end <= len(context) for _, end in spans) if context else 0
+            skipped = self._skipped_bytes(ids, spans, before, context, text)
         else:
             ids = self.text_ids(text, special=special)
+        if words is not None:
+            place = len(context)
+            spans = [(begin - place, stop - place) for begin, stop in spans[before:]]
         ids = [*start, *ids, *end]
-        spans = spans[first - len(start) :]
-        skipped = context[spans[0][0] :] if spans and spans[0][0] < 0 else ""
         return Text(
             ids,
-            first,
-            context=first - len(start),
-            skipped=len(skipped.encode()),
+            len(start) + before,
+            context=before,
+            skipped=skipped,
             after=len(end),
             words=None if words is None else divided_words(words, spans),
             edits=self.bound_edits(fields.get("edits"), len(ids), len(ids)),
             size=len(text.encode()),
         )
+
+    def _skipped_bytes(
+        self,
+        ids: Sequence[int],
+        spans: Sequence[tuple[int, int]],
+        before: int,
+        context: str,
+        text: str,
+    ) -> int:
+        """Return the bytes of the token `before` that are the end of a context.
+
+        A token may begin within a character: then only the bytes of the tokens tell.
+        """
+        if before == len(ids) or spans[before][0] >= len(context):
+            return 0
+        pieces = list(self.tokenizer.pieces(ids))
+        if b"".join(pieces) == (context + text).encode():
+            return len(context.encode()) - sum(map(len, pieces[:before]))
+        return len(context[spans[before][0] :].encode())
 
     def _ids_with_spans(
         self, text: str, *, special: bool
@@ -206,12 +247,12 @@ class LoadedModel:
         self.check_fits(len(ids), "prompt")
         return self.text_of_ids(ids, final_length=final_length)
 
-    def required_classifier(self) -> ClassifierHead:
-        """Return the head of a classifier; raise InputError if the model has none."""
-        if self.classifier is None:
-            cure = "use a model that was trained as GPT2ForSequenceClassification"
-            raise InputError(f"this model is no classifier: it has no score.weight: {cure}")
-        return self.classifier
+    @cached_property
+    def classifier(self) -> ClassifierHead:
+        """The head of a classifier, which is read at its first use; InputError if there is none."""
+        if self.read_classifier is None:
+            raise InputError("this model has no head of a classifier: load one")
+        return self.read_classifier()
 
     def check_fits(self, tokens: int, what: str) -> None:
         """Raise ContextError if tokens do not fit the context."""

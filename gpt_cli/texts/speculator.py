@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 
-from gpt_cli.gpt2.checkpoint import build
+from gpt_cli.gpt2.assembly import build
 from gpt_cli.gpt2.memory import weights_bytes
 from gpt_cli.gpt2.model import GPT2
 from gpt_cli.gpt2.source import is_modified

@@ -476,6 +476,14 @@ def test_an_empty_prompt_begins_a_text():
     assert text_of("", "-n", "5", "--seed", "1")[0].isupper()
 
 
+def test_minus_1_is_no_limit_and_a_random_seed():
+    long = "once " * 300
+    full = json_of(long, "-n", "-1", "--ignore-eos")
+    assert (full["finish_reason"], full["usage"]["completion_tokens"] > 128) == ("context", True)
+    seeds = {json_of("Once", "-n", "1", "-s", "-1")["seed"] for _ in range(3)}
+    assert len(seeds) == 3
+
+
 def test_the_context_ends_the_text_unless_it_is_shifted():
     long = "once " * 300
     full, told = generated(long, "-n", "500", "--ignore-eos", "--json", "-v")
@@ -495,7 +503,7 @@ def test_the_context_ends_the_text_unless_it_is_shifted():
         (["x", "--top-k", "-1"], "top-k"),
         (["x", "--min-p", "2"], "min-p"),
         (["x", "--repeat-penalty", "0"], "repeat-penalty"),
-        (["x", "--seed", "-1"], "seed"),
+        (["x", "--seed", "-2"], "seed"),
         (["x", "-n", "many"], "--max-tokens"),
         (["x", "--samples", "0"], "--samples"),
         (["x", "--samples", str(10**30)], "--samples"),
@@ -517,7 +525,7 @@ def test_bad_input_is_one_line_that_names_it_and_exit_code_2(arguments, what):
 
 @pytest.mark.parametrize(
     "flag",
-    ["--top-p=0", "--temperature=nan", "--stop=", "--device=abacus", "--dtype=float8", "--seed=-1"],
+    ["--top-p=0", "--temperature=nan", "--stop=", "--device=abacus", "--dtype=float8", "--seed=-2"],
 )
 def test_bad_flags_are_known_before_a_model_is_looked_for(flag):
     assert app.run(["generate", "x", "--model", "no/model", "--offline", flag]) == 2

@@ -300,7 +300,7 @@ def test_a_bad_row_has_an_error_record_and_the_others_are_done(tiny):
         "--temperature=nan",
         "--stop=",
         "--logprobs=-1",
-        "--seed=-1",
+        "--seed=-2",
     ],
 )
 def test_a_bad_flag_is_refused_before_the_model_is_searched(flag, tmp_path):

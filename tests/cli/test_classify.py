@@ -73,6 +73,14 @@ def test_a_table_has_a_column_of_names_and_probabilities(folders, tmp_path):
     assert rows == [result.probabilities for result in expected]
 
 
+def test_a_copy_in_int8_keeps_the_head(folders, tmp_path):
+    run_here("quantize", "-q", folders["padded"], "-o", tmp_path / "copy")
+    command = ["classify", "-q", "--json"]
+    copied = records_here(*command, "-m", tmp_path / "copy", input=INPUT)
+    rounded = records_here(*command, "-m", folders["padded"], "--dtype", "int8", input=INPUT)
+    assert [row["logits"] for row in copied] == [row["logits"] for row in rounded]
+
+
 def test_a_model_that_is_no_classifier_is_refused():
     error = refusal("classify", "-m", "tiny", input=b"the and\n")
     assert "this model is no classifier: it has no score.weight: use a model that was" in error

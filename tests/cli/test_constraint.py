@@ -63,6 +63,32 @@ def test_a_file_and_its_text_are_the_same_job(tmp_path):
     assert json.loads(out.read_text())["finish_reason"] == "complete"
 
 
+# The part that follows "a" is empty, which nobody can see before.
+STUCK = 'start: "a" X\nX: /b+/ & /c+/'
+
+
+def test_a_text_that_cannot_go_on_is_written_and_an_error():
+    cure = ": the constraint has no end there, or is too complex\n"
+    out, told = run_here(*GENERATE, "--grammar", STUCK, code=6)
+    assert (out, told) == (b"a", f"gpt-cli: error: no token can follow the text{cure}")
+    out, told = run_here(*GENERATE, "--grammar", STUCK, "--json", "--samples", 2, code=6)
+    records = [json.loads(line) for line in out.splitlines()]
+    assert [record["finish_reason"] for record in records] == ["stuck"] * 2
+    assert told == f"gpt-cli: error: no token can follow 2 of 2 texts{cure}"
+
+
+def test_a_row_that_cannot_go_on_is_an_error():
+    rows = [{"prompt": "a", "grammar": STUCK}, {"prompt": "a", "choices": ["b"]}]
+    lines = "".join(f"{json.dumps(row)}\n" for row in rows)
+    out, told = run_here("batch", "--model", "tiny", input=lines.encode(), code=6)
+    stuck, done = map(json.loads, out.splitlines())
+    assert stuck == {"index": 0, "line": 1, "error": stuck["error"]}
+    assert stuck["error"]["code"] == "stuck"
+    assert stuck["error"]["message"].startswith('no token can follow "a": ')
+    assert done["text"] == " b"
+    assert "1 of 2 rows failed" in told
+
+
 def test_the_choices_of_a_row_are_not_empty():
     rows = b'{"prompt": "a", "choices": []}\n{"prompt": "a", "choices": ["b"]}\n'
     out, _ = run_here("batch", "--model", "tiny", input=rows, code=6)

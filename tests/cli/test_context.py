@@ -104,6 +104,47 @@ def test_any_tokenizer_tells_the_context_from_the_text(family, tmp_path):
     assert after.bytes_scored == len(" was small")
 
 
+def test_words_and_a_space_before_every_text_lose_no_token(tmp_path):
+    pytest.importorskip("tokenizers")
+    engine = gpt_cli.load(write_family(tmp_path, "prefixed"))
+    plain, words = engine.score_many([{"text": "x"}, {"words": ["x"]}], bos=True)
+    assert plain == words
+
+
+def test_the_bytes_of_a_border_token_at_the_beginning_are_those_of_the_text(tiny):
+    scored = tiny.score("e cat sat", context="Th")
+    assert scored.bytes_scored == len(" cat sat")
+    with pytest.raises(InputError, match="at least 2 tokens: the first has nothing before it"):
+        tiny.score("e", context="Th")
+
+
+def test_a_token_may_begin_within_the_last_character_of_the_context(tmp_path):
+    pytest.importorskip("tokenizers")
+    engine = gpt_cli.load(write_family(tmp_path, "german"))
+    text = "\u9000 abc"
+    for context in ("\u00da", "x\u4e2d", "\U0001f600"):
+        (scored,) = engine.score_many([text], context=context, words=True, bos=True)
+        assert scored.bytes_scored == len(text.encode())
+        assert [word.end for word in scored.words] == [3, 7]
+
+
+def test_only_score_reads_a_context(tiny):
+    row = {"text": "a fox", "context": "There was ", "prompt": "x", "words": ["a"]}
+    (plain,) = tiny.activations(["a fox"], ["hook_embed"])
+    (same,) = tiny.activations([row], ["hook_embed"])
+    assert (plain["hook_embed"] == same["hook_embed"]).all()
+
+
+def test_words_of_a_table_need_no_text(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table({"words": [["Once", " upon"], ["A", " fox"]]})
+    pytest.importorskip("pyarrow.parquet").write_table(table, tmp_path / "words.parquet")
+    records = records_here(
+        "score", "-q", *TINY, "--words", "-f", tmp_path / "words.parquet", "--format", "parquet"
+    )
+    assert [record["text"] for record in records] == ["Once upon", "A fox"]
+
+
 def test_a_text_without_tokens_after_a_context_is_too_short():
     with pytest.raises(InputError, match="a text needs at least 1 token"):
         gpt_cli.load("tiny").score("", context="Once")
@@ -199,6 +240,30 @@ def test_a_calibrated_rank_compares_differences(tiny, by, neutral):
     assert values == sorted(values, reverse=True)
 
 
+def test_the_edits_of_a_row_are_not_of_the_neutral_text(tiny):
+    edits = ["blocks.0.hook_resid_pre@3=0"]
+    row = {"prompt": PROMPT, "choices": CHOICES, "edits": edits}
+    (ranked,) = tiny.rank_many([row], calibrate="")
+    plain = {choice.text: choice for choice in tiny.rank(PROMPT, CHOICES, calibrate="")}
+    for choice in ranked:
+        assert choice.neutral_logprob == plain[choice.text].neutral_logprob
+        assert choice.logprob != plain[choice.text].logprob
+
+
+@pytest.mark.parametrize("flags", [["--context", "Once "], ["--eos"], ["--special"]])
+def test_an_output_is_not_resumed_with_other_flags(flags, tmp_path):
+    output = tmp_path / "scores.jsonl"
+    command = ["score", "-q", *TINY, "-o", output]
+    rows = tmp_path / "rows.txt"
+    rows.write_text("the fox\nthe moon\n")
+    run_here(*command, *flags, rows)
+    assert f"{flags[0]} of {output} was" in refusal(*command, rows, "--resume")
+    output.unlink()
+    output.with_name(f".{output.name}.job.json").unlink()
+    run_here(*command, rows)
+    assert f"{flags[0]} of {output} was not set" in refusal(*command, *flags, rows, "--resume")
+
+
 def test_rows_are_calibrated_as_single_prompts(tiny):
     rows = [(PROMPT, CHOICES), ("The fire was", CHOICES), ("A", CHOICES[:2])]
     together = tiny.rank_many(rows, calibrate="")
@@ -221,4 +286,6 @@ def test_a_table_has_the_neutral_numbers(tmp_path):
     assert first["neutral_logprob"] < 0
     assert first["logprobs"][0]["logprob"] < 0
     error = refusal("rank", "-q", *TINY, "--choices", "a,b", "--calibrate", "a " * 3000, "Once")
-    assert "more than the model's context" in error
+    assert "the text of calibrate (--calibrate) cannot be used: prompt and choice have up" in error
+    error = refusal("rank", "-q", *TINY, "--choices", "a,b", "--tokens", input=b"Once\n")
+    assert "--tokens of rows are in records: add --json, or --output OUT" in error

@@ -1,5 +1,8 @@
 """`gpt-cli batch` and `score` with tables, folders and addresses: the records are the same."""
 
+import csv
+import gzip
+import io
 import json
 import signal
 import subprocess
@@ -89,6 +92,23 @@ def known(value):
     return {key: item for key, item in items.items() if item is not None}
 
 
+def value_of(cell):
+    """Return the value of a cell: JSON, or a text."""
+    try:
+        return json.loads(cell or "null")
+    except ValueError:
+        return cell
+
+
+def write_csv(file, rows, delimiter=","):
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, rows[0], delimiter=delimiter, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    data = text.getvalue().encode()
+    file.write_bytes(gzip.compress(data) if file.suffix == ".gz" else data)
+
+
 def records_of(output):
     """Return the records in a file, or in the files of a folder, of any kind."""
     fs, path = fsspec.core.url_to_fs(str(output))
@@ -102,6 +122,10 @@ def records_of(output):
                 from pyarrow.parquet import read_table
 
                 records += read_table(stream).to_pylist()
+            elif file.endswith((".csv", ".tsv")):
+                lines = stream.read().decode().splitlines(keepends=True)
+                rows = csv.DictReader(lines, delimiter="," if file.endswith("csv") else "\t")
+                records += [{name: value_of(cell) for name, cell in row.items()} for row in rows]
             else:
                 records += [json.loads(line) for line in stream]
     return known(records)
@@ -166,6 +190,8 @@ def write_inputs(folder, command):
     rows = [{"id": 100 + index, FIELD[command]: text} for index, text in enumerate(TEXTS)]
     write_parquet(folder / "in.parquet", rows, row_group_size=6)
     write_jsonl(folder / "in.jsonl", rows)
+    write_csv(folder / "in.csv", rows)
+    write_csv(folder / "in.tsv.gz", rows, "\t")
     for part, (start, end) in enumerate(PARTS):
         write_jsonl(folder / "lines" / f"{part}", rows[start:end])
         write_parquet(folder / "tables" / f"{part}.parquet", rows[start:end])
@@ -177,6 +203,8 @@ def write_inputs(folder, command):
 INPUTS = {
     "in.parquet": None,
     "in.jsonl": None,
+    "in.csv": None,
+    "in.tsv.gz": None,
     "lines": "lines/{}",
     "lines/0 lines/1 lines/2": "lines/{}",
     "tables/*.parquet": "tables/{}.parquet",
@@ -184,6 +212,8 @@ INPUTS = {
 OUTPUTS = {  # and the files that are written
     "out": ["out"],
     "out.parquet": ["out.parquet"],
+    "out.csv": ["out.csv"],
+    "out/*.tsv": ["_job.json", *(f"part-{row:012}.tsv" for row in (0, 8, 16))],
     "out/": ["_job.json", "part-000000000000", "part-000000000008", "part-000000000016"],
     "out/*.parquet": ["_job.json", *(f"part-{row:012}.parquet" for row in (0, 8, 16))],
     "out/*.jsonl": ["_job.json", *(f"part-{row:012}.jsonl" for row in (0, 8, 16))],
@@ -228,6 +258,7 @@ def test_records_do_not_depend_on_the_form_of_input_and_output(
         records = records_of(folder / "out" if (folder / "out").exists() else folder / shown[0])
         if ending == ".parquet" and not table:  # ids of JSON may be anything
             assert {type(record["id"]) for record in records} == {str}
+        if ending != ".jsonl" or name.startswith(("in.csv", "in.tsv")):
             records = [record | {"id": int(record["id"])} for record in records]
         assert records == (located(expected[command], file) if file else expected[command])
 
@@ -612,7 +643,7 @@ def test_a_job_that_cannot_begin_leaves_no_output(output, here, pa):
     [
         ("batch", "in --resume"),
         ("batch", "in -o in"),
-        ("batch", "in -o out/*.csv"),
+        ("batch", "in -o out/*.xls"),
         ("batch", "in -o in/out"),
         ("batch", "in --format parquet"),
         ("batch", "in --format csv"),
@@ -627,7 +658,7 @@ def test_a_job_that_cannot_begin_leaves_no_output(output, here, pa):
         ("score", "in --workers 2"),
         ("score", "in --workers 2 -o out"),
         ("score", "in -o out --max-perplexity 9"),
-        ("score", "in --format lines --min-perplexity 9"),
+        ("score", "in --template {line} --min-perplexity 9"),
         ("score", "empty"),
         ("score", "table.parquet -o out"),
     ],

@@ -94,6 +94,17 @@ def test_the_note_is_on_standard_error_unless_quiet():
         assert process.stderr.decode() == notes
 
 
+def test_tokenize_notes_a_name_that_is_read_as_text(tiny, ids):
+    out, notes = run_here("tokenize", *TINY, TEXT)
+    assert out.decode().split() == list(map(str, tiny.encode(TEXT)))
+    assert notes == f"gpt-cli: {NOTE}\n"
+    assert run_here("tokenize", *TINY, "--special", TEXT) == (
+        f"{' '.join(map(str, ids))}\n".encode(),
+        "",
+    )
+    assert run_here("tokenize", "-q", *TINY, TEXT) == (out, "")
+
+
 def test_the_end_token_is_scored_after_a_text(tiny, ids):
     end = ids[len(tiny.encode("the fox"))]
     scored = tiny.score("the fox", bos=True, eos=True)

@@ -7,7 +7,7 @@ from dataclasses import Field
 
 import pytest
 
-from gpt_cli.cli import app
+from gpt_cli.cli import app, usage
 from gpt_cli.cli.show.commands import show
 from gpt_cli.options.declare import NUMBER, SWITCH, WHOLE, Declared, Option, declaration
 from support.in_process import finished, refusal, run_here
@@ -64,8 +64,8 @@ SEE = "; see `gpt-cli generate --help`"
         (["show", "tree", "x", "-k", "201"], "--top must be from 1 to 200"),
         (
             [*GENERATE, "--logit-bias", "3=1", "--logit-bias", "abc"],
-            "--logit-bias must be a number for each token, an id or a text (such as 452=-100), not "
-            '"abc"',
+            "--logit-bias must be a number for each token, an id or a text (such as 452=-100), "
+            'not "abc"',
         ),
         ([*GENERATE, "--logit-bias", "3=x"], 'not "3=x"'),
         (
@@ -85,6 +85,56 @@ SEE = "; see `gpt-cli generate --help`"
 )
 def test_an_error_has_the_flag_what_is_wrong_and_what_to_do(arguments, message):
     assert refusal(*arguments).endswith(f"{message}\n")
+
+
+# Flags of llama.cpp, llm, mlx_lm, vLLM and transformers.
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        ([*GENERATE, "--n-predict", "9"], "use --max-tokens"),
+        ([*GENERATE, "--max-new-tokens=9"], "use --max-tokens"),
+        ([*GENERATE, "-p", "x"], "the prompt, or the text, is an argument"),
+        ([*GENERATE, "--prompt", "x"], "the prompt, or the text, is an argument"),
+        ([*GENERATE, "--color"], "the text has no colors"),
+        ([*GENERATE, "--keep", "4"], "use --overflow shift"),
+        ([*GENERATE, "--mirostat", "2"], "there is no Mirostat; --typical-p keeps the surprise"),
+        ([*GENERATE, "--system", "x"], "a base model has no chat: write instructions and turns"),
+        ([*GENERATE, "--repeat-last-n", "64"], "a penalty applies to the whole text"),
+        ([*GENERATE, "-c", "512"], "the context is that of the model"),
+        ([*GENERATE, "--hf-repo", "gpt2"], "use --model"),
+        ([*GENERATE, "-cnv"], "a base model has no chat"),
+        ([*GENERATE, "-r", "x"], "use --stop"),
+        ([*GENERATE, "--schema", "{}"], "use --json-schema"),
+        ([*GENERATE, "-o", "temperature"], "its options are flags of their own"),
+        ([*GENERATE, "--max-kv-size", "64"], "use --overflow shift"),
+        ([*GENERATE, "--num-beams", "4"], "use --beams"),
+        (["batch", "--max-num-seqs", "8"], "use --batch-size"),
+        (["serve", "--served-model-name", "x"], "use --name"),
+        (["serve", "--gpu-memory-utilization", "0.9"], "it takes the memory that it needs"),
+    ],
+)
+def test_a_flag_of_another_program_gets_the_one_of_this_or_the_reason(arguments, hint):
+    flag = next(word for word in arguments if word.startswith("-") and word not in GENERATE)
+    shown = "-c in -cnv" if flag == "-cnv" else flag.partition("=")[0]
+    assert f"there is no option {shown}: {hint}" in refusal(*arguments)
+
+
+def test_a_hint_fits_the_command():
+    for arguments in (["score", "--n-predict", "9"], ["compress", "-c", "x"]):
+        assert f"there is no option {arguments[1]}; see" in refusal(*arguments)
+
+
+def test_the_flags_of_other_programs_are_none_of_ours():
+    ours = {
+        flag
+        for function in FUNCTIONS.values()
+        for option in declared(function)
+        for flag in (*flag_of(option).split("/"), *option.aliases)
+    }
+    others = " ".join([*usage._OTHER_NAMES.values(), *usage._NO_COUNTERPARTS.values()]).split()
+    assert len(others) == len({*others})
+    assert not {flag for flag in others if flag.startswith("--")} & ours
+    assert {flag.split()[0] for flag in usage._OTHER_NAMES} <= ours
 
 
 @pytest.mark.parametrize("command", ["info", "verify", "quantize"])

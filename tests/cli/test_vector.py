@@ -87,7 +87,7 @@ def test_what_cannot_be_a_vector_is_refused(tmp_path, arguments, problem):
 def test_few_texts_leave_none_to_test(tiny, tmp_path):
     assert tiny.vector(RAIN[:2], SUN[:2], HOOK).accuracy is None
     (tmp_path / "rain.txt").write_text("\n".join(RAIN[:2]))
-    (tmp_path / "sun.jsonl").write_text("\n".join(SUN[:2]))
+    (tmp_path / "sun.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in SUN[:2]))
     out, _ = run_here(*VECTOR, HOOK, "-o", "v.safetensors")
     assert re.fullmatch(rf"{HOOK}: norm [\d.]+ \(2 positive, 2 negative\)\n", out.decode())
 

@@ -71,7 +71,7 @@ BAD = [
     (400, request(PATH, b"\xff\xfe")),
     (400, request(PATH, b"[" * 100_000)),
     (400, request(PATH, b'{"prompt": 3}')),
-    (400, request(PATH, b'{"prompt": ["a", [1]], "max_tokens": -1}')),
+    (400, request(PATH, b'{"prompt": ["a", [1]], "max_tokens": -2}')),
     (400, request(PATH, b'{"prompt": [1, 1000000000]}')),
     (400, request(PATH, b'{"prompt": "\\ud800"}')),
     (400, request(PATH, b'{"prompt": "a", "temperature": NaN}')),

@@ -304,7 +304,8 @@ FAULTS = [
     fault(21, "added tokens that are a list", write("added_tokens.json", "[1]"),
           "added_tokens.json is not a JSON object", AGAIN),
     fault(21, "an added token with the id of another", write("added_tokens.json", '{"<a>": 5}'),
-          "two tokens have the same id", AGAIN),
+          "the added token '<a>' has the id 5, where transformers gives it",
+          "save the tokenizer again"),
     *(fault(21, f"{name} that {fault_name}", only(name, content), f"{name}: damaged", AGAIN)
       for name, fault_name, content in (
           ("vocab.txt", "is no UTF-8", b"[UNK]\n\xff"),

@@ -349,7 +349,7 @@ def test_spans_are_where_tokens_are_in_the_text(name, special, text):
 
 # --- many added tokens ---------------------------------------------------------------------------
 
-NESTED = ["a" * size for size in range(1, 400)]
+NESTED = ["a" * size for size in range(3, 400)]
 WORDS = [f"word{number:04x}" for number in range(10_000)]
 
 
@@ -361,7 +361,7 @@ WORDS = [f"word{number:04x}" for number in range(10_000)]
         (WORDS, {"lstrip": True, "rstrip": True}, " \n word0fff "),
         (NESTED, {}, "aaaaab"),
         ([f"{name}!" for name in NESTED], {}, "a"),
-        ([".*", "(a+)+$", "[", "\\", "a|b", "^", "(?=x)"], {}, "a|b(a+)+$ aaaa"),
+        (["a.*b", "(a+)+$", "[x", "\\y", "a|b", "^z", "(?=x)"], {}, "a|b(a+)+$ aaaa"),
         (WORDS, {"special": True}, "word0fff and "),
     ],
 )
@@ -389,3 +389,54 @@ def test_an_added_token_of_no_text_is_refused_by_its_file(tmp_path):
         CheckpointError, match=r"tokenizer_config\.json: .*has no text.*get it again"
     ):
         read_tokenizer(folder)
+
+
+# --- added tokens and the ids of the vocabulary --------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["\u00e9", "\u00b2", "\u0120the", "\u00a3"])
+def test_an_added_token_may_have_the_name_of_a_token_of_the_vocabulary(tmp_path, name):
+    """The library gives it the id of that token, which stands for other bytes."""
+    folder = copied("german", tmp_path)
+    vocab = json.loads((folder / "vocab.json").read_bytes())
+    change(
+        folder, "tokenizer_config.json", added_tokens_decoder={str(vocab[name]): {"content": name}}
+    )
+    tokenizer = read_tokenizer(folder)
+    assert not isinstance(tokenizer, ByteBPE)
+    assert tokenizer.encode(f"a{name}b")[1:-1] == [vocab[name]]
+
+
+def test_added_tokens_with_a_gap_keep_their_ids_or_are_refused(tmp_path):
+    folder = copied("german", tmp_path)
+    listed = {"325": {"content": "<x>"}, "322": {"content": "<y>"}}
+    change(folder, "tokenizer_config.json", added_tokens_decoder=listed)
+    assert read_tokenizer(folder).encode("<x><y>") == [325, 322]
+    listed["325"]["lstrip"] = True
+    change(folder, "tokenizer_config.json", added_tokens_decoder=listed)
+    with pytest.raises(CheckpointError, match="has the id 322, where transformers gives it 320"):
+        read_tokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    ("token", "says"),
+    [
+        ({"content": " ", "lstrip": True}, "takes white space around it"),
+        ({"content": "x" * 1001}, "has more than 1000 characters"),
+    ],
+)
+def test_added_tokens_that_could_take_long_are_refused(tmp_path, token, says):
+    folder = copied("german", tmp_path)
+    change(folder, "tokenizer_config.json", added_tokens_decoder={"320": token})
+    with pytest.raises(CheckpointError, match=says):
+        read_tokenizer(folder)
+
+
+def test_a_token_within_a_special_one_is_found_as_the_library_finds_it(tmp_path):
+    folder = copied("german", tmp_path)
+    listed = {
+        "320": {"content": "<|COVID-19|>", "special": True, "normalized": False},
+        "321": {"content": "COVID-19", "normalized": False},
+    }
+    change(folder, "tokenizer_config.json", added_tokens_decoder=listed)
+    assert not isinstance(read_tokenizer(folder), ByteBPE)

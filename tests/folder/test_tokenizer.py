@@ -284,6 +284,7 @@ DAMAGES = {
     "a merged token missing": {"vocab.json": changed_vocab(he=None)},
     "two tokens of one id": {"vocab.json": changed_vocab(a=1, b=1)},
     **{f"an id {id}": {"vocab.json": changed_vocab(a=id)} for id in ("0", 1.5, [], -1, 2**40)},
+    "an id beyond any vocabulary": {"vocab.json": changed_vocab(he=2**32 - 11)},
     "a special id beyond 32 bits": {"vocab.json": changed_vocab(x_y=2**40)},
     "a token that no merge makes": {"vocab.json": changed_vocab(hh=1000)},
     "a token that no merge makes, in half a bracket": {"vocab.json": changed_vocab(**{"<a": 1000})},
@@ -299,6 +300,9 @@ DAMAGES = {
     "an added token with no id": {"added_tokens.json": b'{"<pad>": "3"}'},
     "a list of added tokens": {"tokenizer_config.json": b'{"added_tokens_decoder": [1]}'},
     "an added token of no name": {"tokenizer_config.json": b'{"added_tokens_decoder": {"1": {}}}'},
+    "special tokens that are a number": {
+        "tokenizer_config.json": b'{"additional_special_tokens": 5}'
+    },
     "an added token of no number": {
         "tokenizer_config.json": b'{"added_tokens_decoder": {"x": {"content": "x"}}}'
     },

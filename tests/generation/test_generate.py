@@ -415,9 +415,11 @@ def test_a_text_is_cut_at_a_stop_string_and_only_what_may_begin_one_is_held(piec
     for piece in pieces:
         passed += filter.push(piece)
         text += piece
-        if filter.stopped:
+        if filter.stop is not None:
             break
         assert not any(stop in passed for stop in stops)
         held = text[len(passed) :]
         assert held == "" or any(stop.startswith(held) and stop != held for stop in stops)
-    assert (passed + filter.flush(), filter.stopped) == cut_at_a_stop("".join(pieces), stops)
+    assert (passed + filter.flush(), filter.stop is not None) == cut_at_a_stop(
+        "".join(pieces), stops
+    )

@@ -8,7 +8,7 @@ from collections import Counter
 
 import gpt_cli
 from gpt_cli.folder.config import GPT2Config
-from gpt_cli.gpt2 import checkpoint
+from gpt_cli.gpt2 import assembly
 from gpt_cli.ops import get_ops
 from gpt_cli.options.request import Options
 from gpt_cli.texts.loaded import LoadedModel
@@ -29,7 +29,7 @@ def random(tokenizer):
     """Return a model of random weights, with room for long texts."""
     config = CONFIG | {"n_positions": 200}
     ops = get_ops("cpu", "float32")
-    model = checkpoint.assemble(GPT2Config.from_dict(config), ops, make_weights(config))
+    model = assembly.assemble(GPT2Config.from_dict(config), ops, make_weights(config))
     return gpt_cli.Engine(LoadedModel(model, tokenizer), "random", 0.0)
 
 

@@ -14,12 +14,13 @@ import gpt_cli
 from gpt_cli import loading
 from gpt_cli.errors import CheckpointError
 from gpt_cli.folder.tensors import unchanged
-from gpt_cli.gpt2 import checkpoint, quantize
+from gpt_cli.gpt2 import assembly, checkpoint, quantize
 from gpt_cli.gpt2.digests import weights_digest
 from gpt_cli.gpt2.model import forward
 from gpt_cli.options.declare import OptionError
 from support.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTERS, C_ATTN, FIELDS, PREFIX
 from support.checkpoints import Stored, safetensors_bytes, write_tokenizer
+from support.in_process import records_here, run_here
 from support.torch_files import pickled, torch_bytes, views_of, zip_bytes
 
 A, B = (f"{PREFIX}{C_ATTN.format(1)}.lora_{letter}.weight" for letter in "AB")
@@ -64,7 +65,7 @@ def configure(folder: Path, **fields: object) -> None:
 def test_logits_are_those_of_peft(case, case_folder, ops, golden, tmp_path):
     lora, reference = ADAPTERS[case], golden("adapters.npz")
     config, tensors = merge(case_folder(lora.base), lora.write(tmp_path))
-    logits = forward(checkpoint.assemble(config, ops, tensors), reference["rows"])[:, -1]
+    logits = forward(assembly.assemble(config, ops, tensors), reference["rows"])[:, -1]
     np.testing.assert_allclose(logits, reference[case], rtol=0, atol=1e-5)
 
 
@@ -101,9 +102,32 @@ def test_the_tokenizer_beside_an_adapter_is_used(model, tmp_path, caplog):
     assert engine.encode("<sep>") == [291]
     quantize.write(model, tmp_path / "int8", folder)
     assert gpt_cli.load(tmp_path / "int8").encode("<end><new>") == [292, 290]
+    assert run_here("tokenize", "-m", folder, "<sep>")[0] == b"291\n"
+    (about,) = records_here("info", model, "--adapter", folder, "-q", "--json")
+    assert about["vocab_size"] == 293
     (folder / "added_tokens.json").write_text(json.dumps(added | {"<more>": 293}))
     with pytest.raises(CheckpointError, match="its wte has 293 rows, and its tokenizer 294 tokens"):
         gpt_cli.load(model, adapter=str(folder))
+
+
+@pytest.mark.parametrize("new_tokens", [5, -5])
+def test_a_head_alone_must_have_the_rows_of_the_model(model, tmp_path, new_tokens):
+    adapter = replace(ADAPTERS["resized"], saved=("lm_head.weight",), new_tokens=new_tokens)
+    message = refusal(model, adapter.write(tmp_path / "adapter"))
+    assert f"lm_head.weight has the shape [{290 + new_tokens}, 32], not [290, 32]" in message
+
+
+def test_a_trained_embedding_of_another_size_needs_its_head(model, tmp_path):
+    adapter = replace(ADAPTERS["resized_wte"], saved=("transformer.wte.weight",), same={})
+    message = refusal(model, adapter.write(tmp_path / "adapter"))
+    assert "the tensor lm_head.weight is missing" in message
+
+
+@pytest.mark.parametrize("shape", [(2, 16), (0, 32), (32,)])
+def test_a_head_of_a_classifier_that_does_not_fit_is_none(model, folder, shape):
+    head = {f"{PREFIX}score.weight": zeros(*shape)}
+    write_tensors(folder, ADAPTERS["plain"].tensors() | head)
+    assert checkpoint.open_checkpoint(model, folder).classifier_head is None
 
 
 def test_an_embedding_smaller_than_the_models_is_refused(model, tmp_path):
@@ -118,7 +142,8 @@ def test_the_head_of_a_classifier_is_noted(model, folder, caplog):
     write_tensors(folder, ADAPTERS["plain"].tensors() | head)
     configure(folder, modules_to_save=["classifier", "score"], task_type="SEQ_CLS")
     assert merge(model, folder)[1].keys() == expected.keys()
-    assert "the head of a classifier, score.weight, is only used by classify" in caplog.text
+    used = "classify uses its score.weight, and nothing else does"
+    assert f"{folder} is a classifier: {used}" in caplog.messages
 
 
 def test_files_of_pytorch_and_names_of_the_bare_model_give_the_same(model, folder):
@@ -207,7 +232,7 @@ def test_an_adapter_that_changes_while_it_is_read_is_refused(name, model, folder
 def test_a_model_or_an_adapter_that_changes_while_it_is_loaded_is_refused(
     model, folder, monkeypatch
 ):
-    assemble = checkpoint.assemble
+    assemble = assembly.assemble
 
     def change(*arguments):
         (folder / ADAPTER_CONFIG).write_text("{}")

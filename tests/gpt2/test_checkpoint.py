@@ -19,7 +19,7 @@ from gpt_cli.folder.config import GPT2Config, expected_shapes
 from gpt_cli.folder.dtypes import NAMES_OF_CODES
 from gpt_cli.folder.tensors import Tensor, unchanged
 from gpt_cli.folder.weight_files import read_tensors
-from gpt_cli.gpt2 import checkpoint
+from gpt_cli.gpt2 import assembly, checkpoint
 from gpt_cli.gpt2.memory import cache_bytes, count_parameters, weights_bytes
 from gpt_cli.gpt2.weights import Weights
 from gpt_cli.ops.numpy_ops import NumPyOps
@@ -200,7 +200,7 @@ def test_a_tied_head_is_dropped_if_it_equals_wte_in_all_rows(row):
     tensors = {"wte.weight": wte, "lm_head.weight": head, "wpe.weight": wte}
     for tied in (True, False):
         config = GPT2Config(tie_word_embeddings=tied)
-        kept = checkpoint.without_tied_head(tensors, config)
+        kept = assembly.without_tied_head(tensors, config)
         left = {"lm_head.weight"} if tied and row is None else set()
         assert kept.keys() == tensors.keys() - left
     assert kept["wte.weight"] is wte
@@ -363,7 +363,7 @@ def test_a_head_at_the_place_of_wte_is_tied_without_a_look(tmp_path, monkeypatch
     write_torch(write_checkpoint(tmp_path, CONFIG), tensors)
     opened = checkpoint.open_checkpoint(tmp_path)
     monkeypatch.setattr(Tensor, "__getitem__", None)
-    assert "lm_head.weight" not in checkpoint.without_tied_head(opened.tensors, opened.config_json)
+    assert "lm_head.weight" not in assembly.without_tied_head(opened.tensors, opened.config_json)
 
 
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])

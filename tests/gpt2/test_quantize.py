@@ -13,7 +13,7 @@ from safetensors import safe_open
 import gpt_cli
 from gpt_cli.errors import CheckpointError
 from gpt_cli.folder.config import is_matrix, is_transposed
-from gpt_cli.gpt2 import checkpoint
+from gpt_cli.gpt2 import assembly, checkpoint
 from gpt_cli.gpt2.model import forward
 from gpt_cli.ops import get_ops
 from gpt_cli.ops.int8 import quantize
@@ -109,7 +109,7 @@ def test_in_float32_it_is_a_model_of_the_rounded_weights(original, in_int8, comp
     for name, tensor in tensors.items():
         if is_matrix(name, tensor.shape):
             tensors[name] = quantize(tensor[:], transposed=is_transposed(name))[:]
-    model = checkpoint.assemble(opened.config, get_ops("cpu", "float32"), tensors)
+    model = assembly.assemble(opened.config, get_ops("cpu", "float32"), tensors)
     expected = forward(model, np.array(IDS))
     engine = load(in_int8(case), "float32")
     assert engine.model.ops.dtype == "float32"

@@ -388,6 +388,14 @@ def test_an_adapter_in_a_file_of_pytorch_is_taken_with_a_note(hub, caplog):
     assert product.resolve_all("tiny", "acme/lora", offline=True)[1] == folder
 
 
+def test_the_tokenizer_of_an_adapter_is_fetched_with_it(hub):
+    files = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"", "x": b""}
+    hub.add("acme/resized", files | {"tokenizer.json": b"{}", "tokenizer_config.json": b"{}"})
+    _, folder = product.resolve_all("tiny", "acme/resized")
+    tokenizer = {"tokenizer.json", "tokenizer_config.json"}
+    assert {*names(folder)} == {"adapter_config.json", "adapter_model.safetensors", *tokenizer}
+
+
 @pytest.mark.parametrize("to", [None, "folder"])
 def test_weights_of_pytorch_are_taken_with_a_note(hub, tmp_path, to, caplog):
     hub.add(OLD, model_files(**PICKLED))

@@ -10,7 +10,7 @@ def stdin(monkeypatch):
     """Return a function that lets standard input have these bytes."""
 
     def set_stdin(data):
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(data))))
 
     return set_stdin
 

@@ -15,7 +15,7 @@ from gpt_cli.jobs.rows import Source
 from gpt_cli.jobs.sinks import JSONLines, Resumed
 from gpt_cli.records import ERROR
 
-OTHER = [".csv", ".tsv", ".xls", ".xlsx", ".arrow", ".feather", ".gz", ".zip", ".zst"]
+OTHER = [".xls", ".xlsx", ".arrow", ".feather", ".gz", ".zip", ".zst"]
 JOB = {"task": "scoring", "input": [["in", 4, 1]]}
 
 
@@ -50,6 +50,9 @@ def refused(name, *arguments, **options):
         ("new/", Folder, "new", ".jsonl"),
         ("new//", Folder, "new", ".jsonl"),
         ("new/*.jsonl", Folder, "new", ".jsonl"),
+        ("new/*.tsv", Folder, "new", ".tsv"),
+        ("new.csv", File, "new.csv.parts", ".csv"),
+        ("new.TSV", File, "new.TSV.parts", ".tsv"),
         ("new/*.parquet", Folder, "new", ".parquet"),
         ("deep/er/../new/*.jsonl", Folder, "deep/er/../new", ".jsonl"),
         ("memory://bucket/new/", Folder, "memory://bucket/new", ".jsonl"),
@@ -57,7 +60,7 @@ def refused(name, *arguments, **options):
         ("new.parquet", File, "new.parquet.parts", ".parquet"),
         ("memory://bucket/new", File, "memory://bucket/new.parts", ".jsonl"),
         ("memory://bucket/X/", Folder, "memory://bucket/X", ".jsonl"),
-        ("memory://bucket/new.csv", File, "memory://bucket/new.csv.parts", ".jsonl"),
+        ("memory://bucket/new.csv", File, "memory://bucket/new.csv.parts", ".csv"),
         ("memory://bucket/new.parquet", File, "memory://bucket/new.parquet.parts", ".parquet"),
     ],
 )
@@ -114,7 +117,7 @@ def test_lines_are_compared_by_the_first_field():
         ("", "output is empty: name a file"),
         ("pipe", "pipe is not a file: name another output"),
         ("new/*", "output new/*: name a folder as FOLDER/*.jsonl or FOLDER/*.parquet"),
-        ("*.csv", "output *.csv: name a folder as FOLDER/*.jsonl or FOLDER/*.parquet"),
+        ("*.xls", "output *.xls: name a folder as FOLDER/*.jsonl or FOLDER/*.parquet"),
         ("new/a*.jsonl", "output new/a*.jsonl: name a folder as FOLDER/*.jsonl or FOLDER/*.p"),
         ("/", "output / is not a folder that can hold records: name another output"),
         ("memory://", "output memory:// is not a folder that can hold records"),

@@ -103,9 +103,11 @@ def test_the_samples_of_a_row_are_in_one_part(sampled, monkeypatch):
         assert sampled("out/*.jsonl", resume=True) == (summary, records)
 
 
-def test_a_table_of_samples_counts_its_rows(sampled):
-    pytest.importorskip("pyarrow")
+@pytest.mark.parametrize("output", ["out.csv", "out.parquet"])
+def test_a_table_of_samples_counts_its_rows(sampled, output):
+    if output.endswith(".parquet"):
+        pytest.importorskip("pyarrow")
     task = jobs.Generation(Options(max_tokens=4, seed=1), samples=2)
     for resume in (False, True):
-        summary = jobs.run(task, "in.jsonl", "out.parquet", model="tiny", resume=resume)
+        summary = jobs.run(task, "in.jsonl", output, model="tiny", resume=resume)
         assert summary == jobs.Summary(4, 1)

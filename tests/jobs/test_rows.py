@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.jobs import storage
+from gpt_cli.jobs.compressed import Ranges
+from gpt_cli.jobs.formats import InputFile
 from gpt_cli.jobs.layout import InputRow, Layout
 from gpt_cli.jobs.rows import RowReader, Source, ranges_together
 from support.processes import posix
@@ -23,6 +25,10 @@ LAYOUT = Layout(("prompt", "max_tokens"))
 
 def source(*names, form="auto", together=4):
     return Source([str(name) for name in names], form, LAYOUT, together)
+
+
+def files_of(source):
+    return [file.name for file in source.files]
 
 
 def rows_of(source):
@@ -93,7 +99,7 @@ def test_rows_do_not_depend_on_how_files_are_cut(tmp_path_factory, files, togeth
     for file_range in cut.ranges:
         assert file_range.index == index
         assert 0 < file_range.rows <= together - index % together
-        assert len(list(cut.reader.read(file_range))) == file_range.rows
+        assert len(list(cut.reader.read(file_range, Ranges()))) == file_range.rows
         index += file_range.rows
     sizes = [
         sum(file_range.rows for file_range in block)
@@ -109,7 +115,7 @@ def test_ranges_can_be_read_in_any_order(tmp_path):
     cut = source(file, together=7)
     actual = {}
     for file_range in random.Random(1).sample(cut.ranges, len(cut.ranges)):
-        actual |= {row.index: row.fields["prompt"] for row in cut.reader.read(file_range)}
+        actual |= {row.index: row.fields["prompt"] for row in cut.reader.read(file_range, Ranges())}
     assert len(cut.ranges) == 15
     assert actual == {number: str(number) for number in range(100)}
 
@@ -120,7 +126,7 @@ def test_a_stream_gives_the_rows_of_the_file(tmp_path, stdin):
     expected = rows_of(source(tmp_path / "in"))
     stdin(data)
     piped = source("-")
-    assert (piped.files, piped.streams, piped.total) == (["-"], True, None)
+    assert (files_of(piped), piped.streams, piped.total) == (["-"], True, None)
     assert rows_of(piped) == expected
     assert piped.total == 2
     assert [row.line for row in expected] == [3, 5]
@@ -156,7 +162,7 @@ def test_a_stream_gives_rows_as_they_are_written(monkeypatch):
 def test_a_stream_gives_the_rows_that_are_computed_together(stdin):
     stdin(b"a\n\nb\nc\nd\ne\n")
     piped = source("-", together=2)
-    assert (piped.peek(), piped.peek()) == ("lines", "lines")
+    assert piped.peek() == piped.peek() == ["lines"]
     numbers = [[(row.index, row.line) for row in rows] for rows in piped.rows()]
     assert numbers == [[(0, 1), (1, 3)], [(2, 4), (3, 5)], [(4, 6)]]
 
@@ -168,7 +174,7 @@ def test_a_stream_gives_the_rows_that_are_computed_together(stdin):
 def test_the_first_row_of_a_stream_decides_its_format(data, format, tmp_path, stdin):
     (tmp_path / "in").write_bytes(data)
     stdin(data)
-    assert source("-").peek() == source(tmp_path / "in").peek() == format
+    assert source("-").peek() == source(tmp_path / "in").peek() == [format]
 
 
 @pytest.mark.parametrize("pipe", [False, True])
@@ -234,17 +240,18 @@ def test_a_folder_that_a_bucket_lists_as_a_file_is_left_out(memory, monkeypatch)
         return [{"name": "/bucket/in/", "type": "file", "size": 0}, *ls(self, path, **options)]
 
     monkeypatch.setattr(kind, "ls", marked)
-    assert source("memory://bucket/in").files == ["memory:///bucket/in/a"]
+    assert files_of(source("memory://bucket/in")) == ["memory:///bucket/in/a"]
 
 
 # --- forms ---------------------------------------------------------------------------------------
 
 
-def test_the_first_row_may_be_in_a_later_file(tmp_path):
-    folder = write(tmp_path / "in", a=b"", b=BOM + b"\n \n", c=b'{"prompt": "x"}\n', d=b"no JSON")
-    *good, bad = rows_of(source(folder))
-    assert [row.fields for row in good] == [{"prompt": "x"}]
-    assert (bad.file, bad.line) == (str(folder / "d"), 1)
+def test_the_first_row_of_each_file_decides_its_format(tmp_path):
+    lines = BOM + b"\n \n" + b'{"prompt": "x"}\nno JSON'
+    folder = write(tmp_path / "in", a=b"", b=BOM + b"\n \n", c=lines, d=b"no JSON")
+    good, bad, line = rows_of(source(folder))
+    assert [good.fields, line.fields] == [{"prompt": "x"}, {"prompt": "no JSON"}]
+    assert (bad.file, bad.line) == (str(folder / "c"), 4)
     assert isinstance(bad.error, InputError)
 
 
@@ -259,17 +266,6 @@ def test_the_first_row_may_be_in_a_later_file(tmp_path):
 def test_the_first_row_decides_the_format(data, prompts, tmp_path):
     (tmp_path / "in").write_bytes(data)
     assert [row.fields["prompt"] for row in rows_of(source(tmp_path / "in"))] == prompts
-
-
-def test_a_folder_of_tables_and_others_is_refused(tmp_path):
-    for names in (("a.jsonl", "b.parquet"), ("a.parquet", "b.jsonl")):
-        folder = tmp_path / names[0]
-        folder.mkdir()
-        for name in names:
-            (folder / name).write_bytes(b"row\n")
-        cure = "name files of one format, for example FOLDER/*.parquet"
-        assert refused(folder) == f"{folder} has Parquet and other files: {cure}"
-        assert len(rows_of(source(folder, form="lines"))) == 2
 
 
 def test_an_input_without_rows_has_no_ranges(tmp_path):
@@ -299,12 +295,12 @@ def test_a_pipe_cannot_be_a_table():
 
 
 def test_a_row_that_cannot_be_read_has_only_its_position():
-    reader = RowReader("jsonl", LAYOUT)
-    good, bad = reader.parse([(7, b'{"prompt": "x"}\n'), (8, b"no JSON")], 5, "in")
+    reader = RowReader(LAYOUT, many=True)
+    lines = [(7, b'{"prompt": "x"}\n'), (8, b"no JSON")]
+    good, bad = reader.parse(lines, 5, InputFile("in", "jsonl"))
     assert good == InputRow(5, 7, "in", None, {"prompt": "x"}, None)
     assert (bad.index, bad.line, bad.file, bad.id, bad.fields) == (6, 8, "in", None, {})
     assert InputRow(0, 1, None) == InputRow(0, 1, None, None, {}, None)
-    assert reader == RowReader("jsonl", LAYOUT, False)
 
 
 @pytest.mark.parametrize(
@@ -319,7 +315,7 @@ def test_a_row_that_cannot_be_read_has_only_its_position():
     ],
 )
 def test_a_row_that_cannot_be_read_has_a_reason(line, says):
-    (row,) = RowReader("jsonl", LAYOUT).parse([(1, line)], 0, None)
+    (row,) = RowReader(LAYOUT).parse([(1, line)], 0, InputFile("in", "jsonl"))
     assert str(row.error) == says
 
 
@@ -359,8 +355,8 @@ def test_files_of_a_pattern_are_sorted(tmp_path):
 
 def test_relative_names_stay_relative(here):
     write(here / "x", b=b"b\n", a=b"a\n")
-    assert source("x/*").files == ["x/a", "x/b"]
-    assert source("x").files == ["x/a", "x/b"]
+    assert files_of(source("x/*")) == ["x/a", "x/b"]
+    assert files_of(source("x")) == ["x/a", "x/b"]
 
 
 def test_a_file_with_a_star_in_its_name_is_that_file(tmp_path):
@@ -372,7 +368,7 @@ def test_addresses_of_this_machine_give_the_same_rows(tmp_path):
     folder = write(tmp_path / "in", b_txt=b"b\n", a_txt=BOM + b"a\r\n\n", _hidden=b"no row\n")
     for name in ("", "/", "/*.txt", "/a.txt"):
         here, there = source(f"{folder}{name}"), source(f"file://{folder}{name}")
-        assert there.files == [f"file://{file}" for file in here.files]
+        assert files_of(there) == [f"file://{file}" for file in files_of(here)]
         assert prompts(there) == prompts(here)
 
 
@@ -383,7 +379,7 @@ def test_addresses_of_another_file_system_give_the_same_rows(memory):
     assert prompts(source("memory://in/")) == ["a", "a2", "b", "c"]
     assert prompts(source("memory://in/*.txt")) == ["a", "a2", "b"]
     assert [row.line for row in rows_of(source("memory://in/a.txt"))] == [1, 3]
-    assert source("memory://in/*.txt").files == ["memory:///in/a.txt", "memory:///in/b.txt"]
+    assert files_of(source("memory://in/*.txt")) == ["memory:///in/a.txt", "memory:///in/b.txt"]
 
 
 @pytest.mark.parametrize(

@@ -199,10 +199,12 @@ def test_a_stride_is_that_of_score(engine):
 def test_settings_have_all_options():
     task = Generation(OPTIONS, logprobs=True)
     chosen = asdict(OPTIONS) | {"logprobs": True, "template": None}
-    later = {name: chosen.pop(name) for name in ("special", "min_tokens", "bad_words")}
+    names = ("special", "min_tokens", "bad_words", "stop_token_ids")
+    later = {name: chosen.pop(name) for name in names}
     assert task.settings == chosen
     assert not any(later.values())
     assert Generation(Options(min_tokens=3)).settings["min_tokens"] == 3
+    assert Generation(replace(OPTIONS, stop_token_ids=[1])).settings["stop_token_ids"] == (1,)
     settings = {"stride": 3, "logprobs": False, "words": False, "bos": False, "template": None}
     assert Scoring(stride=3).settings == settings | {"layers": False, "min_k": None}
     assert Scoring() == Scoring(None, False, False, False)

@@ -231,6 +231,7 @@ def test_the_options_of_a_request_are_those_of_the_guide():
         "stop": (),
         "include_stop": False,
         "bad_words": (),
+        "stop_token_ids": (),
         "regex": None,
         "json_schema": None,
         "grammar": None,
@@ -252,17 +253,18 @@ def test_the_options_of_a_request_are_those_of_the_guide():
     }
     aliases = {declared.name: declared.aliases for declared in others if declared.aliases}
     assert aliases == {"max_tokens": ("-n",), "seed": ("-s",)}
-    assert [declared.name for declared in others if not declared.help] == ["edits", "top_logprobs"]
+    without_flags = [declared.name for declared in others if not declared.help]
+    assert without_flags == ["stop_token_ids", "edits", "top_logprobs"]
 
 
 @pytest.mark.parametrize(
     ("name", "good", "bad", "complaint"),
     [
-        ("max_tokens", [1, 10**9], [0, -1, 1.0, None], "1 or more|a whole number"),
+        ("max_tokens", [1, 10**9, -1], [0, -2, 1.0, None], "1 or more, or -1|a whole number"),
         ("min_tokens", [0, 128], [-1, 1.0, None], "0 or more|a whole number"),
         ("min_tokens", [], [129], "at most max_tokens, which is 128$"),
         ("beams", [None, 1, 128], [0, -1, 129, 1.5, True, "2"], "from 1 to 128|a whole number"),
-        ("seed", [None, 0, 2**64 - 1], [-1, 2**64, 1.0], "from 0 to|a whole number"),
+        ("seed", [None, 0, 2**64 - 1, -1], [-2, 2**64, 1.0], "from 0 to|a whole number"),
         ("stop", ["a", (), ["a", "b"]], ["", ["a", ""], 1], "strings that are not|a string or"),
         (
             "bad_words",
@@ -271,6 +273,7 @@ def test_the_options_of_a_request_are_those_of_the_guide():
             "strings that|a string or",
         ),
         ("include_stop", [True], [1, None], "true or false"),
+        ("stop_token_ids", [(), [3, 0]], ["3", ["3"], [1.5], 3], "a list of token ids"),
         ("use_cache", [False], [0, None], "true or false"),
         ("ignore_eos", [True], [1], "true or false"),
         ("special", [True], ["yes"], "true or false"),
@@ -292,6 +295,16 @@ def test_a_seed_that_is_not_set_is_the_argument_or_drawn():
     seeds = {Options().with_seed().seed for _ in range(9)}
     assert len(seeds) > 1
     assert all(0 <= seed < 2**32 for seed in seeds)
+
+
+def test_a_seed_of_minus_1_is_drawn_and_replaces_another():
+    assert Options(seed=-1) == Options()
+    assert Options(seed=7).with_row({"seed": -1}).seed is None
+
+
+def test_minus_1_token_is_no_limit():
+    assert Options(max_tokens=-1).max_tokens > 10**9
+    assert Options().with_row({"max_tokens": -1}) == Options(max_tokens=-1)
 
 
 def test_a_drawn_seed_has_32_bits(monkeypatch):

@@ -10,8 +10,16 @@ from gpt_cli.errors import CheckpointError, ContextError, InputError
 from gpt_cli.options.declare import OptionError
 from gpt_cli.scoring.classify import classify
 from gpt_cli.texts.text import Text
-from support.checkpoints import CONFIG, Stored, safetensors_bytes, stored_tensors, write_checkpoint
+from support.checkpoints import (
+    CONFIG,
+    Stored,
+    noise,
+    safetensors_bytes,
+    stored_tensors,
+    write_checkpoint,
+)
 from support.classifiers import CLASSIFIERS, ROWS, write_classifier
+from support.rounding import nearest
 
 TEXTS = ["the and", "in the ring", "he", "that and the ring in the ring", "a"]
 
@@ -87,14 +95,15 @@ def test_a_model_that_is_no_classifier_is_refused():
 def test_other_commands_note_that_the_model_is_a_classifier(tmp_path, caplog):
     folder = write_classifier(tmp_path, "plain")
     engine = gpt_cli.load(folder)
-    assert f"{folder}: the head of a classifier, score.weight, is only used by" in caplog.text
+    used = "classify uses its score.weight, and nothing else does"
+    assert caplog.messages == [f"{folder} is a classifier: {used}"]
     assert engine.score("the and").tokens_scored
 
 
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"id2label": {"0": "a"}}, "id2label does not have a name for each of the 3 rows"),
+        ({"id2label": {"0": "a"}}, "id2label does not have 3 different names"),
         ({"id2label": {"0": "a", "1": "a", "2": "b"}}, "id2label does not"),
         ({"id2label": {"x": "a", "1": "c", "2": "b"}}, "id2label does not"),
         ({"id2label": ["a", "b", "c"]}, "id2label does not"),
@@ -106,8 +115,9 @@ def test_a_configuration_that_does_not_fit_is_refused(tmp_path, fields, says):
     folder = write_classifier(tmp_path, "padded")
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_bytes()) | fields))
+    engine = gpt_cli.load(folder)  # which other commands can use
     with pytest.raises(CheckpointError) as caught:
-        gpt_cli.load(folder)
+        engine.classify(["the"])
     assert str(path) in str(caught.value)
     assert says in str(caught.value)
 
@@ -120,3 +130,21 @@ def test_a_head_of_another_shape_is_none(tmp_path, shape):
     (folder / "model.safetensors").write_bytes(safetensors_bytes(tensors))
     with pytest.raises(InputError, match="this model is no classifier"):
         gpt_cli.load(folder).classify(["the"])
+
+
+def test_a_text_that_is_cut_may_have_edits(tmp_path):
+    engine = gpt_cli.load(write_classifier(tmp_path, "padded"))
+    row = {"text": "the and " * 200, "edits": ["blocks.0.hook_resid_pre@1=0"]}
+    (result,) = engine.classify([row], overflow="truncate")
+    assert len(result.ids) == CONFIG["n_positions"]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_head_is_rounded_like_other_weights(tmp_path, dtype, library):
+    engine = gpt_cli.load(write_classifier(tmp_path, "padded"), dtype=dtype)
+    (result,) = engine.classify(["the and"])
+    head = noise("score padded", 3, CONFIG["n_embd"]).astype(np.float32)
+    (values,) = engine.activations(["the and"], ["ln_final.hook_normalized"], pool="last")
+    expected = nearest(head, dtype) @ values["ln_final.hook_normalized"]
+    np.testing.assert_allclose(list(result.logits.values()), expected, rtol=0, atol=1e-5)
+    assert np.abs(head @ values["ln_final.hook_normalized"] - expected).max() > 1e-5

@@ -146,7 +146,7 @@ def test_an_answer_has_the_shape_of_openais(server):
     assert (answer["object"], answer["model"]) == ("text_completion", "tiny")
     assert isinstance(answer["created"], int)
     (choice,) = answer["choices"]
-    assert choice.keys() == {"index", "text", "logprobs", "finish_reason", "seed"}
+    assert choice.keys() == {"index", "text", "logprobs", "finish_reason", "stop_reason", "seed"}
     assert choice["seed"] == 7
 
 
@@ -183,8 +183,94 @@ NEUTRAL = {
     "stream": False, "stream_options": None, "suffix": None, "temperature": 1, "top_p": 1,
     "user": "me", "top_k": 0, "min_p": 0, "repeat_penalty": 1, "ignore_eos": False,
     "typical_p": 1, "no_repeat_ngram": 0, "use_beam_search": False, "length_penalty": 1,
-    "early_stopping": False,
+    "early_stopping": False, "stop_token_ids": [], "repetition_penalty": 1,
+    "include_stop_str_in_output": False,
 }  # fmt: skip
+# The other fields of vLLM's requests (CompletionRequest in version 0.26) and of llama.cpp's, each
+# with its default there, as far as it is not null.
+OF_OTHER_SERVERS = {
+    "bad_words": [], "min_tokens": 0, "skip_special_tokens": True, "add_special_tokens": True,
+    "spaces_between_special_tokens": True, "priority": 0, "return_token_ids": False,
+    "return_tokens_as_token_ids": False, "return_token_offsets": False, "vllm_xargs": {},
+    "watermarking": True, "routed_experts_prompt_start": 0, "return_mm_kwargs": True,
+    "thinking_token_budget": -1, "repetition_penalty": 1.0, "length_penalty": 1.0,
+    "dynatemp_range": 0.0, "dynatemp_exponent": 1.0, "n_indent": 0, "n_keep": 0, "n_cmpl": 1,
+    "n_cache_reuse": 0, "typical_p": 1.0, "repeat_last_n": 64, "dry_multiplier": 0.0,
+    "dry_base": 1.75, "dry_allowed_length": 2, "dry_penalty_last_n": 64,
+    "dry_sequence_breakers": ["\n", ":", '"', "*"], "xtc_probability": 0.0, "xtc_threshold": 0.1,
+    "mirostat": 0, "mirostat_tau": 5.0, "mirostat_eta": 0.1, "grammar": "", "logit_bias": [],
+    "n_probs": 0, "min_keep": 0, "t_max_predict_ms": 0, "id_slot": -1, "cache_prompt": True,
+    "return_tokens": False, "timings_per_token": False, "return_progress": False,
+    "samplers": ["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
+    "post_sampling_probs": False, "lora": [], "top_n_sigma": -1.0, "adaptive_target": -1.0,
+    "adaptive_decay": 0.9, "response_fields": [], "seed": 1,
+}  # fmt: skip
+
+
+def test_the_defaults_of_other_servers_change_nothing(server):
+    expected = server.complete(prompt="Once", seed=1)["choices"]
+    assert server.complete(prompt="Once", **OF_OTHER_SERVERS)["choices"] == expected
+    for name in OF_OTHER_SERVERS.keys() - {"seed"}:
+        assert server.complete(prompt="Once", seed=1, **{name: None})["choices"] == expected
+
+
+def test_minus_1_is_no_limit_and_a_random_seed(server, tiny):
+    ends = {"prompt": "Once", "temperature": 0, "logit_bias": {"2047": 8}}
+    (expected,) = computed(tiny, **ends, max_tokens=512)
+    assert expected.finish_reason == "eos"
+    assert len(expected.ids) > 16
+    for name in ("max_tokens", "n_predict"):
+        assert told(server.complete(**ends, **{name: -1})["choices"]) == texts_of([expected])
+    (full,) = server.complete(prompt=[5] * 500, max_tokens=-1, ignore_eos=True)["choices"]
+    assert full["finish_reason"] == "length"
+    seeds = {server.complete(prompt="Once", seed=-1)["choices"][0]["seed"] for _ in range(3)}
+    assert len(seeds) == 3
+
+
+def test_the_names_of_other_servers_are_those_of_this_one(server):
+    for name, known, value in (
+        ("repetition_penalty", "repeat_penalty", 1.3),
+        ("n_predict", "max_tokens", 5),
+    ):
+        body = {"prompt": STORY, "seed": 1}
+        expected = server.complete(**body, **{known: value})["choices"]
+        assert server.complete(**body, **{name: value})["choices"] == expected
+        assert server.complete(**body, **{name: value, known: value})["choices"] == expected
+        both = body | {name: value, known: value + 1}
+        assert server.ask(COMPLETIONS, both).error(400)["param"] == name
+        error = server.ask(COMPLETIONS, body | {name: "x"}).error(400)
+        assert error["param"] == name
+        assert error["message"].startswith(f"{name} must be")
+
+
+def test_an_answer_says_what_stopped_it(server, tiny):
+    body = {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 40}
+    (whole,) = server.complete(**body)["choices"]
+    assert whole["stop_reason"] is None
+    stop = whole["text"][12:15]
+    before = whole["text"].partition(stop)[0]
+    for more, text in (({}, before), ({"include_stop_str_in_output": True}, before + stop)):
+        stops = body | {"stop": ["\0", stop]} | more
+        for answer in (server.ask(COMPLETIONS, stops | {"stream": s}) for s in (False, True)):
+            (choice,) = choices_of(answer)
+            assert (choice["text"], choice["stop_reason"]) == (text, stop)
+            assert choice["finish_reason"] == "stop"
+
+
+def test_a_token_may_stop_a_text(server, tiny):
+    body = {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 40, "logprobs": 0}
+    (whole,) = computed(tiny, **body)
+    id = whole.ids[5]
+    before = tiny.decode(whole.ids[: whole.ids.index(id)])
+    token = tiny.decode([id])
+    for more, text in (({}, before), ({"include_stop_str_in_output": True}, before + token)):
+        (choice,) = server.complete(**body, stop_token_ids=[0, id], **more)["choices"]
+        assert (choice["text"], choice["finish_reason"]) == (text, "stop")
+        assert choice["stop_reason"] == id
+        assert choice["logprobs"]["tokens"][-1] == token
+    beams = {"use_beam_search": True, "best_of": 2, "n": 2}
+    for choice in server.complete(**body, **beams, stop_token_ids=[id])["choices"]:
+        assert (choice["stop_reason"] == id) == (choice["finish_reason"] == "stop")
 
 
 def test_a_field_at_its_neutral_value_changes_nothing(server):
@@ -201,7 +287,7 @@ def test_a_field_at_its_neutral_value_changes_nothing(server):
 BAD = [
     *(("prompt", value) for value in (3, True, {"a": 1}, ["a", 3], [1, "a"], [1.5], [None])),
     *(("prompt", value) for value in ([-1], [2048], [True], [[[1]]], "a" * 10_000, "\ud800")),
-    *(("max_tokens", value) for value in (-1, 1.5, "3", True, [])),
+    *(("max_tokens", value) for value in (-2, 1.5, "3", True, [])),
     *(("temperature", value) for value in (-1, "1", math.inf, math.nan, True, 10**400)),
     *(("top_p", value) for value in (0, 1.1, -1, "x")),
     *(("top_k", value) for value in (-2, 1.5, "x")),
@@ -221,7 +307,7 @@ BAD = [
     *(("echo", value) for value in (1, "yes", [])),
     *(("stream", value) for value in (1, "yes", [])),
     *(("stream_options", value) for value in (1, [], {"include_usage": 3}, {"nope": 1})),
-    *(("seed", value) for value in (-1, 2**64, 1.5, "7")),
+    *(("seed", value) for value in (-2, 2**64, 1.5, "7")),
     *(("stop", value) for value in (3, [3], "", [""], {}, {"a": 1})),
     *(
         ("logit_bias", value)
@@ -230,6 +316,9 @@ BAD = [
     ("logit_bias", {"2048": 1}),
     *(("user", value) for value in (3, [])),
     *(("ignore_eos", value) for value in (1, "no")),
+    *(("stop_token_ids", value) for value in (3, "a", ["a"], [2048], [-1], {"1": 1})),
+    *(("include_stop_str_in_output", value) for value in (1, "yes")),
+    *(("bad_words", ["a"]), ("min_tokens", 2), ("mirostat", 1), ("n_predict", -2)),
     ("suffix", "the end"),
     ("temprature", 0.5),
     ("\ud800", 1),
@@ -248,8 +337,8 @@ def test_a_bad_value_is_refused_with_its_field(field, value, server):
     [
         ({"temprature": 0.5}, "'temprature': there is no such field (did you mean temperature?)"),
         (
-            {"repetition_penalty": 1.3},
-            "'repetition_penalty': this server does not have this field: use repeat_penalty",
+            {"repeat_penalty": 1.3, "repeat_last_n": 64},
+            "'repeat_last_n': this server does not have this field: a penalty applies to the whole",
         ),
         ({"user": 5}, "user must be a string, not 5"),
         ({"suffix": "the end"}, "'suffix': this server does not have this field: leave it out"),

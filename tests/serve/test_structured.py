@@ -121,6 +121,13 @@ def test_texts_match(server):
             assert isinstance(person["age"], int)
 
 
+def test_a_text_that_cannot_go_on_says_so(server):
+    stuck = {"prompt": PROMPT, "guided_grammar": 'start: "a" X\nX: /b+/ & /c+/'}
+    for answer in (server.ask(COMPLETIONS, stuck | {"stream": s}) for s in (False, True)):
+        (choice,) = choices_of(answer)
+        assert (choice["text"], choice["finish_reason"]) == ("a", "stuck")
+
+
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_other_fields_go_with_a_constraint(temperature, server, tiny):
     fields = {"temperature": temperature, "stop": ["x"], "logit_bias": {"262": 3}, "top_k": 40}

@@ -7,7 +7,8 @@ DEFAULTS = {"max_tokens": 16, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min
 
 REASONS = {
     **dict.fromkeys(("eos", "stop", "complete"), "stop"),
-    **dict.fromkeys(("length", "context", "stuck"), "length"),
+    **dict.fromkeys(("length", "context"), "length"),
+    "stuck": "stuck",
 }
 
 

@@ -22,7 +22,7 @@ _get_command = functools.cache(app.get_command)
 class Stream(io.TextIOWrapper):
     """A standard stream in memory, in a pipe or on a terminal."""
 
-    def __init__(self, buffer: io.BytesIO, terminal: bool):
+    def __init__(self, buffer: io.BytesIO | io.BufferedReader, terminal: bool):
         super().__init__(buffer, "utf-8", "backslashreplace", newline="")
         self.terminal = terminal
 
@@ -37,7 +37,7 @@ def finished(
     out = io.BytesIO()
     buffers = out, out if terminal else io.BytesIO()
     stdout, stderr = (Stream(buffer, terminal) for buffer in buffers)
-    stdin = stdin or Stream(io.BytesIO(input), terminal)
+    stdin = stdin or Stream(io.BufferedReader(io.BytesIO(input)), terminal)
     with mock.patch.dict(os.environ, env), pytest.MonkeyPatch.context() as patch:
         for name, stream in {"stdin": stdin, "stdout": stdout, "stderr": stderr}.items():
             patch.setattr(sys, name, stream)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.generation.generate import Completion, Run
 from gpt_cli.generation.row import Request
-from gpt_cli.gpt2 import checkpoint
+from gpt_cli.gpt2 import assembly
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import forward
 from gpt_cli.ops import Linear, bindings
@@ -76,7 +76,7 @@ def model_of(ops, weights_of=None, seed=0, head_size=8, **changes):
             name: filed(array, weights_of) if array.ndim == 2 else array
             for name, array in weights.items()
         }
-    return checkpoint.assemble(GPT2Config.from_dict(config), ops, weights)
+    return assembly.assemble(GPT2Config.from_dict(config), ops, weights)
 
 
 @contextmanager

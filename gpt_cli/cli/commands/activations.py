@@ -65,7 +65,7 @@ def activations(
     """Write the values inside the model for each row of IN: its activations.
 
     The hook points have the names of TransformerLens, and the weights are used as published. A row
-    is a line, or a "text" of JSON Lines or Parquet. An array of OUT has the values of one hook
+    is a line, or a "text" of JSON Lines or a table. An array of OUT has the values of one hook
     point for the tokens, words or means of all rows; "row" has the indices of the rows.
 
     With --hooks, list the names, their shapes for a text of T tokens, and the bytes of a token in

@@ -18,7 +18,7 @@ from gpt_cli.cli import flags, inputs
 from gpt_cli.cli.jobs import run as run_job
 from gpt_cli.cli.output import note, on_terminal, remark, write, write_json
 from gpt_cli.cli.progress import LONG, StatusLine
-from gpt_cli.errors import InputError, counted
+from gpt_cli.errors import InputError, RowsError, counted
 from gpt_cli.options.declare import option
 from gpt_cli.options.request import SAMPLES, Options
 
@@ -91,6 +91,17 @@ def generate(
         note(*_statistics(engine, completions))
     if not complete:
         raise typer.Exit(130)
+    _check_ends(completions)
+
+
+def _check_ends(completions: Sequence["gpt_cli.Completion"]) -> None:
+    """Raise RowsError if some texts cannot go on, although their constraint demands it."""
+    stuck = sum(completion.finish_reason == "stuck" for completion in completions)
+    if stuck:
+        which = "the text"
+        if len(completions) > 1:
+            which = f"{stuck} of {len(completions)} texts"
+        raise RowsError(f"no token can follow {which}: {records.STUCK}")
 
 
 def _first(run: "Run", samples: int) -> list["gpt_cli.Completion"]:
@@ -164,8 +175,6 @@ def _remarks(
         )
     elif "length" in reasons and to_file and not reported:
         notes.append(f"the text was cut at --max-tokens {options.max_tokens}")
-    if "stuck" in reasons:
-        notes.append("no token can follow: the constraint has no end there, or is too complex")
     drawn = options.seed is None and options.temperature > 0 and options.beams is None
     if drawn and (on_terminal(sys.stdout) or to_file) and not reported:
         notes.append(f"--seed {completions[0].seed} gives this text again")
@@ -205,8 +214,8 @@ def _facts(engine: "gpt_cli.Engine", completion: "gpt_cli.Completion") -> str:
 def batch(
     files: list[str] | None = flags.argument(
         "[IN]...",
-        "Prompts as plain lines, JSON Lines or Parquet: files, folders, quoted patterns, or URLs "
-        "of these",
+        "Prompts as plain lines, JSON Lines or tables (CSV, Parquet): files, folders, quoted "
+        "patterns, or URLs of these",
     ),
     *,
     from_files: Sequence[str] | None = flags.ROWS_FILES,

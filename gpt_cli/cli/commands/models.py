@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +13,13 @@ from gpt_cli.cli.output import on_terminal, write, write_json
 from gpt_cli.cli.table import Column, Table, facts_table
 from gpt_cli.errors import CheckpointError, InputError
 from gpt_cli.folder.config import GPT2Config
+from gpt_cli.folder.contents import vocabulary
 from gpt_cli.options.declare import option
 from gpt_cli.system.machine import format_size
 
 if TYPE_CHECKING:
     from gpt_cli.folder.tokenizer import Tokenizer
+    from gpt_cli.gpt2.checkpoint import Checkpoint
     from gpt_cli.hub import Description
 
 # Fields of config.json that `info` shows only where they differ from GPT-2's.
@@ -130,8 +132,17 @@ def info(
 
     model = model.named(name)
     about = hub.describe(model.model, revision=model.revision, offline=model.offline)
+    opened = _opened(about, model)
+    if opened and model.adapter:  # it may have a vocabulary and a tokenizer of its own
+        files_there = {path.name for path in opened.tokenizer_folder.iterdir()}
+        about = replace(
+            about,
+            config=opened.config,
+            tokenizer=opened.tokenizer,
+            vocabulary=vocabulary(files_there) or (),
+        )
     config = about.config
-    dtype = _held_dtype(about, model)
+    dtype = _held_dtype(opened) if opened else config.dtype
     itemsize = WEIGHT_TYPES[config.dtype].cache_itemsize
     files = ", ".join(about.vocabulary)
     facts = {
@@ -189,16 +200,22 @@ def _named(ids: Sequence[int], tokenizer: "Tokenizer") -> str:
     return ", ".join(names) or "none"
 
 
-def _held_dtype(about: "Description", model: flags.Adapted) -> str:
-    """Return the type of the weights in memory, with the adapter merged."""
-    if not (about.folder and about.weights):  # only the configuration is here
-        return about.config.dtype
+def _opened(about: "Description", model: flags.Adapted) -> "Checkpoint | None":
+    """Open the model with its adapter, if its weights are on this machine."""
+    if not (about.folder and about.weights):
+        return None
     from gpt_cli import hub
-    from gpt_cli.folder.dtypes import SHORT
     from gpt_cli.gpt2.checkpoint import open_checkpoint
-    from gpt_cli.ops import ops_for
 
     opened = open_checkpoint(*hub.resolve_all(model.model, **model.options))
     _ = opened.tensors  # an adapter must fit
+    return opened
+
+
+def _held_dtype(opened: "Checkpoint") -> str:
+    """Return the type of the weights in memory, with the adapter merged."""
+    from gpt_cli.folder.dtypes import SHORT
+    from gpt_cli.ops import ops_for
+
     stored = opened.stored_dtype
     return ops_for(stored, "cpu").dtype if stored in SHORT else stored

@@ -101,6 +101,8 @@ def rank(
             question.calibrate,
             question.tokens,
         )
+        if question.tokens and not as_json and rows.output is None:
+            raise InputError("--tokens of rows are in records: add --json, or --output OUT")
         sink = None if as_json else BestChoices(task.layout.texts)
         run(task, files, rows, loading, placement, sink)
         return

@@ -48,7 +48,8 @@ def score(
     """
     files = inputs.files_or_pipe(files, from_files, "no text: give a FILE", quiet=loading.quiet)
     filled = inputs.read_template(template)
-    as_rows = rows.used or filled is not None
+    by_line = form.lines or form.filters
+    as_rows = rows.output is not None or filled is not None or (rows.used and not by_line)
     form.check(as_rows=as_rows)
     if placement.engine == "ray" and not as_rows:
         raise InputError("--engine ray needs a file of records: add --output OUT")
@@ -69,8 +70,6 @@ def score(
         context=form.before,
     )
     if as_rows:
-        if form.lines:
-            rows = replace(rows, format="lines")
         run(task, files, rows, loading, placement)
     else:
         _score_files(task, files, form, rows, loading, placement)
@@ -87,8 +86,7 @@ def _score_files(
     """Write the scores of whole files or of their lines; raise RowsError if some have none."""
     errors = _errors(files, quiet=loading.quiet)
     if form.lines or form.filters:
-        task = replace(task, every_line=True)
-        rows = replace(rows, format="lines")
+        task = replace(task, every_line=True, passes_rows=form.filters)
         kind = Totals if form.total else ScoredLines
         sink: Files = kind(form, files, errors)
     else:
@@ -149,13 +147,12 @@ class Files(RowLines):
         self.readable = [file for file in files if file not in errors]
 
     def write(self, record: Record) -> None:
-        """Write a record with its file and line if there are several files.
+        """Write a record with its file if there are several files.
 
         The job has no names in records if it reads only one of them.
         """
         if len(self._files) > 1:
-            index = record["index"]
-            record = {"index": index, "file": self.readable[0], "line": index + 1} | record
+            record = {"index": record["index"], "file": self.readable[0]} | record
         super().write(record)
 
 
@@ -234,10 +231,11 @@ class ScoredLines(Files):
     def __init__(self, form: Form, files: Sequence[str], errors: Mapping[str, InputError]):
         super().__init__(form, files, errors)
         self._table = ScoreTable(form, files)
+        self._is_open = False  # whether the last row lacks its line end
 
     def line(self, record: Record) -> str | bytes:
         """Return the output for a line, which is empty if the filter does not let it pass."""
-        line = record.pop("data")
+        line = record.pop("data", None)
         form = self._form
         perplexity = math.nan if "error" in record else perplexity_of(record)
         least = form.min_perplexity or 0
@@ -245,5 +243,24 @@ class ScoredLines(Files):
         if form.filters and not least <= perplexity <= most:  # NaN never passes
             return b""
         if form.as_json:
+            if len(self._files) == 1 and "error" not in record:
+                del record["line"]
             return json_line(record)
-        return line if form.filters else self._table.rows(record, line)
+        if form.filters:
+            return self._complete(line)
+        if line is None:  # a row, whose text may have line ends
+            text = record.get("text", "").replace("\r", "\\r").replace("\n", "\\n")
+        else:
+            text = line.removesuffix(b"\n").decode(errors="surrogateescape")
+        return self._table.rows(record, text)
+
+    def _complete(self, row: bytes) -> bytes:
+        """Return a row that passes, after the line end that the row before it may lack."""
+        row = b"\n" + row if self._is_open else row
+        self._is_open = not row.endswith(b"\n")
+        return row
+
+    def begin(self, header: bytes) -> None:
+        """Write the header of a table whose rows are filtered."""
+        if self._form.filters and not self._form.as_json:
+            write(self._complete(header) if header else b"")

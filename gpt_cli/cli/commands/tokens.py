@@ -8,7 +8,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from gpt_cli.cli import flags, inputs
-from gpt_cli.cli.output import on_terminal, remark, token_label, write, write_json
+from gpt_cli.cli.output import note, on_terminal, remark, token_label, write, write_json
 from gpt_cli.cli.table import Column, Table
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.storage import find, read_bytes
@@ -45,7 +45,10 @@ def tokenize(
     """
     texts = _texts(words, file, quiet=model.quiet)
     tokenizer = _read_tokenizer(model)
+    noted = special or model.quiet
     for origin, data in texts:
+        if not noted:
+            noted = _note_name(tokenizer, data)
         ids = _ids(tokenizer, data, special=special)
         if not count:
             _write_tokens(tokenizer, ids, len(data), origin, as_json=as_json)
@@ -118,7 +121,8 @@ def _read_tokenizer(model: flags.Model) -> "Tokenizer":
     from gpt_cli import hub
 
     tokenizer = hub.read_tokenizer(model.model, revision=model.revision, offline=model.offline)
-    if not model.quiet and hub.find(model.model, model.revision) is None:
+    is_folder = os.path.isdir(model.model)  # noqa: PTH112 (never raises)
+    if not (model.quiet or is_folder) and hub.find(model.model, model.revision) is None:
         remark(
             f"{model.model} is not on this machine: its tokenizer is downloaded each time; "
             f"`gpt-cli download {model.model}` keeps the model"
@@ -135,6 +139,17 @@ def _parse_ids(words: bytes) -> Iterator[int]:
                 "ids are whole numbers, separated by white space"
             )
         yield int(word)
+
+
+def _note_name(tokenizer: "Tokenizer", data: bytes) -> bool:
+    """Return whether data has the name of a special token; say that it is read as text."""
+    from gpt_cli.folder.base_tokenizer import NAME_AS_TEXT
+
+    name = tokenizer.special_name_in(data.decode(errors="replace"))
+    if name is None:
+        return False
+    note(f"gpt-cli: {NAME_AS_TEXT % name}")
+    return True
 
 
 def _ids(tokenizer: "Tokenizer", data: bytes, *, special: bool) -> list[int]:

@@ -1,0 +1,195 @@
+"""CSV and TSV, by Python's csv: tables with a header, quotes, and line ends in quotes."""
+
+import csv
+import io
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, BinaryIO
+
+from gpt_cli.errors import InputError, counted
+from gpt_cli.jobs import storage
+from gpt_cli.jobs.formats import BYTE_ORDER_MARK, InputFile
+from gpt_cli.jobs.jsonl import RecordFormat, Streams
+from gpt_cli.jobs.layout import Layout
+from gpt_cli.records import Record, Schema
+
+_OPEN_QUOTE = "unexpected end of data"  # csv's words
+# Fields that are texts, whatever they look like; those with several texts may be lists.
+_TEXTS = ("id", "regex", "grammar", "context", "prompt")
+_TEXTS_OR_LISTS = ("stop", "edits")
+_DELIMITERS = ";\t|,"
+
+csv.field_size_limit(2**31 - 1)  # a row must fit the memory: see `split`
+
+
+def split(
+    lines: Iterable[bytes], delimiter: str, file: str, first: int = 1
+) -> Iterator[tuple[int, bytes]]:
+    """Yield rows as they are in a file, with the numbers of their first lines.
+
+    The lines are counted from `first`. A row may have line ends in quotes; if a quote never closes,
+    it has all lines that are left. Raise ResourceError if it does not fit the free memory.
+    """
+    taken: list[bytes] = []
+    limit = storage.memory_limit()
+
+    def texts() -> Iterator[str]:
+        size = 0
+        for line in lines:
+            size = size + len(line) if taken else len(line)
+            storage.check_size(file, size, limit)
+            taken.append(line)
+            yield line.decode(errors="surrogateescape")
+
+    reader = _reader(texts(), delimiter)
+    number = first
+    while True:
+        try:
+            next(reader)
+        except csv.Error:
+            pass  # `cells` raises it again, for this row
+        except StopIteration:
+            return
+        yield number, b"".join(taken)
+        number += len(taken)
+        taken.clear()
+
+
+def cells(data: bytes, delimiter: str) -> list[str]:
+    """Return the cells of one row; raise InputError or UnicodeDecodeError if it is damaged."""
+    text = data.decode()
+    if "\0" in text:
+        raise InputError("the row has NUL bytes, as a file that was cut off or is in UTF-16")
+    try:
+        return next(_reader([text], delimiter))
+    except csv.Error as error:
+        if str(error) != _OPEN_QUOTE:
+            raise InputError(f"the row is not valid CSV: {error}") from None
+        lines = counted(text.removesuffix("\n").count("\n") + 1, "line")
+        raise InputError(
+            f"a quote of the row never closes: {lines}, up to the end of the file, are in it"
+        ) from None
+
+
+def columns_of(file: InputFile, data: bytes, layout: Layout) -> tuple[str, ...]:
+    """Return the columns of a table by its header; raise InputError if they do not suit a layout.
+
+    A column without a name is not read.
+    """
+    label = storage.label(file.name)
+    try:
+        columns = cells(data.removeprefix(BYTE_ORDER_MARK), file.delimiter)
+    except UnicodeDecodeError:
+        raise InputError(f"the header of {label} is not UTF-8: convert it with iconv") from None
+    except InputError as error:
+        raise InputError(f"the header of {label} cannot be read: {error}") from None
+    for name in columns:
+        if name and columns.count(name) > 1:
+            raise InputError(f"{label} has several columns {name!r}: keep one of them")
+    for text in layout.texts:
+        if text not in columns:
+            cure = ""
+            if len(columns) == 1:
+                others = [mark for mark in _DELIMITERS if mark in columns[0]]
+                cure = f"; is its delimiter {others[0]!r}?" if others else ""
+            raise InputError(f"{label} has no column {text!r}; its columns are {columns}{cure}")
+    return tuple(columns)
+
+
+def fields(file: InputFile, data: bytes, layout: Layout) -> Record:
+    """Return the fields of a row; raise InputError or UnicodeDecodeError if it is damaged.
+
+    Cells are strings, except those of options. Empty cells of options, and an empty id, are left
+    out.
+    """
+    row = cells(data, file.delimiter)
+    columns = file.header
+    if tuple(row) == columns:
+        raise InputError("the row is the header again: remove it")
+    if len(row) != len(columns):
+        raise InputError(f"the row has {counted(len(row), 'cell')}, not {len(columns)}")
+    options = layout.fields[1:]
+    record: Record = {}
+    for name, cell in zip(columns, row, strict=True):
+        if name in layout.texts:
+            record[name] = cell
+        elif name == "id" or name in options:
+            if cell:
+                record[name] = cell if name in _TEXTS else _value(name, cell)
+        elif name and layout.all_columns:
+            record[name] = cell
+    return record
+
+
+def _value(option: str, cell: str) -> Any:
+    """Return a cell of an option as JSON, or as text if it is none or the option is a text."""
+    try:
+        value = json.loads(cell)
+    except (ValueError, RecursionError):
+        return cell
+    return cell if option in _TEXTS_OR_LISTS and not isinstance(value, list) else value
+
+
+def _reader(lines: Iterable[str], delimiter: str) -> Iterator[list[str]]:
+    return csv.reader(lines, delimiter=delimiter, strict=True)
+
+
+class Delimited(RecordFormat):
+    """Tables of records with a header, and a column for each field; they hold no manifest.
+
+    Fields with several values are JSON. A field that a record lacks is an empty cell.
+    """
+
+    has_manifest = False
+
+    def __init__(self, delimiter: str):
+        self._delimiter = delimiter
+
+    def write(self, records: Sequence[Record], schema: Schema, stream: BinaryIO) -> None:
+        """Write a header and records."""
+        text = io.StringIO(newline="")
+        writer, careful = (
+            csv.writer(text, delimiter=self._delimiter, quoting=quoting, lineterminator="\n")
+            for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
+        )
+        writer.writerow(schema)
+        for record in records:
+            row = [_cell(record.get(name)) for name in schema]
+            # Alone, "\r" would be in no quotes, and end the row for many readers.
+            (careful if any("\r" in cell for cell in row) else writer).writerow(row)
+        stream.write(text.getvalue().encode(errors="surrogateescape"))
+
+    def count(self, stream: BinaryIO) -> tuple[int, int]:
+        """Return the numbers of rows and of errors; one of MALFORMED for another table."""
+        lines = (line.decode(errors="surrogateescape") for line in stream)
+        records = _reader(lines, self._delimiter)
+        rows = set()
+        failed = set()
+        try:
+            names = next(records, [])
+            index, error = names.index("index"), names.index("error")
+            for record in records:
+                rows.add(record[index])
+                if record[error]:
+                    failed.add(record[index])
+        except csv.Error as reason:
+            raise ValueError(str(reason)) from None
+        return len(rows), len(failed)
+
+    def join(self, streams: Streams, schema: Schema, target: BinaryIO, manifest: bytes) -> None:
+        """Write one table of several, without the manifest."""
+        self.write([], schema, target)
+        for stream in streams():
+            stream.readline()  # the header, whose names need no quotes
+            shutil.copyfileobj(stream, target)
+
+    def manifest(self, stream: BinaryIO) -> None:
+        """Return None: tables hold no manifest."""
+
+
+def _cell(value: Any) -> str:
+    """Return a field of a record as a cell."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
