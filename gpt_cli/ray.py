@@ -35,7 +35,7 @@ from gpt_cli.loading import load
 from gpt_cli.options.arguments import check_type
 from gpt_cli.options.declare import OptionError
 from gpt_cli.options.request import Options
-from gpt_cli.records import CLASSIFICATION, COMPLETION, ERROR, SCORE, WORD, Schema
+from gpt_cli.records import CLASSIFICATION, COMPLETION, ERROR, SAMPLE, SCORE, WORD, Schema
 
 if TYPE_CHECKING:
     from gpt_cli.scoring.activations import Pool
@@ -68,11 +68,12 @@ class _TableActor:
         records = self._task.records(self._engine, self._rows(table))
         flat = [
             record | record.get("usage", {}) | {"index": number}
-            for number, record in enumerate(records)
+            for number, of_row in enumerate(records)
+            for record in of_row
         ]
         added = table_of(flat, {"index": "int64"} | self._added)
         table = table.drop_columns([name for name in self._added if name in names])
-        if len(added) > len(table):  # such as a row per word
+        if len(added) > len(table):  # such as a row per word, or per sample
             table = table.take(added["index"])
         for name in self._added:
             table = table.append_column(name, added[name])
@@ -94,12 +95,18 @@ class Generator(_TableActor):
 
     A row has a "prompt" and an "index", its number in the whole job, which keys the random draws;
     it may have the other fields of a row for `gpt-cli batch`; `options` are their defaults. They
-    must have a seed, or every actor would draw another. Added are "text", "finish_reason", "seed",
+    must have a seed, or every actor would draw another. A row with "n" becomes one for each of its
+    samples. Added are "sample", "text", "finish_reason", "seed",
     "prompt_tokens" and "completion_tokens".
     """
 
     _needed = ("prompt", "index")
-    _added = {name: COMPLETION[name] for name in ("text", "finish_reason", "seed")} | _USAGE | ERROR
+    _added = (
+        {"sample": SAMPLE["sample"]}
+        | {name: COMPLETION[name] for name in ("text", "finish_reason", "seed")}
+        | _USAGE
+        | ERROR
+    )
 
     def __init__(
         self, model: str, options: Mapping[str, Any], load_options: Mapping[str, Any] | None = None

@@ -52,6 +52,7 @@ COMPLETION: Schema = {
         "accepted": "int64",
     },
 }
+SAMPLE: Schema = {"sample": "int64", "samples": "int64"}  # of rows that may have several texts
 HYPOTHESIS: Schema = {"score": "double"}  # of completions that a beam search has found
 SCORE: Schema = {
     "model": "string",

@@ -111,6 +111,18 @@ def test_a_table_gets_columns_of_completions(tiny):
     assert parts[0].schema == parts[1].schema  # also where no row has failed
 
 
+def test_a_row_of_a_table_with_samples_becomes_several(tiny):
+    rows = [{"index": 4, "prompt": "Once", "n": 2}, {"index": 9, "prompt": "The fox", "n": None}]
+    table = Generator("tiny", OPTIONS)(pa.Table.from_pylist(rows))
+    places = [(row["index"], row["sample"], row["n"]) for row in table.to_pylist()]
+    assert places == [(4, 0, 2), (4, 1, 2), (9, None, None)]
+    plain = [{"prompt": row["prompt"]} for row in rows]
+    (first, other) = tiny.batch(plain, gpt_cli.Options(**OPTIONS), indices=[4, 9])
+    texts = table["text"].to_pylist()
+    assert (texts[0], texts[2]) == (first.text, other.text)
+    assert texts[1] != texts[0]
+
+
 def test_a_table_gets_columns_of_scores(tiny):
     table = Scorer("tiny")(pa.table({"text": pa.array(TEXTS, pa.string()), "kept": range(5)}))
     actual = table.to_pylist()
@@ -387,6 +399,20 @@ def test_an_output_of_this_machine_is_resumed_by_workers(rows, expected, there, 
     assert records_of(output.read_text()) == expected
     assert output.read_bytes().startswith(b"".join(lines[:300]))  # also their times
     assert f"--seed of {output} was 3, and is now 4" in batch("-s", 4, *flags, code=2)
+
+
+def test_samples_of_workers_are_those_of_this_machine(there, tmp_path):
+    rows = [{"prompt": f"Once upon a time, {number}", "n": 1 + number % 3} for number in range(20)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = [tmp_path / "in.jsonl", "-n", 5, "--samples", 2]
+    expected = batch(*flags, "--threads", 1, "-q", code=0)
+    output = tmp_path / "out.jsonl"
+    batch(*flags, "-o", output, *there, code=0)
+    whole = output.read_bytes()
+    assert records_of(whole.decode()) == records_of(expected)
+    output.write_bytes(b"".join(whole.splitlines(keepends=True)[:8]))  # within a row
+    batch(*flags, "-o", output, "--resume", *there, code=0)
+    assert records_of(output.read_text()) == records_of(expected)
 
 
 def start(*arguments):

@@ -131,7 +131,10 @@ def test_a_table_has_all_fields_of_a_record(logprobs):
     searched = replace(COMPLETION, score=-0.25)
     completion = records.of_completion(ENGINE, searched, logprobs=logprobs)
     for task, record in (
-        (Generation(Options(), logprobs=logprobs), identity | completion),
+        (
+            Generation(Options(), logprobs=logprobs),
+            identity | {"sample": 1, "samples": 2} | completion,
+        ),
         (Scoring(logprobs=logprobs, words=True, layers=True, min_k=20), identity | score),
     ):
         schema = IDENTITY | task.schema | task.layout.origin | ERROR

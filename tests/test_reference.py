@@ -82,8 +82,10 @@ def test_fields_of_texts():
     row = b'{"id": 1, "prompt": "Once"}'
     options = ["--logprobs", 1, "-n", 2, "--beams", 2]
     generated = fields_of_output("generate", "--json", *options, "Once")
-    assert generated | {"id"} == names_of("Texts: `generate --json`, `batch`")
+    names = names_of("Texts: `generate --json`, `batch`")
+    assert generated | {"id", "sample", "samples"} == names
     assert fields_of_output("batch", "-q", *options, input=row) == generated | {"id"}
+    assert fields_of_output("batch", "-q", *options, "--samples", 2, input=row) == names
 
 
 def test_fields_of_scores():

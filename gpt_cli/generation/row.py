@@ -23,6 +23,8 @@ from gpt_cli.texts.text import Text
 
 _DRAWS_AT_ONCE = 128  # the generator takes longer to set up than to run
 
+SAMPLE = 1 << 48  # to the index of a row, each further sample of it adds this
+
 FinishReason: TypeAlias = Literal["stop", "length", "eos", "context", "interrupted"] | End
 
 
@@ -32,7 +34,7 @@ class Request:
 
     text: Text  # the prompt: at least one token, and fewer than n_positions
     options: Options  # a seed is drawn if they have none
-    index: int = 0  # with the seed, the key of its draws
+    index: int = 0  # with the seed, the key of its draws; see `SAMPLE`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", self.options.with_seed())
@@ -62,8 +64,9 @@ class Request:
         options = defaults.with_row(fields)
         if not isinstance(prompt, str):
             raise InputError('a row needs a string "prompt"')
-        # A row that has a seed equals a run of this row alone.
-        return cls.of_prompt(loaded, prompt, options, index if fields.get("seed") is None else 0)
+        if fields.get("seed") is not None:
+            index //= SAMPLE  # the row equals a run of it alone, with as many samples
+        return cls.of_prompt(loaded, prompt, options, index)
 
     @property
     def prompt(self) -> list[int]:

@@ -137,8 +137,8 @@ class _Worker:
         """The model, loaded for the first bundle: Ray would return only the text of an error."""
         return self.model.load()
 
-    def records(self, bundle: list[Any]) -> Iterator[Record]:
-        """Yield the records of the rows of a bundle."""
+    def records(self, bundle: list[Any]) -> Iterator[list[Record]]:
+        """Yield the records of each row of a bundle."""
         rows = self.reader.rows(bundle) if isinstance(bundle[0], FileRange) else bundle
         for _, group in groupby(rows, lambda row: row.index // self.task.rows_together):
             yield from self.task.records(self._engine, list(group))
@@ -146,8 +146,8 @@ class _Worker:
 
 def compute(
     cluster: Cluster, source: Source, start: int, task: Task, model: str, loading: Mapping[str, Any]
-) -> Iterator[Record]:
-    """Yield the records of the rows from index `start` on, in order.
+) -> Iterator[list[Record]]:
+    """Yield the records of each row from index `start` on, in order.
 
     On a running cluster, this machine reads local files, and the workers read files at an address
     (such as file://, a folder that all machines share). The same rows are computed together as on

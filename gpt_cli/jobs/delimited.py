@@ -161,15 +161,21 @@ class Delimited(RecordFormat):
         stream.write(text.getvalue().encode(errors="surrogateescape"))
 
     def count(self, stream: BinaryIO) -> tuple[int, int]:
-        """Return the numbers of records and of errors; one of MALFORMED for another table."""
+        """Return the numbers of rows and of errors; one of MALFORMED for another table."""
         lines = (line.decode(errors="surrogateescape") for line in stream)
-        rows = _reader(lines, self._delimiter)
+        records = _reader(lines, self._delimiter)
+        rows = set()
+        failed = set()
         try:
-            column = next(rows, []).index("error")
-            failures = [row[column] != "" for row in rows]
-        except csv.Error as error:
-            raise ValueError(str(error)) from None
-        return len(failures), sum(failures)
+            names = next(records, [])
+            index, error = names.index("index"), names.index("error")
+            for record in records:
+                rows.add(record[index])
+                if record[error]:
+                    failed.add(record[index])
+        except csv.Error as reason:
+            raise ValueError(str(reason)) from None
+        return len(rows), len(failed)
 
     def join(self, streams: Streams, schema: Schema, target: BinaryIO, manifest: bytes) -> None:
         """Write one table of several, without the manifest."""

@@ -22,7 +22,7 @@ class RecordFormat(ABC):
 
     @abstractmethod
     def count(self, stream: BinaryIO) -> tuple[int, int]:
-        """Return the number of records in a file, and the number of errors among them."""
+        """Return the number of rows whose records are in a file, and of errors among them."""
 
     @abstractmethod
     def join(self, streams: Streams, schema: Schema, target: BinaryIO, manifest: bytes) -> None:
@@ -43,9 +43,15 @@ class Lines(RecordFormat):
         stream.write(b"".join(map(encode, records)))
 
     def count(self, stream: BinaryIO) -> tuple[int, int]:
-        """Return the numbers of records and of errors."""
-        failures = ["error" in json.loads(line.decode(errors="surrogateescape")) for line in stream]
-        return len(failures), sum(failures)
+        """Return the numbers of rows and of errors."""
+        rows = set()
+        failed = set()
+        for line in stream:
+            record = json.loads(line.decode(errors="surrogateescape"))
+            rows.add(record["index"])
+            if "error" in record:
+                failed.add(record["index"])
+        return len(rows), len(failed)
 
     def join(self, streams: Streams, schema: Schema, target: BinaryIO, manifest: bytes) -> None:
         """Write one file of several, without the manifest."""

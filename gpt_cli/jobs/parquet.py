@@ -123,9 +123,10 @@ class Parquet(RecordFormat):
         library().parquet.write_table(table, stream)
 
     def count(self, stream: BinaryIO) -> tuple[int, int]:
-        """Return the numbers of records and of errors; a record may have several rows."""
+        """Return the numbers of rows of the input and of errors."""
         table = library().parquet.read_table(stream, columns=["index", "error"])
-        return len(table["index"].unique()), len(table) - table["error"].null_count
+        failed = table.filter(table["error"].is_valid())
+        return len(table["index"].unique()), len(failed["index"].unique())
 
     def join(self, streams: Streams, schema: Schema, target: BinaryIO, manifest: bytes) -> None:
         """Write one table of several, with a manifest in its metadata.

@@ -1,7 +1,7 @@
 """Sinks of parts, for Parquet files and addresses, where nothing can be appended."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Self
@@ -123,8 +123,12 @@ class Folder(Sink):
         return Resumed(self._first, failed, self._manifest.seed)
 
     def write(self, record: Record) -> None:
-        self._part.append(record)
-        self._bytes += _size(record)
+        self.write_row([record])
+
+    def write_row(self, records: Sequence[Record]) -> None:
+        self._part += records
+        self._rows += 1
+        self._bytes += sum(map(_size, records))
         if self._bytes >= BYTES or time.perf_counter() - self._since >= SECONDS:
             self._write_part()
 
@@ -135,11 +139,13 @@ class Folder(Sink):
 
     def _begin_part(self) -> None:
         self._part: list[Record] = []
+        self._rows = 0
         self._bytes = 0
         self._since = time.perf_counter()
 
     def _write_part(self) -> None:
         records = self._part
+        rows = self._rows
         self._begin_part()
         if not records:
             return
@@ -149,7 +155,7 @@ class Folder(Sink):
         with opened as stream, storage.writing(self.name, LATER):
             self._format.write(records, self._schema, stream)
         self._written.append(name)
-        self._first += len(records)
+        self._first += rows
 
     def _names(self) -> list[str]:
         """Return the names of the parts, and of all other files that are not hidden."""

@@ -138,7 +138,7 @@ class _Job:
     def run(self, sink: Sink) -> Summary:
         """Write the records that are missing in a sink."""
         self._note_ignored(self.source.ignored)
-        records: Callable[[Sink, int], Iterator[Record]]
+        records: Callable[[Sink, int], Iterator[list[Record]]]
         if self.cluster:
             records = partial(self._cluster_records, self.cluster)
         else:
@@ -150,14 +150,15 @@ class _Job:
             self.task = self.task.with_seed(resumed.seed)
             # The messages of errors, and None if a row did not fail: at most two of these.
             reasons: set[str | None] = {None} if resumed.rows else set()
-            for record in self._begun(sink, records(sink, resumed.rows)):
-                sink.write(record)
-                is_error = "error" in record
-                if is_error:
+            for of_row in self._begun(sink, records(sink, resumed.rows)):
+                sink.write_row(of_row)
+                good = [record for record in of_row if "error" not in record]
+                errors = [record["error"]["message"] for record in of_row if "error" in record]
+                if errors:
                     failed += 1
                 if len(reasons) < 2:
-                    reasons.add(record["error"]["message"] if is_error else None)
-                self.observer.advance(0 if is_error else self.task.tokens(record), is_error)
+                    reasons.update([None] if good else errors)
+                self.observer.advance(sum(map(self.task.tokens, good)), bool(errors))
             sink.finish(self.source.total or 0)
             if not self.source.total:
                 self.observer.note("the input has no rows")
@@ -166,13 +167,13 @@ class _Job:
         reason = reasons.pop() if len(reasons) == 1 else None
         return Summary(self.source.total or 0, failed, reason)
 
-    def _begun(self, sink: Sink, records: Iterator[Record]) -> Iterator[Record]:
-        """Yield records; before, when the input has been opened, begin the output."""
+    def _begun(self, sink: Sink, records: Iterator[list[Record]]) -> Iterator[list[Record]]:
+        """Yield records of rows; before, when the input has been opened, begin the output."""
         first = list(islice(records, 1))
         sink.begin(self.source.header)
         yield from chain(first, records)
 
-    def _cluster_records(self, cluster: "Cluster", sink: Sink, done: int) -> Iterator[Record]:
+    def _cluster_records(self, cluster: "Cluster", sink: Sink, done: int) -> Iterator[list[Record]]:
         """Yield the same as `_records`, computed on a cluster."""
         from gpt_cli.jobs.cluster import compute
 
@@ -181,8 +182,8 @@ class _Job:
                 sink.check(row)
         yield from compute(cluster, self.source, done, self.task, self.model, self.loading)
 
-    def _records(self, engine: Engine, sink: Sink, done: int) -> Iterator[Record]:
-        """Yield the records of the rows from index `done` on; the sink checks the rows before."""
+    def _records(self, engine: Engine, sink: Sink, done: int) -> Iterator[list[Record]]:
+        """Yield the records of each row from index `done` on; the sink checks the rows before."""
         compared = done if sink.compares else 0
         known = set(self.task.layout.columns)
         for rows in self.source.rows(done - compared):

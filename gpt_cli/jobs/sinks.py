@@ -52,7 +52,8 @@ class Sink(ABC):
     """The output of a job; a context manager, open while writing.
 
     A run calls `resume` once; then, if the sink `compares`, `check` for each row that an earlier
-    run has written; then `write` for each other record, in order; and `finish`.
+    run has written; then `write_row` for each other row, in order, which calls `write` for each of
+    its records; and `finish`.
     """
 
     compares: bool = False  # whether `check` needs the rows that an earlier run has written
@@ -79,6 +80,11 @@ class Sink(ABC):
     @abstractmethod
     def write(self, record: Record) -> None:
         """Write the next record, now or later; raise ResourceError if that fails."""
+
+    def write_row(self, records: Sequence[Record]) -> None:
+        """Write the records of the next row: one, or several with "sample" and "samples"."""
+        for record in records:
+            self.write(record)
 
     def finish(self, rows: int) -> None:  # noqa: B027
         """Complete the output of all rows; raise InputError if it has others, too."""
@@ -204,6 +210,7 @@ class JSONLines(Sink):
             job["input"] = files
         self._manifest = Manifest(str(path), str(self._side), job)
         self._hashes: list[int | None] = []  # of the rows that were written; None if failed
+        self._failed = 0  # rows with an error
 
     def __enter__(self) -> Self:
         self._new = not self._path.exists()
@@ -235,26 +242,41 @@ class JSONLines(Sink):
             with storage.writing(str(self._side), ANOTHER):
                 self._side.write_bytes(self._manifest.begin())
         self._file.seek(end)
-        return Resumed(len(self._hashes), self._hashes.count(None), self._manifest.seed)
+        return Resumed(len(self._hashes), self._failed, self._manifest.seed)
 
     def _read(self) -> int:
-        """Read the records; return the number of their bytes, without a torn record."""
+        """Read the records; return the number of bytes of whole rows.
+
+        The run was perhaps killed while it wrote a record, or between two samples of a row.
+        """
         end = 0
-        for data in chain.from_iterable(storage.read_lines(str(self._path))):
+        row: list[Record] = []  # the samples so far of the next row
+        size = 0  # of their lines
+        for number, data in enumerate(chain.from_iterable(storage.read_lines(str(self._path))), 1):
             beginning = f'{{"index": {len(self._hashes)}, '.encode()
             if not data.endswith(b"\n") and data.startswith(beginning[: len(data)]):
-                break  # the run was killed while it wrote this
+                break
             try:
                 if not (data.startswith(beginning) and data.endswith(b"\n")):
                     raise ValueError
-                record = json.loads(data.decode(errors="surrogateescape"))
-                failed = "error" in record
-                self._hashes.append(None if failed else self._hash(record, record.get("id")))
+                row.append(json.loads(data.decode(errors="surrogateescape")))
+                if row[-1].get("sample", 0) != len(row) - 1:
+                    raise ValueError
+                size += len(data)
+                if len(row) == row[-1].get("samples", 1):
+                    self._add(row)
+                    end += size
+                    row, size = [], 0
             except MALFORMED:
-                line = f"{self._path}, line {len(self._hashes) + 1}"
+                line = f"{self._path}, line {number}"
                 raise refusal(f"{line}, is not a record of this command") from None
-            end += len(data)
         return end
+
+    def _add(self, row: Sequence[Record]) -> None:
+        """Note the records of a row that an earlier run has written."""
+        good = [record for record in row if "error" not in record]
+        self._hashes.append(self._hash(good[0], good[0].get("id")) if good else None)
+        self._failed += len(good) < len(row)
 
     def _hash(self, fields: Mapping[str, Any], id: Any) -> int:
         """Return a hash of the id and the texts of a row or a record."""

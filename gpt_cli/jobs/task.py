@@ -19,7 +19,7 @@ Rows: TypeAlias = Sequence[InputRow]
 _ROWS_TOGETHER = 256
 # Settings that a manifest has only if they are set: version 1.0 did not have them.
 ABSENT_IF_UNSET = {"special", "eos", "context", "token_logprobs", "calibrate"}
-ABSENT_IF_UNSET |= {"min_tokens", "bad_words", "stop_token_ids"}
+ABSENT_IF_UNSET |= {"min_tokens", "bad_words", "stop_token_ids", "samples"}
 
 
 def comparable(settings: dict[str, Any]) -> dict[str, Any]:
@@ -99,20 +99,24 @@ class Task(ABC):
         """Return a result as the fields of a record; raise InputError if that is not possible."""
         return result
 
-    def records(self, engine: "Engine", rows: Rows, first: int = 0) -> Iterator[Record]:
-        """Yield the records of rows from index `first` on, in order: their results or errors."""
+    def contents(self, engine: "Engine", row: InputRow, result: Any) -> list[Record]:
+        """Return the fields of the records of a row: of one, unless a result has several parts."""
+        return [self.record(engine, row, result)]
+
+    def records(self, engine: "Engine", rows: Rows, first: int = 0) -> Iterator[list[Record]]:
+        """Yield the records of each row from index `first` on: of its result, or an error."""
         rows = [row for row in rows if row.index >= first]
         results = compute_valid(
             rows, self.prepare, lambda valid: self._computed(engine, list(valid))
         )
         for row, result in zip(rows, results, strict=True):
             try:
-                content = self.record(engine, row, checked(result))
+                contents = self.contents(engine, row, checked(result))
                 identity = self._identity(row)
             except InputError as error:
-                content = records.of_error(error)
+                contents = [records.of_error(error)]
                 identity = self._identity(row, is_error=True)
-            yield identity | content
+            yield [identity | content for content in contents]
 
     def _identity(self, row: InputRow, *, is_error: bool = False) -> Record:
         """Return what a record has of its row: where it is in the input, and its texts."""

@@ -47,6 +47,7 @@ _KERNEL_FILTERS = {"top_k", "top_p", "min_p"}  # of the kernels in C and CUDA
 # Options of a draw and of a beam search, with the values that the other may have.
 _OF_DRAW = {"temperature": 0} | _FILTERS
 OF_SEARCH = {"length_penalty": 1, "early_stopping": False}
+SAMPLES = between(1, 10_000)  # of one prompt
 CHOICES = Range(lambda texts: texts and "" not in texts, "one or more texts that are not empty")
 
 
@@ -282,6 +283,13 @@ class Options(SamplingParams):
         if self.seed is not None:
             return self
         return replace(self, seed=draw_seed() if seed is None else seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples(Declared):
+    """How many texts a row of a job has."""
+
+    n: int = option(1, range=SAMPLES)
 
 
 def check_search(options: Mapping[str, Any], beams: int | None) -> None:

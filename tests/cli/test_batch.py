@@ -158,6 +158,32 @@ def row_options(row):
     return {name: value for name, value in row.items() if name != "prompt"}
 
 
+def test_samples_have_records_of_their_own(tiny):
+    rows = jsonl({"id": "a", "prompt": "Once", "seed": 7, "n": 3}, {"prompt": "The fox"})
+    records = batch("-s", 1, "-n", 8, "--samples", 2, input=rows)
+    places = [(record["index"], record["sample"], record["samples"]) for record in records]
+    assert places == [(0, 0, 3), (0, 1, 3), (0, 2, 3), (1, 0, 2), (1, 1, 2)]
+    assert [record.get("id") for record in records] == ["a", "a", "a", None, None]
+    flags = ["--threads", "1", "--json", "--samples", "3", "-s", "7", "-n", "8"]
+    output, _ = run_here("generate", "-m", "tiny", *flags, "Once")
+    assert texts(records[:3]) == texts(records_of(output))
+    assert texts(records[3:4]) == texts(batch("-s", 1, "-n", 8, input=rows)[3:])
+
+
+@posix
+def test_the_samples_of_a_row_in_an_open_pipe_are_answered_at_once():
+    command = [*COMMAND, *BATCH, "-s", "1", "-n", "4", "--samples", "2", "-q"]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with LimitedProcess(command, **pipes) as process:
+        for index in range(2):
+            process.stdin.write(b"Once\n")
+            process.stdin.flush()
+            answers = [json.loads(process.stdout.readline()) for _ in range(2)]
+            places = [(record["index"], record["sample"]) for record in answers]
+            assert places == [(index, 0), (index, 1)]
+        assert process.communicate(timeout=60) == (b"", b"")
+
+
 # --- input and output ----------------------------------------------------------------------------
 
 

@@ -228,14 +228,14 @@ OUTPUTS = {  # and the files that are written
 @pytest.fixture
 def parts_of_8(monkeypatch):
     """Let a part end after every eighth row."""
-    write = Folder.write
+    write_row = Folder.write_row
 
-    def counted(self, line):
-        write(self, line)
+    def counted(self, records):
+        write_row(self, records)
         if len(self._part) == 8:
             self._write_part()
 
-    monkeypatch.setattr(Folder, "write", counted)
+    monkeypatch.setattr(Folder, "write_row", counted)
 
 
 @pytest.mark.parametrize("output", OUTPUTS)
@@ -458,6 +458,9 @@ def test_a_finished_table_is_resumed_only_by_the_same_job(output, here, pa):
 
 OTHER_FLAGS = {
     "max_tokens": ["-n", "5"],
+    "min_tokens": ["--min-tokens", "2"],
+    "bad_words": ["--bad-words", "x"],
+    "samples": ["--samples", "2"],
     "temperature": ["--temperature", "0.5"],
     "stop": ["--stop", "x"],
     "logit_bias": ["--logit-bias", "7=-1"],

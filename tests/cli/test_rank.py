@@ -409,12 +409,12 @@ def test_a_row_may_have_many_choices():
 
 @pytest.mark.parametrize("command", ["batch", "score"])
 def test_batch_and_score_take_templates(here, command, tiny):
-    write_rows(here, [{"a": "fox", "n": 3, "age": 9}, {"a": "lamb"}])
-    flags = ["-m", "tiny", "--template", "The {a} had {n}"]
+    write_rows(here, [{"a": "fox", "size": 3, "age": 9}, {"a": "lamb"}])
+    flags = ["-m", "tiny", "--template", "The {a} had {size}"]
     flags += ["-n", "3", "--temperature", "0"] if command == "batch" else []
     good, bad = rows_here(command, "in.jsonl", *flags, code=6)
-    assert (good["a"], good["n"]) == ("fox", "3")
-    assert bad["error"]["message"] == 'a row needs a string or number "n"'
+    assert (good["a"], good["size"]) == ("fox", "3")
+    assert bad["error"]["message"] == 'a row needs a string or number "size"'
     if command == "batch":
         (expected,) = tiny.generate(["The fox had 3"], max_tokens=3, temperature=0)
         assert good["text"] == expected.text

@@ -125,7 +125,7 @@ def test_a_job_loads_its_model(here, case_folder, monkeypatch):
     class Count(Upper):
         def records(self, engine, rows, first=0):
             for row in rows:
-                yield {"index": row.index, "text": "", "upper": len(engine.encode("the"))}
+                yield [{"index": row.index, "text": "", "upper": len(engine.encode("the"))}]
 
     model = str(case_folder("saved"))
     assert run(task=Count(), model=model, threads=1) == jobs.Summary(4, 0)
@@ -322,10 +322,10 @@ def interrupted(output, rows=2, **options):
 
     class Stopped(Upper):
         def records(self, engine, batch, first=0):
-            for record in super().records(engine, batch):
-                if record["index"] == rows:
+            for of_row in super().records(engine, batch):
+                if of_row[0]["index"] == rows:
                     raise KeyboardInterrupt
-                yield record
+                yield of_row
 
     Stopped.__name__ = Upper.__name__
     with pytest.raises(KeyboardInterrupt):

@@ -19,8 +19,8 @@ from gpt_cli.cli.jobs import run as run_job
 from gpt_cli.cli.output import note, on_terminal, remark, write, write_json
 from gpt_cli.cli.progress import LONG, StatusLine
 from gpt_cli.errors import InputError, RowsError, counted
-from gpt_cli.options.declare import between, option
-from gpt_cli.options.request import Options
+from gpt_cli.options.declare import option
+from gpt_cli.options.request import SAMPLES, Options
 
 if TYPE_CHECKING:
     from gpt_cli.generation.generate import Run
@@ -30,7 +30,7 @@ _SAMPLES = option(
     1,
     "Number of texts, or the best of --beams; several are printed together at the end, separated "
     "by ---.",
-    between(1, 10_000),  # all are computed side by side
+    SAMPLES,  # all are computed side by side
 )
 
 
@@ -228,6 +228,9 @@ def batch(
     ),
     options: Options,
     choices_file: str | None = flags.CHOICES_FILE,
+    samples: int = option(
+        1, "Number of texts for each row, or the best of --beams; each has a record.", SAMPLES
+    ),
     escape: bool = option(False, r"Read \n, \r, \t and \\ in --stop and --bad-words as escapes."),
     logprobs: int | None = flags.LOGPROBS(),
     loading: flags.Generating,
@@ -235,10 +238,10 @@ def batch(
 ) -> None:
     r"""Continue each prompt of IN.
 
-    Write one JSON record per row, in the order of the input.
+    Write one JSON record per row, or per sample, in the order of the input.
 
     In JSON Lines, a row is an object with a "prompt", an optional "id", and options of its own,
-    such as "max_tokens", "temperature", "seed" and "stop".
+    such as "max_tokens", "temperature", "seed", "stop" and "n", the number of samples.
 
     Examples:
         printf 'Once\nThe fox\n' | gpt-cli batch -m tiny -n 20
@@ -251,7 +254,8 @@ def batch(
     if escape:
         options = _with_escapes(options)
     options = replace(options, top_logprobs=logprobs or 0)
-    task = jobs.Generation(options, size, logprobs is not None, inputs.read_template(template))
+    shown = inputs.read_template(template)
+    task = jobs.Generation(options, size, logprobs is not None, shown, samples)
     run_job(task, files, rows, loading, placement)
 
 
