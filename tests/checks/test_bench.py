@@ -151,7 +151,7 @@ def test_the_result_describes_what_was_measured(engine):
         for figure in vars(mode).values():
             if isinstance(figure, Spread):
                 assert 0 < figure.min <= figure.median <= figure.max
-        assert mode.tokenize_s.min < mode.first_token_s.max < mode.total_s.max
+        assert mode.first_token_s.max < mode.total_s.max
 
 
 @pytest.mark.parametrize("mode", ["cache on", "cache off"])

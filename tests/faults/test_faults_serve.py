@@ -816,7 +816,9 @@ def test_a_signal_while_it_starts_is_quiet(number, world):
             time.sleep(wait)
             process.send_signal(number)
             out, errors = process.communicate(timeout=LIMIT)
-        assert process.returncode in (0, 128 + number, -number)
+        # 1 is Python's status of an interrupt before our first line, on a busy machine.
+        before = b"Traceback" in errors and number == signal.SIGINT
+        assert process.returncode in (0, 128 + number, -number, *([1] if before else []))
         assert out == b""
         assert is_quiet(errors)
         if b"Traceback" not in errors:
