@@ -238,7 +238,7 @@ def test_a_model_or_an_adapter_that_changes_while_it_is_loaded_is_refused(
         (folder / ADAPTER_CONFIG).write_text("{}")
         return assemble(*arguments)
 
-    monkeypatch.setattr(checkpoint, "assemble", change)
+    monkeypatch.setattr(assembly, "assemble", change)
     with pytest.raises(CheckpointError, match=f"{folder} changed"):
         gpt_cli.load(str(model), adapter=str(folder))
 
