@@ -26,9 +26,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",),
     # of vLLM
     "add_special_tokens": (True, False),
-    "bad_words": ([],),
     "guided_whitespace_pattern": (),
-    "min_tokens": (0,),
     "priority": (0,),
     "return_mm_kwargs": (True,),
     "return_token_ids": (False,),

@@ -27,8 +27,8 @@ Json: TypeAlias = dict[str, Any]
 F = TypeVar("F", "CompletionFields", "EmbeddingFields")
 
 _MOST_TEXTS = 2048  # of a request
-_MOST_STOPS = 64  # every text is searched for all
-_MOST_STOP_CHARACTERS = 4096
+_MOST_SEARCHED = 64  # every text is searched for all
+_MOST_SEARCHED_CHARACTERS = 4096
 _MOST_EDITS = 256
 _MOST_EDIT_CHARACTERS = 32_768
 MOST_ENTRIES = 500_000  # of a response; an entry takes up to 200 bytes
@@ -75,7 +75,7 @@ class EmbeddingFields(Declared):
 
 _OPTIONS = {
     *SamplingParams.row_fields(),
-    *("seed", "stop", "include_stop", "stop_token_ids", "ignore_eos"),
+    *("min_tokens", "seed", "stop", "include_stop", "bad_words", "stop_token_ids", "ignore_eos"),
     *OF_SEARCH,
 }
 _KNOWN = _OPTIONS.union(
@@ -152,9 +152,10 @@ def _completions(
     options = _options(engine, values, fields)
     include_usage = _include_usage(values)
     prompts = _texts("prompt", values.get("prompt", ""), fields.candidates)
-    if len(options.stop) > _MOST_STOPS or len("".join(options.stop)) > _MOST_STOP_CHARACTERS:
-        most = f"{_MOST_STOPS} texts, {_MOST_STOP_CHARACTERS} characters in all"
-        raise RequestError(f"stop must be at most {most}", "stop")
+    for name, searched in ("stop", options.stop), ("bad_words", options.bad_words):
+        if len(searched) > _MOST_SEARCHED or len("".join(searched)) > _MOST_SEARCHED_CHARACTERS:
+            most = f"{_MOST_SEARCHED} texts, {_MOST_SEARCHED_CHARACTERS} characters in all"
+            raise RequestError(f"{name} must be at most {most}", name)
     edits = (*engine.loaded.edits, *_edits(engine, values.get("edits", []), folder))
     encoded = [_prompt(engine, prompt, fields, edits) for prompt in prompts]
     entries = _entries(encoded, fields, engine.model.config.n_positions)

@@ -273,6 +273,26 @@ def test_a_token_may_stop_a_text(server, tiny):
         assert (choice["stop_reason"] == id) == (choice["finish_reason"] == "stop")
 
 
+def test_a_bad_word_is_not_written(server, tiny):
+    body = {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 40}
+    (whole,) = server.complete(**body)["choices"]
+    words = [whole["text"].split()[2], "\0"]
+    (expected,) = computed(tiny, **body, bad_words=words)
+    (choice,) = server.complete(**body, bad_words=words)["choices"]
+    assert choice["text"] == expected.text != whole["text"]
+    assert words[0] not in choice["text"]
+
+
+def test_a_text_may_end_only_after_some_tokens(server):
+    body = {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 40}
+    (whole,) = server.complete(**body)["choices"]
+    stop = whole["text"].split()[0]
+    for tokens in (20, 40):
+        answer = server.complete(**body, stop=[stop, " "], min_tokens=tokens)
+        assert answer["usage"]["completion_tokens"] > 20
+        assert whole["text"].startswith(answer["choices"][0]["text"])
+
+
 def test_a_field_at_its_neutral_value_changes_nothing(server):
     expected = server.complete(prompt="Once", seed=1)["choices"]
     assert server.complete(prompt="Once", **NEUTRAL)["choices"] == expected
@@ -318,7 +338,9 @@ BAD = [
     *(("ignore_eos", value) for value in (1, "no")),
     *(("stop_token_ids", value) for value in (3, "a", ["a"], [2048], [-1], {"1": 1})),
     *(("include_stop_str_in_output", value) for value in (1, "yes")),
-    *(("bad_words", ["a"]), ("min_tokens", 2), ("mirostat", 1), ("n_predict", -2)),
+    *(("bad_words", value) for value in (3, [3], "", [""], ["a"] * 65, ["a" * 4097])),
+    *(("min_tokens", value) for value in (-1, 1.5, "3", [])),
+    *(("mirostat", 1), ("n_predict", -2)),
     ("suffix", "the end"),
     ("temprature", 0.5),
     ("\ud800", 1),
