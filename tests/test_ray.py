@@ -292,7 +292,7 @@ PROMPTS = [
 ]
 PROMPTS[5]["prompt"] = 7
 PROMPTS[300]["seed"] = 4
-PROMPTS[599]["max_tokens"] = -1
+PROMPTS[599]["max_tokens"] = -2
 
 
 def run(*arguments, code=0, **options):
