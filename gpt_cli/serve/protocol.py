@@ -228,7 +228,8 @@ def _changes(body: Json, known: Set[str], neutral: Mapping[str, tuple[Any, ...]]
             reason = f"this server does not have this field: {cure}"
         else:
             names = ", ".join(sorted(known))
-            reason = f"there is no such field{did_you_mean(name, known)}; there are {names}"
+            nearest = did_you_mean(name, known)
+            reason = f"there is no such field{nearest or f'; there are {names}'}"
         raise RequestError(f"{name!r:.40}: {reason}", name)
     return values
 
