@@ -48,6 +48,26 @@ class RowLines(Records):
         write(self.line(record))
 
 
+class AnswerLines(RowLines):
+    """A line per row, with tabs: its answer, the number of that, and the fields of the row."""
+
+    def __init__(self, fields: Sequence[str]):
+        self._fields = fields
+
+    def answer(self, record: Record) -> tuple[str, str]:
+        """Return the answer of a record without an error, and its probability or other number."""
+        raise NotImplementedError
+
+    def line(self, record: Record) -> str:
+        """Return cells with tabs between them."""
+        if "error" in record:
+            cells = ["", "nan"] + [""] * len(self._fields)
+        else:
+            cells = [*self.answer(record), *(record[name] for name in self._fields)]
+        # A line end within a cell would end the row.
+        return "\t".join(cells).replace("\r", "\\r").replace("\n", "\\n") + "\n"
+
+
 def run(
     task: jobs.Task,
     files: Sequence[str],

@@ -31,15 +31,15 @@ def split(
     The lines are counted from `first`. A row may have line ends in quotes; if a quote never closes,
     it has all lines that are left. Raise ResourceError if it does not fit the free memory.
     """
-    taken: list[bytes] = []
+    row_lines: list[bytes] = []
     limit = storage.memory_limit()
 
     def texts() -> Iterator[str]:
         size = 0
         for line in lines:
-            size = size + len(line) if taken else len(line)
+            size = size + len(line) if row_lines else len(line)
             storage.check_size(file, size, limit)
-            taken.append(line)
+            row_lines.append(line)
             yield line.decode(errors="surrogateescape")
 
     reader = _reader(texts(), delimiter)
@@ -51,9 +51,9 @@ def split(
             pass  # `cells` raises it again, for this row
         except StopIteration:
             return
-        yield number, b"".join(taken)
-        number += len(taken)
-        taken.clear()
+        yield number, b"".join(row_lines)
+        number += len(row_lines)
+        row_lines.clear()
 
 
 def cells(data: bytes, delimiter: str) -> list[str]:

@@ -157,9 +157,9 @@ class Source:
         self, file: InputFile, lines: Iterator[NumberedLine]
     ) -> tuple[InputFile, Iterator[NumberedLine]]:
         """Return a file as its first row or its header describes it, and all its lines."""
-        taken = []
+        first_lines = []
         for number, line in lines:
-            taken.append((number, line))
+            first_lines.append((number, line))
             if not without_mark(number, line).strip():
                 continue
             if file.delimiter:
@@ -171,7 +171,7 @@ class Source:
                 file = file.with_first_row(line)
             self._pass_on(file, line)
             break
-        return file, chain(taken, lines)
+        return file, chain(first_lines, lines)
 
     def _pass_on(self, file: InputFile, line: bytes) -> None:
         """Keep the header of rows that are passed on; InputError if their formats differ."""

@@ -287,7 +287,7 @@ class Options(SamplingParams):
 
 @dataclass(frozen=True, kw_only=True)
 class Samples(Declared):
-    """How many texts a row of a job has."""
+    """The number of texts that a row of a job gets."""
 
     n: int = option(1, range=SAMPLES)
 

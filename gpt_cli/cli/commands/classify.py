@@ -5,7 +5,7 @@ from typing import Literal
 
 from gpt_cli import jobs
 from gpt_cli.cli import flags, inputs
-from gpt_cli.cli.jobs import RowLines, run
+from gpt_cli.cli.jobs import AnswerLines, run
 from gpt_cli.options.declare import option
 from gpt_cli.records import Record
 
@@ -44,25 +44,12 @@ def classify(
     run(task, files, rows, loading, placement, sink)
 
 
-class LabelLines(RowLines):
+class LabelLines(AnswerLines):
     """A line per row: the likeliest label, its probability, and the fields of the row."""
 
-    def __init__(self, fields: Sequence[str]):
-        self._fields = fields
-
-    def line(self, record: Record) -> str:
-        """Return cells with tabs between them."""
-        if "error" in record:
-            cells = ["", "nan"] + [""] * len(self._fields)
-        else:
-            cells = [record["label"] or "", _number(record)]
-            cells += [record[name] for name in self._fields]
-        # A line end within a cell would end the row.
-        return "\t".join(cells).replace("\r", "\\r").replace("\n", "\\n") + "\n"
-
-
-def _number(record: Record) -> str:
-    """Return the probability of the label, or the numbers of a regression."""
-    if record["probabilities"] is not None:
-        return f"{record['probabilities'][record['label']]:.4f}"
-    return " ".join(f"{value:.4f}" for value in record["logits"].values())
+    def answer(self, record: Record) -> tuple[str, str]:
+        """Return the label and its probability; "" and the numbers of a regression."""
+        label, probabilities = record["label"], record["probabilities"]
+        if probabilities is not None:
+            return label, f"{probabilities[label]:.4f}"
+        return label or "", " ".join(f"{value:.4f}" for value in record["logits"].values())

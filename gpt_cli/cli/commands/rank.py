@@ -9,7 +9,7 @@ from typing import Literal
 
 from gpt_cli import jobs
 from gpt_cli.cli import flags, inputs
-from gpt_cli.cli.jobs import RowLines, run
+from gpt_cli.cli.jobs import AnswerLines, run
 from gpt_cli.cli.output import bar, on_terminal, quoted, token_label, write, write_json
 from gpt_cli.cli.table import Column, Table
 from gpt_cli.errors import InputError
@@ -121,22 +121,13 @@ def rank(
         _write_table(records)
 
 
-class BestChoices(RowLines):
+class BestChoices(AnswerLines):
     """A line per row: the likeliest choice, its probability, and the fields of the row."""
 
-    def __init__(self, fields: Sequence[str]):
-        self._fields = fields
-
-    def line(self, record: Record) -> str:
-        """Return cells with tabs between them."""
-        if "error" in record:
-            cells = ["", "nan"] + [""] * len(self._fields)
-        else:
-            best = record["choices"][0]
-            cells = [best["choice"], f"{best['probability']:.4f}"]
-            cells += [record[name] for name in self._fields]
-        # A line end within a cell would end the row.
-        return "\t".join(cells).replace("\r", "\\r").replace("\n", "\\n") + "\n"
+    def answer(self, record: Record) -> tuple[str, str]:
+        """Return the likeliest choice and its probability."""
+        best = record["choices"][0]
+        return best["choice"], f"{best['probability']:.4f}"
 
 
 def _write_table(records: Sequence[Record]) -> None:

@@ -102,7 +102,7 @@ class WeightLayout:
 
     Attributes:
         unit_rows: rows of a unit of a panel.
-        unit_bytes: bytes of such a unit.
+        unit_bytes: bytes of a unit.
         tiles: tiles for products of many rows.
         pass_rows: the numbers of rows that the kernel of a pass is compiled for. With more rows,
             tiles are faster.
