@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from glob import escape, glob
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import typer
 
@@ -23,6 +23,11 @@ from gpt_cli.options import declare
 from gpt_cli.options.declare import Declared, Kind, Range, option
 from gpt_cli.options.request import Options
 from gpt_cli.system.startup import prepare
+
+if TYPE_CHECKING:
+    from gpt_cli.jobs.rows import Source
+
+_ROWS_TOGETHER = 256  # that are read at a time
 
 
 def argument(metavar: str, help: str) -> Any:
@@ -209,7 +214,39 @@ class Generating(Loading):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class RowFiles(Declared):
+class RowFormat(Declared):
+    """The format of files of rows."""
+
+    format: Format | None = option(
+        None,
+        "Input format: lines, jsonl, csv, tsv, parquet, text (each file is one row), or auto: what "
+        "the name of each file says, or else its first bytes; auto if not set.",
+        metavar="FORMAT",
+    )
+    delimiter: str | None = option(
+        None,
+        "The character between the cells of CSV and TSV, such as ';'.",
+        _DELIMITERS,
+        metavar="CHARACTER",
+    )
+
+    def source(
+        self, files: Sequence[str], fields: tuple[str, ...], *, whole_files: bool = False
+    ) -> "Source":
+        """Return the rows of files in this format, for a command without a job.
+
+        The fields are those that are read, the text first. With `whole_files`, a file of lines is
+        one row.
+        """
+        from gpt_cli.jobs.layout import Layout
+        from gpt_cli.jobs.rows import Source
+
+        layout = Layout(fields, whole_files=whole_files)
+        return Source(files, self.format or "auto", layout, _ROWS_TOGETHER, self.delimiter)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class RowFiles(RowFormat):
     """The input format and the output of a command with a record per row."""
 
     output: str | None = option(
@@ -226,18 +263,6 @@ class RowFiles(Declared):
         "Continue an interrupted run: keep the rows in OUT and add the missing ones. Repeat all "
         "flags.",
         needs="--output",
-    )
-    format: Format | None = option(
-        None,
-        "Input format: lines, jsonl, csv, tsv, parquet, text (each file is one row), or auto: what "
-        "the name of each file says, or else its first bytes; auto if not set.",
-        metavar="FORMAT",
-    )
-    delimiter: str | None = option(
-        None,
-        "The character between the cells of CSV and TSV, such as ';'.",
-        _DELIMITERS,
-        metavar="CHARACTER",
     )
 
     @property

@@ -12,12 +12,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from glob import glob
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from gpt_cli import jobs
 from gpt_cli.cli.output import on_terminal, remark
 from gpt_cli.errors import InputError
 from gpt_cli.jobs import formats, storage
 from gpt_cli.options.request import Options
+
+if TYPE_CHECKING:
+    from gpt_cli.jobs.rows import Source
 
 
 def read_prompt(words: Sequence[str] | None, file: str | None, *, quiet: bool) -> str:
@@ -33,15 +37,11 @@ def read_prompt(words: Sequence[str] | None, file: str | None, *, quiet: bool) -
     return storage.without_line_end(begin) if text is None else begin + text
 
 
-def read_texts(files: Sequence[str], *, quiet: bool) -> list[tuple[str, str]]:
+def read_texts(source: "Source", *, quiet: bool) -> list[tuple[str, str]]:
     """Return the texts of files, or of the rows of JSON Lines and tables, each after its place.
 
     Raise InputError for a text that cannot be read.
     """
-    from gpt_cli.jobs.layout import Layout
-    from gpt_cli.jobs.rows import Source
-
-    source = Source(files, "auto", Layout(("text",), whole_files=True), 256)
     texts = []
     for row in chain.from_iterable(source.rows()):
         place = storage.label(row.file or "")
@@ -52,7 +52,7 @@ def read_texts(files: Sequence[str], *, quiet: bool) -> list[tuple[str, str]]:
         texts.append((place, row.fields["text"]))
     if not texts:
         raise InputError(
-            f"{', '.join(map(storage.label, files)):.200} has no rows: texts are needed"
+            f"{', '.join(map(storage.label, source.names)):.200} has no rows: texts are needed"
         )
     if source.ignored and not quiet:
         remark(f"ignored columns: {', '.join(source.ignored)}")

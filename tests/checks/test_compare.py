@@ -125,6 +125,20 @@ def test_equal_models_have_no_table_and_files_without_two_tokens_are_noted(tmp_p
     assert run_here("compare", "tiny", "tiny", file, short, "-q")[1] == ""
 
 
+@pytest.mark.parametrize(
+    ("flags", "texts"),
+    [
+        (["--format", "csv", "--delimiter", ";"], ["The fox ran.", "One; two."]),
+        (["--format", "lines"], ["id;text", "1;The fox ran.", '2;"One; two."']),
+        (["--format", "text"], ['id;text\n1;The fox ran.\n2;"One; two."']),
+    ],
+)
+def test_a_flag_says_the_format_of_the_texts(flags, texts, tiny):
+    table = b'id;text\n1;The fox ran.\n2;"One; two."\n'
+    out, _ = run_here("compare", "tiny", "tiny", "--json", *flags, input=table)
+    assert json.loads(out)["tokens"] == sum(len(tiny.encode(text)) - 1 for text in texts)
+
+
 def test_a_folder_may_have_an_at_sign_in_its_name(case_folder, tmp_path):
     folder = tmp_path / "a@b"
     shutil.copytree(case_folder("saved"), folder)

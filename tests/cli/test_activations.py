@@ -191,7 +191,18 @@ def test_columns_of_several_types_become_json(monkeypatch):
 
 def test_a_template_and_lines(engine):
     Path("in.txt").write_text("Once\n{x\n")
-    run("-o", "out", "--template", "A {line}.", "--lines", "--pool", "last", file="in.txt", code=0)
+    run(
+        "-o",
+        "out",
+        "--template",
+        "A {line}.",
+        "--format",
+        "lines",
+        "--pool",
+        "last",
+        file="in.txt",
+        code=0,
+    )
     values = engine.activations(["A Once.", "A {x."], [GLOB], pool="last")
     assert same(read("out")[HOOKS[0]], np.stack([row[HOOKS[0]] for row in values]))
 
@@ -206,7 +217,18 @@ def test_rows_are_joined_by_their_lines_ids_and_files(monkeypatch):
     assert arrays["line"].tolist() == [2, 3, 1]
     assert arrays["id"].tolist() == ["", "b", "7"]
     assert arrays["file"].tolist() == ["a.jsonl", "a.jsonl", "c.jsonl"]
-    run("-o", "out", "--pool", "last", "--template", "{line}.", "--lines", file="a.jsonl", code=0)
+    run(
+        "-o",
+        "out",
+        "--pool",
+        "last",
+        "--template",
+        "{line}.",
+        "--format",
+        "lines",
+        file="a.jsonl",
+        code=0,
+    )
     assert read("out")["line"].tolist() == [2, 3]  # line 1 is empty
 
 

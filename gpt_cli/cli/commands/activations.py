@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from gpt_cli import jobs
@@ -29,9 +29,6 @@ class Values(Declared):
     )
     bos: bool = option(False, "Put the start token before texts; a mean leaves it out.")
     special: bool = flags.SPECIAL
-    lines: bool = option(
-        False, "Read each line as a text, as --format lines does.", excludes=("--format",)
-    )
     out_dtype: Literal["float32", "float16"] = option("float32", "Type of the arrays in OUT.")
 
 
@@ -84,8 +81,6 @@ def activations(
     if rows.output is None:
         raise InputError("no output: add --output FOLDER/, or a FILE such as values.npz")
     files = inputs.files_or_pipe(files, from_files, "no text: give a FILE", quiet=loading.quiet)
-    if values.lines:
-        rows = replace(rows, format="lines")
     pool = None if values.pool == "none" else values.pool
     filled = inputs.read_template(template)
     task = jobs.Activations(

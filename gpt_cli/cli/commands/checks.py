@@ -124,6 +124,7 @@ def compare(
     files: list[str] | None = flags.argument("[FILE]...", "Texts, or rows with a text each"),
     *,
     from_files: Sequence[str] | None = flags.ROWS_FILES,
+    rows: flags.RowFormat,
     special: bool = flags.SPECIAL,
     loading: flags.LoadingByName,
     as_json: bool = flags.JSON,
@@ -140,7 +141,9 @@ def compare(
         echo 'The fox was happy.' | gpt-cli compare tiny tiny@float32
     """
     files = inputs.files_or_pipe(files, from_files, "no text: give a FILE", quiet=loading.quiet)
-    labels, texts = zip(*inputs.read_texts(files, quiet=loading.quiet), strict=True)
+    # A file of lines is one text, unless the format is set to lines.
+    source = rows.source(files, ("text",), whole_files=rows.format != "lines")
+    labels, texts = zip(*inputs.read_texts(source, quiet=loading.quiet), strict=True)
     prepare(loading.threads)
     from gpt_cli.checks.compare import compare
 

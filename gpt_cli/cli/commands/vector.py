@@ -28,6 +28,7 @@ def vector(
     pca: bool = option(
         False, "Take the first principal component of all texts, not the difference of means."
     ),
+    rows: flags.RowFormat,
     special: bool = flags.SPECIAL,
     force: bool = flags.FORCE,
     loading: flags.Loading,
@@ -35,7 +36,7 @@ def vector(
 ) -> None:
     """Find the vector from the activations of some texts to those of others.
 
-    A line is a text; rows may also be JSON Lines with "text" and "edits", or Parquet. The accuracy
+    A line is a text; rows may also be JSON Lines or tables with "text" and "edits". The accuracy
     is the share of every fifth line on the right side of a vector that was fitted to the other
     lines. The vector in the file is fitted to all lines. Steer with it by --edit 'HOOK+=4*FILE'.
 
@@ -49,7 +50,7 @@ def vector(
     import numpy as np
     from safetensors.numpy import save
 
-    sets = {"positive": _texts(positive), "negative": _texts(negative)}
+    sets = {"positive": _texts(positive, rows), "negative": _texts(negative, rows)}
     direction = engine.vector(
         sets["positive"], sets["negative"], hook, pool=pool, pca=pca, special=special
     )
@@ -72,13 +73,10 @@ def vector(
     write(f"{text} ({record['positive']:,} positive, {record['negative']:,} negative)\n")
 
 
-def _texts(name: str) -> Sequence[Mapping[str, Any]]:
+def _texts(name: str, rows: flags.RowFormat) -> Sequence[Mapping[str, Any]]:
     """Return the rows of a file, as `Engine.vector` takes them; raise InputError for a bad row."""
-    from gpt_cli.jobs.layout import Layout
-    from gpt_cli.jobs.rows import Source
-
     texts = []
-    source = Source([name], "auto", Layout(("text", "edits", "special")), 256)
+    source = rows.source([name], ("text", "edits", "special"))
     for row in chain.from_iterable(source.rows()):
         if row.error:
             raise InputError(f"{storage.label(name)}, line {row.line}: {row.error}")
