@@ -17,7 +17,9 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-FOLDER = Path("gpt_cli", "ops", "native")
+sys.path.insert(0, str(Path(__file__).parent))
+from gpt_cli.system.library import NATIVE, sources_digest
+
 LIBRARY = "libkernels.dylib" if sys.platform == "darwin" else "libkernels.so"
 
 # Every compiler must give the same bits: only `multiply_add` fuses, and nothing is reordered.
@@ -49,7 +51,7 @@ class BuildHook(BuildHookInterface[Any]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Add pages and library to the wheel, or, if editable, the library to the source tree."""
-        sources = Path(self.root, FOLDER)
+        sources = Path(self.root, NATIVE)
         editable = version == "editable"
         if editable:
             for old in sources.glob("libkernels.*"):
@@ -67,7 +69,7 @@ class BuildHook(BuildHookInterface[Any]):
         if editable:
             shutil.move(library, sources / LIBRARY)
         else:
-            build_data["force_include"][str(library)] = str(FOLDER / LIBRARY)
+            build_data["force_include"][str(library)] = str(NATIVE / LIBRARY)
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{platform}"
 
@@ -94,6 +96,7 @@ def compile_library(sources: Path, platform: str, folder: Path) -> Path:
     parts = {
         path.stem: [str(path)] for path in sorted(sources.glob("*.c")) if path.stem != "kernels"
     }
+    parts["native"].append(f'-DSOURCES="{sources_digest(sources.parents[2])}"')
     for name, its_flags in levels.items():
         parts[name] = [str(sources / "kernels.c"), f"-DLEVEL={name}", *its_flags.split()]
     objects = {name: str(folder / f"{name}.o") for name in parts}

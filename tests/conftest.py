@@ -21,7 +21,7 @@ from gpt_cli.folder.tokenizer import Tokenizer, read_tokenizer
 from gpt_cli.gpt2 import assembly, checkpoint
 from gpt_cli.gpt2.model import GPT2
 from gpt_cli.ops import Array, Ops, bindings, get_ops
-from gpt_cli.system.machine import native_library
+from gpt_cli.system.library import native_library
 from gpt_cli.system.signals import ENDING
 from gpt_cli.system.startup import THREAD_VARIABLES
 from support.checkpoints import CASES, CONFIG, make_weights

@@ -37,7 +37,9 @@ def tree(tmp_path, monkeypatch):
     shutil.copytree(ROOT / NATIVE, tree / NATIVE, ignore=shutil.ignore_patterns("libkernels.*"))
     shutil.copytree(ROOT / CUDA, tree / CUDA)
     names = ["pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "gpt_cli/__init__.py"]
-    for name in (*names, CONSTANTS):
+    names += ["gpt_cli/system/__init__.py", "gpt_cli/system/library.py", CONSTANTS]
+    for name in names:
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tree / name)
     shutil.copytree(ROOT / "docs", tree / "docs")
     (tree / "weights" / "tiny").mkdir(parents=True)

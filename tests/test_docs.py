@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from gpt_cli.options.request import Options, SamplingParams
-from gpt_cli.system.machine import native_library
+from gpt_cli.system.library import native_library
 from support.processes import COMMAND, on_terminal, path_with_command
 
 ROOT = Path(__file__).parents[1]

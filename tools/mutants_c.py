@@ -54,7 +54,7 @@ class Build:
 
     def __init__(self) -> None:
         copy_package(FOLDER, PLATFORM, COMPILER, "-O1")
-        self._native = FOLDER / hatch_build.FOLDER
+        self._native = FOLDER / hatch_build.NATIVE
         levels = next(
             found for name, found in hatch_build.LEVELS.items() if PLATFORM.endswith(name)
         )
@@ -106,7 +106,7 @@ def main(count: int) -> int:
     if not build._passes():
         print("the tests fail without any mutant")
         return 1
-    texts = {file: (ROOT / hatch_build.FOLDER / file).read_text() for file in SOURCES}
+    texts = {file: (ROOT / hatch_build.NATIVE / file).read_text() for file in SOURCES}
     changes = [(file, *change) for file in SOURCES for change in mutants(texts[file])]
     sample, killed = random.Random(SEED).sample(changes, min(count, len(changes))), 0
     for file, start, old, new in sample:

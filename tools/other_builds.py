@@ -33,7 +33,7 @@ def copy_package(
         mock.patch.object(hatch_build, "FLAGS", flags),
         mock.patch.object(ctypes, "CDLL"),  # this process may not be able to load it
     ):
-        library = hatch_build.compile_library(ROOT / hatch_build.FOLDER, platform, folder)
-    library.rename(folder / hatch_build.FOLDER / hatch_build.LIBRARY)
+        library = hatch_build.compile_library(ROOT / hatch_build.NATIVE, platform, folder)
+    library.rename(folder / hatch_build.NATIVE / hatch_build.LIBRARY)
     for made in folder.glob("*.o"):
         made.unlink()

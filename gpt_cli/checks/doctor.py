@@ -20,7 +20,8 @@ from gpt_cli.hub.local import cache_folder, list_models
 from gpt_cli.ops import get_ops
 from gpt_cli.ops.bindings import choose_level, levels
 from gpt_cli.system import gpu, machine
-from gpt_cli.system.machine import MOST_THREADS, format_size, native_library
+from gpt_cli.system.library import native_library, source_tree_fault
+from gpt_cli.system.machine import MOST_THREADS, format_size
 
 _COLOURS = {"256": "256 colours", "truecolor": "all colours"}  # with fewer, `show` uses characters
 _LITTLE = 1 << 30  # bytes of memory: just enough for gpt2 and a prompt
@@ -39,7 +40,8 @@ class Finding:
 def examine() -> Iterator[Finding]:
     """Yield the findings; only the last uses the network."""
     python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    yield Finding("gpt-cli", "ok", f"{gpt_cli.__version__} with Python {python}")
+    folder = Path(gpt_cli.__file__).parent
+    yield Finding("gpt-cli", "ok", f"{gpt_cli.__version__} in {folder} with Python {python}")
     blas: Any = np.show_config(mode="dicts")
     library = blas["Build Dependencies"]["blas"]["name"]
     yield Finding("numpy", "ok", f"{np.__version__} with {library}")
@@ -55,7 +57,11 @@ def _ok_or_note(name: str, text: str, cure: str | None) -> Finding:
 def _library() -> Finding:
     """Report the level of the compiled library, or why it is not used."""
     slow = "NumPy computes, more slowly, without int8"
-    if native_library() is None:
+    path = native_library()
+    if path is None and (fault := source_tree_fault()):
+        reason, _, cure = fault.rpartition(": ")
+        return Finding("library", "note", f"{reason}: {slow}", cure)
+    if path is None:
         cure = "install a C compiler, then reinstall gpt2-cli"
         return Finding("library", "note", f"not compiled at installation: {slow}", cure)
     try:
@@ -71,7 +77,10 @@ def _library() -> Finding:
     also = f" (also here: {', '.join(lower)})" if lower else ""
     choice = os.environ.get("GPT_CLI_OPS") or "native"
     if choice == "native":
-        return Finding("library", "ok", f"computes at the level {level}{also}")
+        text = f"computes at the level {level}{also}"
+        if Path(gpt_cli.__file__).parent not in path.parents:
+            text += f", from {path.parent}"  # as a source tree does
+        return Finding("library", "ok", text)
     cure = "unset GPT_CLI_OPS"
     if choice in ("numpy", "cupy"):
         text = f"compiled, for {level}{also}, but GPT_CLI_OPS={choice} is set"

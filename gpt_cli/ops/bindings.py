@@ -15,7 +15,7 @@ from gpt_cli.folder.dtypes import GROUP
 from gpt_cli.ops.contract import Array, Block, LayerNorm
 from gpt_cli.ops.kernels import ACTIVATIONS
 from gpt_cli.ops.memory import address
-from gpt_cli.system.machine import native_library
+from gpt_cli.system.library import native_library
 
 LEVELS = ("avx512vnni", "avx512", "avxvnni", "avx2", "neondot", "neon")
 _VARIABLE = "GPT_CLI_LEVEL"  # environment variable that selects a level

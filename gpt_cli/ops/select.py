@@ -7,13 +7,14 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 
 from gpt_cli.errors import InputError, ResourceError, did_you_mean
 from gpt_cli.folder.dtypes import NAMES, SHORT, WEIGHT_TYPES
 from gpt_cli.ops.contract import Ops
 from gpt_cli.options.declare import THREADS, OptionError, OptionResourceError, check
 from gpt_cli.system import gpu
-from gpt_cli.system.machine import native_library
+from gpt_cli.system.library import native_library, source_tree_fault
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,8 @@ def check_available(device: str, dtype: str) -> list[str]:
             "needs the compiled library, and gpt-cli was installed without it: "
             "install a C compiler, then reinstall gpt2-cli (`gpt-cli doctor` says more)"
         )
+        if fault := source_tree_fault():
+            needs = f"needs the compiled library, and {fault}"
         if choice:
             raise InputError(f"{_VARIABLE}={choice} {needs}")
         raise OptionError("dtype", f"{dtype} {needs}")
@@ -88,6 +91,8 @@ def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
     names = check_available(device, dtype)
     if device == "auto" and (problem := gpu.problem()):
         _log.info("computing on the CPU: %s", problem)
+    if names[-2:] == ["native", "numpy"]:
+        _warn_of_source_tree()
     for name in names:
         try:
             module = importlib.import_module(f"gpt_cli.ops.{name}_ops")
@@ -105,6 +110,13 @@ def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
         problem = f"{fault.text}: {fault.cure}" if fault else f"CuPy does not work: {reason}"
         raise OptionResourceError("device", f"{device}: {problem}")
     raise OptionResourceError("dtype", f"{dtype}: {name} does not work here: {reason}")
+
+
+@cache
+def _warn_of_source_tree() -> None:
+    """Warn once if NumPy computes only because Python imports gpt_cli from a source tree."""
+    if fault := source_tree_fault():
+        _log.warning("NumPy computes, more slowly and with other last bits: %s", fault)
 
 
 def ops_for(stored: str, device: str, threads: int | None = None, *, mixed: bool = False) -> Ops:

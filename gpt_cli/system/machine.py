@@ -1,4 +1,4 @@
-"""Memory, threads and the compiled library of this machine."""
+"""Memory and threads of this machine."""
 
 import os
 import sys
@@ -15,7 +15,6 @@ if sys.platform != "win32":
 
 T = TypeVar("T")
 
-_NATIVE = Path(__file__).parents[1] / "ops" / "native"
 MOST_THREADS = 256  # of the compiled library
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -138,26 +137,6 @@ def _first_number(*variables: str) -> int | None:
     """Return the value of the first environment variable that is a number above 0."""
     values = [os.environ.get(name, "") for name in variables]
     return next((int(value) for value in values if value.isdecimal() and int(value)), None)
-
-
-def native_library() -> Path | None:
-    """Return the file of the compiled library, or None if the installation has none."""
-    libraries = (path for path in _NATIVE.glob("libkernels.*") if path.suffix in (".so", ".dylib"))
-    return next(libraries, None)
-
-
-def native_computes() -> bool:
-    """Return whether the compiled library can be used here, without importing NumPy."""
-    import ctypes
-
-    path = native_library()
-    if path is None:
-        return False
-    try:
-        library = ctypes.CDLL(str(path))
-        return any(library.gpt2_has_level(level) for level in (b"avx2", b"neon"))
-    except (OSError, AttributeError):  # it cannot be loaded, or is another version
-        return False
 
 
 def _affinity() -> int:

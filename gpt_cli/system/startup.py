@@ -3,7 +3,8 @@
 import os
 
 from gpt_cli.errors import ResourceError
-from gpt_cli.system.machine import addresses, blas_threads, cores, native_computes
+from gpt_cli.system.library import native_computes
+from gpt_cli.system.machine import addresses, blas_threads, cores
 
 # Our variable, and the variables of the BLAS libraries that NumPy may be built with.
 THREAD_VARIABLES = (

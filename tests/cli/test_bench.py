@@ -14,7 +14,7 @@ from gpt_cli.cli import app, bench_format
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.gpt2.memory import weights_bytes
 from gpt_cli.hub.local import bundled
-from gpt_cli.system.machine import native_library
+from gpt_cli.system.library import native_library
 from support.in_process import records_here, refusal, run_here, terminal_here
 
 BENCH = ["bench", "--model", "tiny"]

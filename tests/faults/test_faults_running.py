@@ -15,7 +15,7 @@ import pytest
 
 from gpt_cli.folder.config import GPT2Config, expected_shapes
 from gpt_cli.system import gpu
-from gpt_cli.system.machine import native_library
+from gpt_cli.system.library import native_library
 from support.checkpoints import CONFIG, write_checkpoint
 from support.in_process import records_here, run_here
 from support.processes import is_quiet, on_terminal, posix, run_on_terminal

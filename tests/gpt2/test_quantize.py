@@ -17,7 +17,7 @@ from gpt_cli.gpt2 import assembly, checkpoint
 from gpt_cli.gpt2.model import forward
 from gpt_cli.ops import get_ops
 from gpt_cli.ops.int8 import quantize
-from gpt_cli.system.machine import native_library
+from gpt_cli.system.library import native_library
 from support.checkpoints import (
     CASES,
     CONFIG,

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from gpt_cli.ops import bindings
-from hatch_build import FOLDER
+from hatch_build import NATIVE
 
 COMPILER = shlex.split(os.environ.get("CC") or "cc")
 
@@ -31,7 +31,7 @@ def test_each_struct_has_the_size_and_the_offsets_of_c(tmp_path):
         + "return 0; }\n"
     )
     program = tmp_path / "offsets"
-    subprocess.run([*COMPILER, f"-I{FOLDER}", str(source), "-o", str(program)], check=True)
+    subprocess.run([*COMPILER, f"-I{NATIVE}", str(source), "-o", str(program)], check=True)
     output = subprocess.run([program], capture_output=True, text=True, check=True).stdout
     numbers = [list(map(int, line.split())) for line in output.splitlines()]
     names = [name for name, *_ in expected]

@@ -15,7 +15,7 @@ from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import forward
 from gpt_cli.ops import Linear, bindings
 from gpt_cli.options.request import Options
-from gpt_cli.system.machine import native_library
+from gpt_cli.system.library import native_library
 from gpt_cli.texts.loaded import LoadedModel
 from gpt_cli.texts.text import Text
 from support.checkpoints import ALPHABET, CONFIG, VOCAB, filed, make_weights

@@ -124,14 +124,6 @@ def test_the_share_of_a_group_limits_the_cores(group, monkeypatch, limit, number
     assert machine.cores() == number
 
 
-def test_native_computes_if_the_library_can_be_loaded(monkeypatch, tmp_path):
-    assert machine.native_computes() == (machine.native_library() is not None)
-    monkeypatch.setattr(machine, "_NATIVE", tmp_path)
-    assert not machine.native_computes()
-    (tmp_path / "libkernels.so").write_bytes(b"no library")
-    assert not machine.native_computes()
-
-
 @pytest.mark.parametrize(
     ("size", "text"),
     [(0, "0 B"), (999, "999 B"), (548_105_171, "548 MB"), (999_999, "1 MB"), (6.4e9, "6.4 GB")],

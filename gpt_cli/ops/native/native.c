@@ -107,6 +107,15 @@ const struct layout gpt2_layout = {
     },
 };
 
+#ifndef SOURCES /* defined by hatch_build.py */
+#define SOURCES ""
+#endif
+
+const char *gpt2_sources(void)
+{
+    return SOURCES;
+}
+
 int gpt2_has_level(const char *name)
 {
     for (size_t i = 0; i < sizeof levels / sizeof *levels; i++)

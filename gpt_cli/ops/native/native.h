@@ -18,6 +18,9 @@ struct layout {
 };
 EXPORT extern const struct layout gpt2_layout;
 
+/* Return the digest of the sources of this library: see `sources_digest` in system/library.py. */
+EXPORT const char *gpt2_sources(void);
+
 /* Return whether this processor supports the level of this name. */
 EXPORT int gpt2_has_level(const char *name);
 
