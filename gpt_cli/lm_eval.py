@@ -66,6 +66,8 @@ class EngineLM(TemplateLM):
         **load_options: Any,
     ):
         super().__init__()
+        if "pretrained" in load_options:  # its name in lm-eval's other models
+            raise InputError("pretrained is called model here: --model_args model=NAME")
         self.engine = load(model, device="auto" if device == "cuda:0" else device, **load_options)
         self.engine.loaded.refuse_edits("cannot be used with lm-eval")
 

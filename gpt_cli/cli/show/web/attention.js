@@ -78,12 +78,13 @@ function unpacked(text) {
 
 /** Return the mean of the weights of several heads. */
 function mean(matrices) {
-  return matrices[0].map((_, k) => matrices.reduce((sum, matrix) => sum + matrix[k], 0) / matrices.length);
+  const sum = (_, k) => matrices.reduce((total, matrix) => total + matrix[k], 0);
+  return Float64Array.from(matrices[0], sum).map((total) => total / matrices.length); // not cut to integers
 }
 
 /** Draw a triangle of weights, `size` pixels wide. A pixel for several weights shows the maximum. */
 function drawWeights(canvas, matrix, T, size) {
-  const most = new Uint16Array(size * size);
+  const most = new Float64Array(size * size);
   for (let i = 0, k = 0; i < T; i++) {
     const start = Math.floor((i * size) / T) * size;
     for (let j = 0; j <= i; j++, k++) {
