@@ -118,7 +118,7 @@ def test_arguments_of_the_model_are_those_of_load(library):
     assert (ops.dtype, ops.threads, lm.tokenizer_name) == ("int8", 1, "tiny")
     with pytest.raises(InputError, match="cuda:3"):
         EngineLM.create_from_arg_obj({"model": "tiny"}, {"device": "cuda:3"})
-    with pytest.raises(InputError, match="^pretrained is called model here"):
+    with pytest.raises(InputError, match=r"^pretrained is called model here"):
         EngineLM.create_from_arg_string("pretrained=tiny")
 
 

@@ -38,11 +38,13 @@ _IN_TERMINAL = {
 
 
 def find_page(name: str) -> str | None:
-    """Return the page with the topic `name`, or with the command `name` in its title, if any."""
+    """Return the page of a topic, of a command in its title, or of a view of `show`, if any."""
     pages = _pages()
     name = name.lower().removesuffix(".md")
     if name in pages:
         return pages[name]
+    if f"| `show {name}` |" in pages["show"]:
+        return pages["show"]
     titled = (page for page in pages.values() if f"`gpt-cli {name}`" in page.partition("\n")[0])
     return next(titled, None)
 

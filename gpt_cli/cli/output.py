@@ -19,6 +19,7 @@ _LONGEST_NOTE = 300  # characters
 _PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
 _PICTURES[0x7F] = 0x2421  # DEL
 _PICTURES.update(dict.fromkeys(range(0x80, 0xA0), 0xFFFD))  # C1
+_MARKS = '"\\'  # that JSON escapes, although they are printable
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -112,10 +113,15 @@ def quoted(data: bytes) -> str:
     return f'"{"".join(map(_escaped, data.decode(errors="surrogateescape")))}"'
 
 
+def in_quotation_marks(text: str) -> str:
+    """Return a text on one line between quotation marks; characters not printable are escaped."""
+    return f"“{''.join(one if one in _MARKS else _escaped(one) for one in text)}”"
+
+
 def _escaped(character: str) -> str:
     if "\udc80" <= character <= "\udcff":
         return f"\\x{ord(character) - 0xDC00:02x}"
-    if character.isprintable() and character not in '"\\':
+    if character.isprintable() and character not in _MARKS:
         return character
     return json.dumps(character)[1:-1]
 

@@ -66,7 +66,7 @@ def test_a_terminal_shows_a_page_without_markup_and_all_of_its_code(page, column
 def test_links_name_topics_and_no_files_and_pictures_are_described():
     assert "an exit code (gpt-cli help reference)" in ESCAPES.sub("", shown("generate", 100))
     page = squeezed(shown("how-gpt2-works"))
-    assert squeezed("Allofitisingpt_cli/gpt2/model.py, which") in page
+    assert squeezed("The whole network is in gpt_cli/gpt2/model.py, which") in page
     assert squeezed("of this page are LaTeX") in page
     assert squeezed("of this page are LaTeX") not in squeezed(shown("generate"))
     assert squeezed("(Picture: Sixteen maps, four layers of four heads") in page
@@ -93,7 +93,7 @@ def test_a_pager_gets_what_is_longer_than_the_terminal_and_ctrl_c(tmp_path):
 
 
 def test_the_name_of_a_command_is_the_topic_of_its_page_or_its_help():
-    topics = {"Serve.MD": "serve", "next": "rank", "decompress": "compress"}
+    topics = {"Serve.MD": "serve", "next": "rank", "decompress": "compress", "attention": "show"}
     for name, page in topics.items():
         assert run_here("help", name)[0] == (DOCS / f"{page}.md").read_bytes()
     for names in (["info"], ["help"], ["show", "tree"]):

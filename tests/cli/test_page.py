@@ -425,6 +425,37 @@ def test_a_cell_of_a_grid_shows_its_value(look, see):
     assert ((red >= blue) == (values.ravel() <= 0)).all()
 
 
+def luminance(colours):
+    """Return the relative luminance of colours (n, 3) in 0..255, as WCAG defines it."""
+    parts = np.array(colours) / 255
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    return linear @ [0.2126, 0.7152, 0.0722]
+
+
+@browser_only
+@pytest.mark.parametrize("kind", GRIDS)
+def test_the_numbers_of_a_grid_are_readable_on_every_colour(kind, look, see):
+    values = np.linspace(-1, 1, 200).reshape(10, 20).tolist()
+    names = [str(number) for number in range(20)]
+    tab = look(replace(see(kind), rows=names[:10], columns=names, values=values))
+    text, behind = (
+        luminance(
+            tab.locator("td").evaluate_all(
+                f"all => all.map(one => getComputedStyle(one).{name}.match(/\\d+/g).map(Number))"
+            )
+        )
+        for name in ("color", "backgroundColor")
+    )
+    contrast = (np.maximum(text, behind) + 0.05) / (np.minimum(text, behind) + 0.05)
+    assert contrast.min() >= 4.5  # WCAG AA
+
+
+@browser_only
+def test_quotes_of_a_prompt_are_shown_as_they_are(look, see):
+    tab = look(see("attribution", 'The fox said "yes" and "no'))
+    assert '“The fox said "yes" and "no”' in tab.locator(".note").first.inner_text()
+
+
 @browser_only
 def test_a_grid_begins_with_its_largest_value_in_view(look, see):
     view = see("patch")

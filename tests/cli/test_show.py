@@ -594,6 +594,23 @@ def test_a_picture_a_page_and_json_can_be_combined(tmp_path):
     assert all(file.stat().st_size > 1000 for file in files)
 
 
+def test_a_page_is_opened_in_a_browser(tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda uri: opened.append(uri) or True)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    run("tree", TEXT, "--open", "--html", str(tmp_path / "tree.html"))
+    run("tree", TEXT, "--open")
+    assert opened[0] == (tmp_path / "tree.html").as_uri()
+    (page,) = tmp_path.glob("gpt-cli-*/tree.html")
+    assert opened[1] == page.as_uri()
+    assert page.read_bytes() == (tmp_path / "tree.html").read_bytes()
+    monkeypatch.setattr("webbrowser.open", lambda uri: False)
+    _, errors = run_here("show", "tree", "-m", "tiny", TEXT, "--open", "-q", code=5)
+    assert errors.startswith(
+        f"gpt-cli: error: --open: there is no browser here; the page is {tmp_path}"
+    )
+
+
 # --- errors --------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, Literal
 
 import typer
@@ -10,7 +11,7 @@ from gpt_cli.cli import flags, inputs
 from gpt_cli.cli.files import check_file, check_picture
 from gpt_cli.cli.help import EXAMPLES, add_command
 from gpt_cli.cli.output import note, write
-from gpt_cli.errors import InputError
+from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.options.declare import Declared, between, option
 from gpt_cli.system.atomic import write_file
 from gpt_cli.system.startup import prepare
@@ -33,6 +34,9 @@ class Output(Declared):
 
     special: bool = flags.SPECIAL
     html: Path | None = option(None, "Write an interactive web page.", metavar="FILE")
+    open_page: bool = option(
+        False, "Open the page in a browser; without --html, from a temporary file.", flag="--open"
+    )
     png: Path | None = option(None, "Not for a text.", callback=_refuse_picture, hidden=True)
     force: bool = flags.FORCE
     as_json: bool = flags.JSON
@@ -69,8 +73,11 @@ class Output(Declared):
 
         view = getattr(views, name)(engine, prompt, special=self.special, **details)
         files = {}
-        if self.html is not None:
-            files[self.html] = page.page(view).encode()
+        html = self.html
+        if html is None and self.open_page:
+            html = Path(mkdtemp(prefix="gpt-cli-")) / f"{name}.html"
+        if html is not None:
+            files[html] = page.page(view).encode()
         if self.png is not None:
             from gpt_cli.cli.show.picture import picture
 
@@ -86,6 +93,16 @@ class Output(Declared):
             print_view(view)
         elif not loading.quiet:
             note(*(f"gpt-cli: wrote {file}" for file in files))
+        if html is not None and self.open_page:
+            _open(html)
+
+
+def _open(page: Path) -> None:
+    """Show a page in a browser; raise ResourceError if there is none."""
+    import webbrowser  # few commands need it
+
+    if not webbrowser.open(page.absolute().as_uri()):
+        raise ResourceError(f"--open: there is no browser here; the page is {page}")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -144,7 +161,7 @@ def attention(
     Examples:
         gpt-cli show attention -m tiny 'There was a girl named Emma.'
         gpt-cli show attention -m tiny --layer 1 --head 0 'A girl named Emma.'
-        gpt-cli show attention -m tiny --html new.html 'A girl named Emma.'
+        gpt-cli show attention -m tiny --open 'A girl named Emma.'
     """
     output.show_prompt("attention", words, file, loading, layer=layer, head=head)
 

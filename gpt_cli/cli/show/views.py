@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli import records
-from gpt_cli.cli.output import quoted, token_label
+from gpt_cli.cli.output import in_quotation_marks, token_label
 from gpt_cli.engine import Engine
 from gpt_cli.options.declare import OptionError
 from gpt_cli.records import Record, json_line
@@ -287,12 +287,13 @@ def _common(engine: Engine, prompts: list[str], answer: str, wrong: str | None) 
 
 
 def _measure(answer: str, wrong: str | None) -> str:
-    """Return what a grid measures, such as `logit " a" - logit " b"`."""
-    return " - ".join(f"logit {quoted(t.encode())}" for t in (answer, wrong) if t is not None)
+    """Return what a grid measures, such as `logit “ a” - logit “ b”`."""
+    answers = (text for text in (answer, wrong) if text is not None)
+    return " - ".join(f"logit {in_quotation_marks(text)}" for text in answers)
 
 
 def _after(prompt: str, measure: float) -> str:
-    return f"after {quoted(prompt.encode())}: {measure:+z.4f}"
+    return f"after {in_quotation_marks(prompt)}: {measure:+z.4f}"
 
 
 def _tokens(engine: Engine, ids: list[int]) -> list[Record]:

@@ -25,7 +25,7 @@ function grid({ axes, title, notes, rows, columns, values }) {
   const box = el("div", { class: "scroll" }, table);
   const panel = el("output", { class: "panel" });
   const steps = [-1, -0.5, 0, 0.5, 1].map((share) => painted(signed(share * most, digits), colour(share * most)));
-  const heading = printable(title).replaceAll('" ', '"\u00a0'); // no line break within " Emma"
+  const heading = printable(title).replaceAll("“ ", "“\u00a0"); // no line break within “ Emma”
   main.append(el("h2", {}, heading), ...notes.map((note) => el("p", { class: "note" }, printable(note))),
     box, el("p", { class: "legend" }, ...steps), panel);
 
