@@ -18,6 +18,7 @@ from gpt_cli.cli import flags, inputs
 from gpt_cli.cli.jobs import run as run_job
 from gpt_cli.cli.output import note, on_terminal, remark, write, write_json
 from gpt_cli.cli.progress import LONG, StatusLine
+from gpt_cli.cli.wrap import text_writer
 from gpt_cli.errors import InputError, RowsError, counted
 from gpt_cli.options.declare import option
 from gpt_cli.options.request import SAMPLES, Options
@@ -80,7 +81,7 @@ def generate(
     if as_json:
         _write_records(engine, text, completions, logprobs=logprobs is not None)
     elif not streams:
-        write("\n---\n".join(prefix + completion.text for completion in completions))
+        text_writer()("\n---\n".join(prefix + completion.text for completion in completions))
     if not as_json and on_terminal(sys.stdout):
         write("\n")
     if not loading.quiet:
@@ -133,12 +134,13 @@ def _finish(run: "Run", options: Options, prefix: str | None, *, quiet: bool) ->
     shown = (len(run.completions) > 1 or options.beams is not None) and not quiet
     try:
         with StatusLine(shown=shown, delay=LONG) as status:
+            write_text = text_writer()
             if prefix:
-                write(prefix)
+                write_text(prefix)
             for steps in run.passes:
                 for step in map(run.add, steps):
                     if prefix is not None and not step.hypothesis:
-                        write(step.text)
+                        write_text(step.text)
                 tokens += len(steps) or 1  # each beam has one more
                 status.show(f"{counted(tokens, 'token')} of {what}")
     except KeyboardInterrupt:
