@@ -54,20 +54,35 @@ class DraftPolicy:
     def __init__(self, speculator: Speculator, sampler: Sampler):
         self._speculator = speculator
         self._sampler = sampler
-        self._ngram_history = DraftHistory(1, 1)
-        self._model_history = DraftHistory(1, 0.3)
         self._guesses: list[list[int]] = []  # from n-grams, by row
-        self._pass_seconds = 0.0  # of a pass over one token
         self._model_drafted = False  # the last drafts
         self._drafted_at: float | None = None
+        self._known: set[int] = set()  # numbers of the rows when the records below began
+        self._begin_records()
+
+    def _begin_records(self) -> None:
+        self._ngram_history = DraftHistory(1, 1)
+        self._model_history = DraftHistory(1, 0.3)
+        self._pass_seconds = 0.0  # of a pass over one token
         self._idle = 0
         self._patience = _PATIENCE
+
+    def _forget_ended(self, rows: Sequence[BatchRow]) -> None:
+        """Begin new records once no row is left from their beginning.
+
+        How drafts paid for many sampled texts says nothing about one greedy text after them.
+        """
+        numbers = {row.request_number for row in rows}
+        if self._known.isdisjoint(numbers):
+            self._known = numbers
+            self._begin_records()
 
     def draft(self, rows: Sequence[BatchRow], cache: KVCache | None) -> None:
         """Set the drafts of rows, if there is a cache; it keeps its tokens."""
         self._drafted_at = None
         if cache is None:
             return
+        self._forget_ended(rows)
         free_slots = cache.capacity - max(len(row.window) for row in rows)
         max_drafts = min(MAX_ROW_DRAFTS, MAX_DRAFTS // len(rows), free_slots)
         if max_drafts < 1:

@@ -89,16 +89,19 @@ class Simulation:
         ops = SimpleNamespace(dtype=dtype, decode=None, draft_ops=lambda: draft_ops)
         self._speculator = Speculator(SimpleNamespace(ops=ops))
 
-    def run(self, *sizes, prompt=1):
-        """Continue prompts by these numbers of tokens; return `passes`."""
-        drafting = self.drafting = DraftPolicy(self._speculator, None)
+    def run(self, *sizes, prompt=1, first=0, policy=None):
+        """Continue prompts by these numbers of tokens; return `passes`.
+
+        The numbers of rows begin with `first`. The policy is by default a new one.
+        """
+        drafting = self.drafting = policy or DraftPolicy(self._speculator, None)
         self.passes = []
         rows = [
             FakeRow(
                 request_number=row, ids=[self._text(row, position) for position in range(prompt)],
                 tokens_left=size, drafts=[], window=[],
             )
-            for row, size in enumerate(sizes)
+            for row, size in enumerate(sizes, first)
         ]  # fmt: skip
         while rows := [row for row in rows if row.tokens_left]:
             self._by_model = False
@@ -230,6 +233,17 @@ def test_a_draft_model_that_is_right_again_is_used_again(simulated, wrong):
     again = next(number for number, (count, _) in enumerate(passes) if count > 3)
     assert again < 3 * wrong
     assert (MAX_ROW_DRAFTS, True) in passes[again : again + 20]
+
+
+def test_what_drafts_saved_is_forgotten_with_the_texts(simulated):
+    simulation = simulated(right=lambda position: len(simulation.passes) >= crowd or policy is None)
+    policy, crowd = None, 10**9
+    alone = simulation.run(400)
+    policy = DraftPolicy(simulation._speculator, None)
+    crowd = len(simulation.run(*[400] * 8, policy=policy))
+    assert simulation.passes[-1] == (0, False)
+    crowd = 0
+    assert simulation.run(400, first=8, policy=policy) == alone
 
 
 def test_a_draft_model_that_begins_to_be_wrong_is_given_up_step_by_step(simulated):
