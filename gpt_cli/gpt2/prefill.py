@@ -1,6 +1,6 @@
 """Prefill: compute the known tokens of texts, a pass at a time."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -23,21 +23,24 @@ def prefill(
     model: GPT2,
     rows: Sequence[Sequence[int]],
     cache: KVCache | None,
-    max_tokens: int | None = None,
+    max_tokens: Callable[[], int] | None = None,
     hook: Hook = NO_HOOK,
 ) -> Iterator[list[Array]]:
     """Append rows of ids to a cache; yield the states (t, C) of the t tokens per row of a pass.
 
-    A pass has up to `max_tokens`, by default `ops.pass_tokens`. Without a cache, one pass has all.
+    Before each pass, `max_tokens` returns the most tokens that it may have, by default
+    `ops.pass_tokens`. Without a cache, one pass has all.
     """
     ids, lengths = right_pad(rows)
-    max_tokens = max_tokens or model.ops.pass_tokens
-    width = max(1, max_tokens // len(rows)) if cache else max(1, ids.shape[1])
-    for start in range(0, ids.shape[1], width):
+    start = 0
+    while start < ids.shape[1]:
+        most = max_tokens() if max_tokens else model.ops.pass_tokens
+        width = max(1, most // len(rows)) if cache else ids.shape[1]
         part = ids[:, start : start + width]
         new = np.clip(lengths - start, 0, part.shape[1])
         x = hidden_states(model, model.ops.xp.asarray(part), cache, new, hook)
         yield [x[row, :length] for row, length in enumerate(new.tolist())]
+        start += width
 
 
 def row_states(

@@ -1,6 +1,6 @@
 """Pending texts, and the computation of their prompts, a chunk of tokens at a time."""
 
-import math
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,9 +23,27 @@ from gpt_cli.texts.measures import TopLogprobs, log_probabilities, top_logprobs
 from gpt_cli.texts.prefix_cache import PrefixCache
 from gpt_cli.texts.text import editing_hook
 
-CHUNK = 72  # tokens of prompts in a pass, or tokens to score: 0.07 s of a CPU with 124M parameters
+CHUNK = 72  # tokens to score at a time
+_PASS_SECONDS = 0.05  # of prompts, while other texts wait for their next token
+_LEAST_TOKENS = 12  # of a pass: fewer hardly save time
+_OLDER = 0.7  # weight of earlier rates
 
 Vector: TypeAlias = NDArray[np.float32]
+
+
+class Pace:
+    """How many tokens of prompts a pass has: as many as this machine computes in its time."""
+
+    def __init__(self, most: int):
+        self.tokens = CHUNK  # of the next pass
+        self._most = most
+        self._rate = 0.0  # tokens per second
+
+    def learn(self, tokens: int, seconds: float) -> None:
+        """Learn from the time of a pass."""
+        rate = tokens / max(seconds, 1e-9)
+        self._rate = _OLDER * self._rate + (1 - _OLDER) * rate if self._rate else rate
+        self.tokens = min(max(_LEAST_TOKENS, int(_PASS_SECONDS * self._rate)), self._most)
 
 
 @dataclass
@@ -127,8 +145,11 @@ class PendingVector(MeasuredText):
 class Prompts:
     """Prompts that are computed side by side, a chunk at a time, and then measured."""
 
-    def __init__(self, model: GPT2, texts: Sequence[PendingText], prefixes: PrefixCache):
+    def __init__(
+        self, model: GPT2, texts: Sequence[PendingText], prefixes: PrefixCache, pace: Pace
+    ):
         self._model = model
+        self._pace = pace
         self.texts = texts
         prefill_ids = [text.prefill_ids for text in texts]
         self.cache = KVCache(model.config, model.ops, len(texts), max(map(len, prefill_ids)))
@@ -144,24 +165,27 @@ class Prompts:
         rests = [ids[n:] for ids, n in zip(prefill_ids, self.cache.lengths, strict=True)]
         hook = editing_hook([text.request.text for text in texts], model.ops)
         self._hook = Recorder({text.hook for text in texts} - {FINAL}, hook)
-        self._passes = prefill(model, rests, self.cache, CHUNK, self._hook)
-        self._passes_left = math.ceil(max(map(len, rests)) / max(1, CHUNK // len(texts)))
+        self._passes = prefill(model, rests, self.cache, lambda: pace.tokens, self._hook)
+        self._tokens_left = max(map(len, rests))  # of the longest text
         self._unmeasured = deque(
             (row, text) for row, text in enumerate(texts) if isinstance(text, MeasuredText)
         )
 
     def advance(self) -> bool:
         """Compute the next chunk; return whether all is done."""
-        if self._passes_left:
+        if self._tokens_left:
             self._compute_states()
-            self._passes_left -= 1
         elif self._unmeasured:
             self._measure(*self._unmeasured[0])
-        return not self._passes_left and not self._unmeasured
+        return not self._tokens_left and not self._unmeasured
 
     def _compute_states(self) -> None:
         """Append the states of the next pass, or else the values that a text needs."""
+        began = time.perf_counter()
         states = next(self._passes)
+        width = max(map(len, states))
+        self._pace.learn(width * len(states), time.perf_counter() - began)
+        self._tokens_left -= width
         values = rows_of(self._hook.values, [len(x) for x in states])
         for row, text in enumerate(self.texts):
             new = values[row].get(text.hook, states[row])

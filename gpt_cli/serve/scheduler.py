@@ -30,7 +30,7 @@ from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.memory import cache_bytes
 from gpt_cli.gpt2.model import GPT2
 from gpt_cli.gpt2.weights import NotFiniteError
-from gpt_cli.serve.prompts import CHUNK, MeasuredText, PendingText, Prompts
+from gpt_cli.serve.prompts import MeasuredText, Pace, PendingText, Prompts
 from gpt_cli.serve.refusals import QueueFullError, StoppedError
 from gpt_cli.texts.loaded import LoadedModel
 from gpt_cli.texts.prefix_cache import MIN_PREFIX_TOKENS, Prefix, cache_budget, common_length
@@ -65,6 +65,7 @@ class Scheduler:
         self._running: set[PendingText] = set()  # all that do not wait
         self._decoded: dict[int, PendingText] = {}  # by `BatchRow.request_number`
         self._prompts: deque[Prompts] = deque()
+        self._pace = Pace(loaded.model.ops.pass_tokens)
         self._waiting: list[_Waiting] = []  # a heap
         self._prefixes = self._loaded.prefixes
         self._numbers = count()  # of requests and of rows
@@ -172,7 +173,7 @@ class Scheduler:
                 text = entry.text
                 prefix, cached = self._prefixes.find(text.cacheable_ids)
                 width = max(longest, len(text.prefill_ids) - cached)
-                fits = not new or width * (len(new) + 1) <= CHUNK
+                fits = not new or width * (len(new) + 1) <= self._pace.tokens
                 if cached == len(text.prefill_ids) and not isinstance(text, MeasuredText):
                     self._join(text, prefix.cache if prefix else None, 0)
                     self.reused += cached
@@ -194,7 +195,7 @@ class Scheduler:
     def _begin(self, texts: Sequence[PendingText]) -> None:
         """Begin to compute the prompts of texts, side by side."""
         try:
-            prompts = Prompts(self._model, texts, self._prefixes)
+            prompts = Prompts(self._model, texts, self._prefixes, self._pace)
         except MemoryError as error:
             self._end(texts, error)
         else:

@@ -18,7 +18,7 @@ def cache_of(model):
 @pytest.mark.parametrize("tokens", [1, 6, 9, 1000])
 def test_a_pass_has_so_many_tokens_and_the_states_are_those_of_each_row(make_model, tokens):
     model = make_model()
-    passes = list(prefill(model, ROWS, cache_of(model), tokens))
+    passes = list(prefill(model, ROWS, cache_of(model), lambda: tokens))
     width = max(1, min(7, tokens // 3))
     assert len(passes) == -(-7 // width)
     assert [sum(len(states[row]) for states in passes) for row in range(3)] == [7, 1, 3]

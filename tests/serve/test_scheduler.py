@@ -25,7 +25,7 @@ from gpt_cli.options.request import Options
 from gpt_cli.scoring.activations import activations
 from gpt_cli.scoring.score import score
 from gpt_cli.serve import prompts, scheduler
-from gpt_cli.serve.prompts import PendingScore, PendingText, PendingVector, PromptScore
+from gpt_cli.serve.prompts import Pace, PendingScore, PendingText, PendingVector, PromptScore
 from gpt_cli.serve.scheduler import QueueFullError, Scheduler, StoppedError
 from gpt_cli.texts import prefix_cache
 from gpt_cli.texts.loaded import LoadedModel
@@ -126,8 +126,12 @@ def loaded(native, tokenizer):
 
 
 @pytest.fixture
-def running(loaded):
-    """Return a function that starts a scheduler, which is stopped at the end."""
+def running(loaded, monkeypatch):
+    """Return a function that starts a scheduler, which is stopped at the end.
+
+    Its passes have `CHUNK` tokens of prompts, however long they take.
+    """
+    monkeypatch.setattr(Pace, "learn", lambda *_: None)
     started = []
 
     def start(computing=loaded, **limits):
@@ -178,7 +182,7 @@ def test_each_text_is_the_one_that_it_is_alone(
     loaded, caller = LoadedModel(model_of(native(dtype), dtype, **SMALL), tokenizer), Caller()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prompts, "CHUNK", chunk)
-        patch.setattr(scheduler, "CHUNK", chunk)
+        patch.setattr(Pace, "learn", lambda *_: None)
         patch.setattr(prefix_cache, "_MIN_BUDGET", 300_000)
         patch.setattr(prefix_cache, "_BUDGET_SHARE", 0)
         shared = Scheduler(drafting(loaded), max_batch=max_batch)
@@ -335,6 +339,16 @@ def test_each_of_several_prompts_in_a_pass_is_known_afterwards(loaded, running, 
         (expected,) = score(loaded, [task.request.text])
         assert caller.scores[task.number].logprobs == expected.token_logprobs[1:]
     assert passes[1:] == [(1, 5), (1, 5)]
+
+
+def test_a_pass_of_prompts_has_the_tokens_that_the_machine_computes_in_its_time():
+    pace = Pace(1000)
+    assert pace.tokens == prompts.CHUNK
+    for rate in (100, 1000, 100_000):
+        for _ in range(40):
+            pace.learn(pace.tokens, pace.tokens / rate)
+        expected = min(max(prompts._LEAST_TOKENS, prompts._PASS_SECONDS * rate), 1000)
+        assert pace.tokens == pytest.approx(expected, rel=0.01, abs=1)
 
 
 def test_short_prompts_share_a_pass_and_a_long_one_has_chunks(running, passes):
