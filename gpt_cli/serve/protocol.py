@@ -15,6 +15,7 @@ from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError, ResourceError, counted, did_you_mean
 from gpt_cli.gpt2.edits import Edit, EditError, bind
 from gpt_cli.gpt2.hooks import FINAL, has_key_axis, hook_shapes, select_hooks
+from gpt_cli.hub import is_folder
 from gpt_cli.options.declare import LIMIT, Declared, OptionError, Range, between, option
 from gpt_cli.options.request import OF_SEARCH, Options, SamplingParams, check_search
 from gpt_cli.serve import trial
@@ -284,6 +285,11 @@ def _completion_fields(values: Json, names: Sequence[str]) -> CompletionFields:
     if fields.stream and fields.choices > fields.n:
         raise RequestError("best_of: the best of several texts cannot be streamed", "best_of")
     return fields
+
+
+def shown_name(engine: Engine) -> str:
+    """Return the name of a model in answers, which for a folder is not its path."""
+    return Path(engine.name).resolve().name if is_folder(engine.name) else engine.name
 
 
 def check_model(name: str, names: Sequence[str]) -> None:
