@@ -4,6 +4,8 @@ import asyncio
 import gzip
 import json
 import pickle
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -283,3 +285,13 @@ def test_rows_with_other_fields_are_no_requests(here):
 def test_a_given_seed_is_that_of_requests_without_one(tiny):
     for body, seed in ({}, 7), ({"seed": 3}, 3), ({"seed": -1}, 7):
         assert read_completions(tiny, body, ["tiny"], seed=7).options.seed == seed
+
+
+def test_no_server_needs_to_be_installed():
+    code = (
+        "import sys\n"
+        "for name in ('starlette', 'uvicorn', 'prometheus_client'):\n"
+        "    sys.modules[name] = None\n"
+        "from gpt_cli.serve import Requests, answers, scheduler\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
