@@ -248,6 +248,11 @@ def of_error(error: InputError) -> Record:
     return {"error": {"code": error.code, "message": str(error)}}
 
 
+def error_of(record: Record) -> Record | None:
+    """Return the error of a record of a row that failed; None for a result."""
+    return record.get("error")
+
+
 def of_token(engine: "Engine", id: int, logprob: float | None) -> Record:
     """Return the record of a token; U+FFFD stands for an incomplete character in its text.
 

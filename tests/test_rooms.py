@@ -72,6 +72,7 @@ COVERED = {
     "options/test_declare.py": ["options/request"],
     "serve/test_responses.py": ["serve/choice", "serve/metrics", "serve/refusals"],
     "serve/test_app.py": ["serve/dialects", "serve/protocol"],
+    "serve/test_requests.py": ["serve/answers"],
     "serve/test_scheduler.py": ["serve/prompts"],
     "serve/test_server.py": ["cli/commands/serve", "serve/guard", "serve/settings"],
     "test_devices.py": ["ops/cuda/placed"],

@@ -31,7 +31,7 @@ from gpt_cli.cli.help import HelpFormatter, add_command
 from gpt_cli.cli.output import note, verbose
 from gpt_cli.cli.parameters import command as with_flags
 from gpt_cli.cli.show.commands import show
-from gpt_cli.cli.usage import usage_error
+from gpt_cli.cli.usage import check_flags, usage_error
 from gpt_cli.errors import GPTCLIError, ResourceError
 from gpt_cli.options.declare import option
 from gpt_cli.system.signals import ENDING, interrupt, received
@@ -155,6 +155,7 @@ def run(arguments: list[str]) -> int:
     try:
         arguments = _without_help(arguments)
         command = get_command(application(arguments[0] if arguments else None))
+        check_flags(command, arguments)
         with command.make_context("gpt-cli", arguments) as context:
             command.invoke(context)
         if sys.stdout is not None:

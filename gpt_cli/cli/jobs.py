@@ -1,7 +1,7 @@
 """Run a job for a command: its rows in, records out, progress and notes on standard error."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stdout
 from typing import TextIO, cast
 
@@ -75,10 +75,12 @@ def run(
     loading: flags.Loading,
     placement: flags.Placement,
     sink: Records | None = None,
+    requests: Callable[[], jobs.Task] | None = None,
 ) -> None:
     """Run a job; raise RowsError if it is complete and rows failed.
 
-    Without --output, the records go to `sink`, by default to standard output.
+    Without --output, the records go to `sink`, by default to standard output. `requests` returns
+    the task for rows that are requests: see `jobs.run`.
     """
     cluster = placement.cluster(loading.threads)
     if sink is None or rows.output is not None:
@@ -101,6 +103,7 @@ def run(
             resume=rows.resume,
             cluster=cluster,
             observer=progress,
+            requests=requests,
             **loading.options,
         )
     failed = summary.failed + sink.unread

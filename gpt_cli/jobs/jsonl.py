@@ -6,8 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import BinaryIO, TypeAlias
 
-from gpt_cli.records import Record, Schema, json_line
+from gpt_cli.records import Record, Schema, error_of, json_line
 
+ErrorOf: TypeAlias = Callable[
+    [Record], Record | None
+]  # returns the error of a record, if it is one
 Streams: TypeAlias = Callable[[], Iterable[BinaryIO]]  # opens parts, one after the other
 
 
@@ -38,20 +41,23 @@ class Lines(RecordFormat):
 
     has_manifest = False
 
+    def __init__(self, error_of: ErrorOf = error_of):
+        self._error_of = error_of
+
     def write(self, records: Sequence[Record], schema: Schema, stream: BinaryIO) -> None:
         """Write records as lines."""
         stream.write(b"".join(map(encode, records)))
 
     def count(self, stream: BinaryIO) -> tuple[int, int]:
         """Return the numbers of rows and of errors."""
-        rows = set()
+        rows = 0
         failed = set()
         for line in stream:
             record = json.loads(line.decode(errors="surrogateescape"))
-            rows.add(record["index"])
-            if "error" in record:
-                failed.add(record["index"])
-        return len(rows), len(failed)
+            rows += record.get("sample", 0) == 0
+            if self._error_of(record) is not None:
+                failed.add(rows)
+        return rows, len(failed)
 
     def join(self, streams: Streams, schema: Schema, target: BinaryIO, manifest: bytes) -> None:
         """Write one file of several, without the manifest."""

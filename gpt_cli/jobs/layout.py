@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from gpt_cli.errors import InputError
-from gpt_cli.records import ERROR, IDENTITY, Schema
+from gpt_cli.records import ERROR, IDENTITY, Record, Schema, error_of
 
 _LINE = "line"  # the field that a plain line has
 _PART = re.compile(r"\{([^{}]+)\}|([^{}]+)|\{(\{)|\}(\})|[{}]")  # name, text, {{, }}
@@ -112,6 +112,18 @@ class Layout:
     def table(self) -> Schema:
         """The columns of a table of records."""
         return IDENTITY | dict.fromkeys(self.texts, "string") | self.schema | self.origin | ERROR
+
+    def id_of(self, fields: dict[str, Any]) -> Any:
+        """Return the id of a row, which is taken from its fields."""
+        return fields.pop("id", None)
+
+    def line_start(self, index: int) -> str:
+        """Return how the line of a record begins; the index is that of its row."""
+        return f'{{"index": {index}, '
+
+    def error_of(self, record: Record) -> Record | None:
+        """Return the error of a record, which has a "message"; None if it is a result."""
+        return error_of(record)
 
     def text(self, row: InputRow) -> str:
         """Return the text of a row: its first field, or the template with its fields."""

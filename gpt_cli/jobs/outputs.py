@@ -41,20 +41,24 @@ def open_sink(
     for input in source.names:
         _check_apart(input, example)
     has_lines = ".jsonl" in task.endings
-    in_lines = has_lines and PurePosixPath(name).suffix.lower() not in _TABLES
+    suffix = PurePosixPath(name).suffix.lower()
+    if has_lines and suffix in _TABLES and suffix not in task.endings:
+        raise _unsuitable(name, "the answers to requests are JSON Lines: name a .jsonl file")
+    in_lines = has_lines and suffix not in _TABLES
     if in_lines and not (ending or storage.is_address(name)):
         _check_file(Path(name), source, resume=resume)
-        return JSONLines(Path(name), task.layout.texts, job)
+        return JSONLines(Path(name), task.layout, job)
     from gpt_cli.jobs import parts  # brings fsspec
 
     if resume and source.streams:
         raise OptionError("resume", f"needs a file as input, not a pipe, for {name}")
     schema = task.layout.table | ({"id": "int64"} if source.whole_ids else {})
+    error_of = task.layout.error_of
     if ending:
-        return parts.Folder(output, ending, schema, job, resume=resume)
+        return parts.Folder(output, ending, schema, job, resume=resume, error_of=error_of)
     if resume and storage.exists(name):
-        return parts.check_complete(name, job)
-    return parts.File(name, schema, job, resume=resume)
+        return parts.check_complete(name, job, error_of)
+    return parts.File(name, schema, job, resume=resume, error_of=error_of)
 
 
 def _check_file(path: Path, source: Source, *, resume: bool) -> None:

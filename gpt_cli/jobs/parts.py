@@ -10,7 +10,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from gpt_cli.errors import MALFORMED
 from gpt_cli.jobs import delimited, parquet, storage
-from gpt_cli.jobs.jsonl import Lines, RecordFormat, encode
+from gpt_cli.jobs.jsonl import ErrorOf, Lines, RecordFormat, encode
 from gpt_cli.jobs.sinks import (
     ANOTHER,
     LATER,
@@ -22,18 +22,18 @@ from gpt_cli.jobs.sinks import (
     lock,
     refusal,
 )
-from gpt_cli.records import Record, Schema
+from gpt_cli.records import Record, Schema, error_of
 
 SECONDS = 60.0  # after which a part is written
 BYTES = 64 << 20  # after which a part is written
 
 
-def _format(ending: str) -> RecordFormat:
+def _format(ending: str, error_of: ErrorOf = error_of) -> RecordFormat:
     """Return the format of files with an ending."""
     if ending == ".parquet":
         return parquet.Parquet()
     if ending == ".jsonl":
-        return Lines()
+        return Lines(error_of)
     if ending in (".csv", ".tsv"):
         return delimited.Delimited("," if ending == ".csv" else "\t")
     from gpt_cli.jobs import arrays  # brings NumPy
@@ -56,12 +56,19 @@ class Folder(Sink):
     """
 
     def __init__(
-        self, name: str, ending: str, schema: Schema, job: Mapping[str, Any], *, resume: bool
+        self,
+        name: str,
+        ending: str,
+        schema: Schema,
+        job: Mapping[str, Any],
+        *,
+        resume: bool,
+        error_of: ErrorOf = error_of,
     ):
         if ending == ".parquet":
             parquet.library()
         self.name = name
-        self._format = _format(ending)
+        self._format = _format(ending, error_of)
         self._ending = ending
         self._schema = schema
         self._resume = resume
@@ -116,7 +123,7 @@ class Folder(Sink):
             if name != self._next_name:
                 part = f"the part that begins with row {self._first}"
                 raise refusal(f"{self.name}/{name} is not {part}")
-            earlier = count(f"{self.name}/{name}")
+            earlier = count(f"{self.name}/{name}", self._format)
             self._written.append(name)
             self._first += earlier.rows
             failed += earlier.failed
@@ -183,11 +190,20 @@ class File(Folder):
     Its format is that of the ending of its name, by default JSON Lines.
     """
 
-    def __init__(self, name: str, schema: Schema, job: Mapping[str, Any], *, resume: bool):
+    def __init__(
+        self,
+        name: str,
+        schema: Schema,
+        job: Mapping[str, Any],
+        *,
+        resume: bool,
+        error_of: ErrorOf = error_of,
+    ):
         if storage.exists(name):
             raise refusal(f"{name} exists")
         self._file = name
-        super().__init__(f"{name}.parts", _ending(name), schema, job, resume=resume)
+        parts = f"{name}.parts"
+        super().__init__(parts, _ending(name), schema, job, resume=resume, error_of=error_of)
 
     def finish(self, rows: int) -> None:
         super().finish(rows)
@@ -206,13 +222,13 @@ def _ending(name: str) -> str:
     return ending if ending in (".parquet", ".csv", ".tsv", ".safetensors", ".npz") else ".jsonl"
 
 
-def check_complete(name: str, job: Mapping[str, Any]) -> Resumed:
+def check_complete(name: str, job: Mapping[str, Any], error_of: ErrorOf = error_of) -> Resumed:
     """Return the numbers of records and of errors in a complete file.
 
     Raise InputError if it was made by another job; JSON Lines, CSV and TSV have no manifest.
     """
-    resumed = count(name)
-    format = _format(_ending(name))
+    format = _format(_ending(name), error_of)
+    resumed = count(name, format)
     if format.has_manifest:
         with storage.open_file(name) as stream:
             content = format.manifest(stream)
@@ -222,11 +238,11 @@ def check_complete(name: str, job: Mapping[str, Any]) -> Resumed:
     return resumed
 
 
-def count(name: str) -> Resumed:
+def count(name: str, format: RecordFormat) -> Resumed:
     """Return the numbers of records and of errors in a complete file."""
     fs, path = storage.filesystem(name)
     with storage.reading(name), fs.open(path, "rb") as stream:
         try:
-            return Resumed(*_format(_ending(name)).count(stream))
+            return Resumed(*format.count(stream))
         except MALFORMED:
             raise refusal(f"{name} has no records of this command") from None

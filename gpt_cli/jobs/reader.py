@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import Any, TypeAlias
 
-from gpt_cli.errors import InputError
+from gpt_cli.errors import MALFORMED, InputError
 from gpt_cli.jobs import delimited, formats, parquet, storage
 from gpt_cli.jobs.formats import BYTE_ORDER_MARK, InputFile, Ranges
 from gpt_cli.jobs.layout import InputRow, Layout
@@ -88,7 +89,7 @@ class RowReader:
             if not isinstance(data, dict):
                 example = json.dumps({self.layout.fields[0]: "Once"})
                 raise InputError(f"a row must be a JSON object, such as {example}")
-            id = data.pop("id", None)
+            id = self.layout.id_of(data)
             json.dumps(id, ensure_ascii=False, allow_nan=False).encode()
             row = replace(row, id=id)  # for an error record, too
             return replace(row, fields=data | self._texts(data))
@@ -160,6 +161,13 @@ def whole(file: InputFile) -> Content:
 def without_mark(number: int | None, data: bytes) -> bytes:
     """Return a line without the byte order mark of a file."""
     return data.removeprefix(BYTE_ORDER_MARK) if number == 1 else data
+
+
+def is_request(line: bytes) -> bool:
+    """Return whether a line is a request, as OpenAI's batch files have them."""
+    with suppress(*MALFORMED):
+        return {"custom_id", "url", "body"} <= json.loads(line).keys()
+    return False
 
 
 def _joined(words: Any) -> str | None:

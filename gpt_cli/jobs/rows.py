@@ -16,6 +16,7 @@ from gpt_cli.jobs.reader import (
     FileRange,
     NumberedLine,
     RowReader,
+    is_request,
     numbered,
     whole,
     without_mark,
@@ -55,6 +56,7 @@ class Source:
         self._rows = 0  # in the ranges
         self.ranges: list[FileRange] = []
         self._contents: list[list[Any]] = []  # see `contents`; empty in the format "text"
+        self._first_row: bytes | None = None  # the line of the first row
         self.ignored: list[str] = []  # columns of tables that are not read
         self.header = b""  # of rows that are passed on
         self._passed: tuple[str, str, tuple[str, ...]] | None = None  # their format
@@ -110,9 +112,26 @@ class Source:
     def peek(self) -> list[Format]:
         """Return the formats; wait for the first row of a stream, which may decide its format."""
         if self.streams and "auto" in self.formats:
-            first = list(islice(self._available, 1))
-            self._available = chain(first, self._available)
+            self._wait()
         return self.formats
+
+    def _wait(self) -> None:
+        """Wait for the first rows of a stream."""
+        first = list(islice(self._available, 1))
+        self._available = chain(first, self._available)
+
+    def begins_with_request(self) -> bool:
+        """Return whether the first row is a request; wait for the first row of a stream.
+
+        A request is an object with "custom_id", "url" and "body", as OpenAI's batch files have it.
+        """
+        if self.streams and not {"auto", "jsonl"}.isdisjoint(self.formats):
+            self._wait()
+        return is_request(self._first_row or b"")
+
+    def read_for(self, layout: Layout) -> None:
+        """Read lines of JSON with this layout instead."""
+        self.reader = replace(self.reader, layout=layout)
 
     def _read_streams(self) -> Iterator[tuple[InputFile, Sequence[Content]]]:
         """Yield a file, and those of its lines that are rows and are available at once."""
@@ -162,6 +181,8 @@ class Source:
             first_lines.append((number, line))
             if not without_mark(number, line).strip():
                 continue
+            if self._first_row is None:
+                self._first_row = without_mark(number, line)
             if file.delimiter:
                 layout = self.reader.layout
                 header = delimited.columns_of(file, line, layout)

@@ -44,6 +44,7 @@ def run(
     resume: bool = False,
     cluster: "Cluster | None" = None,
     observer: Observer | None = None,
+    requests: Callable[[], Task] | None = None,
     **loading: Any,
 ) -> Summary:
     """Do a task for all rows of an input, and write their records, which may be errors.
@@ -60,10 +61,15 @@ def run(
         resume: whether to keep the records of an earlier run and add the missing ones.
         cluster: where to compute; None is this process.
         observer: receives the progress.
+        requests: returns the task, such as `serve.Requests()`, if the first row is a request: an
+            object with "custom_id", "url" and "body".
         loading: keywords of `gpt_cli.load`.
     """
     names = [input] if isinstance(input, str | PathLike) else input
     source = _open_source(task, [fspath(name) for name in names], format, delimiter, cluster)
+    if requests and source.begins_with_request():
+        task = requests()
+        source.read_for(task.layout)
     job = _Job(task, source, model, loading, cluster, observer or Observer())
     if not isinstance(output, str | PathLike):
         return job.run(output)
@@ -148,16 +154,17 @@ class _Job:
             failed = resumed.failed
             self.observer.start(self.source.total, resumed.rows, failed)
             self.task = self.task.with_seed(resumed.seed)
+            error_of = self.task.layout.error_of
             # The messages of errors, and None if a row did not fail: at most two of these.
             reasons: set[str | None] = {None} if resumed.rows else set()
             for of_row in self._begun(sink, records(sink, resumed.rows)):
                 sink.write_row(of_row)
-                good = [record for record in of_row if "error" not in record]
-                errors = [record["error"]["message"] for record in of_row if "error" in record]
+                errors = list(filter(None, map(error_of, of_row)))
+                good = [record for record in of_row if error_of(record) is None]
                 if errors:
                     failed += 1
                 if len(reasons) < 2:
-                    reasons.update([None] if good else errors)
+                    reasons.update([None] if good else [error["message"] for error in errors])
                 self.observer.advance(sum(map(self.task.tokens, good)), bool(errors))
             sink.finish(self.source.total or 0)
             if not self.source.total:

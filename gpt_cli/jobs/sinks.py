@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Self
 from gpt_cli.errors import MALFORMED, InputError, ResourceError, counted
 from gpt_cli.jobs import storage
 from gpt_cli.jobs.jsonl import encode
-from gpt_cli.jobs.layout import InputRow
+from gpt_cli.jobs.layout import InputRow, Layout
 from gpt_cli.jobs.task import ABSENT_IF_UNSET
 from gpt_cli.options.declare import OptionError
 from gpt_cli.options.request import draw_seed
@@ -198,9 +198,9 @@ class JSONLines(Sink):
 
     compares = True  # so the input may be a pipe
 
-    def __init__(self, path: Path, texts: Sequence[str], job: Mapping[str, Any]):
+    def __init__(self, path: Path, layout: Layout, job: Mapping[str, Any]):
         self._path = path
-        self._texts = texts  # the fields of a row's text
+        self._layout = layout
         self._side = path.with_name(f".{path.name}.job.json")
         files = list(map(_file_name, job.get("input") or []))
         # The rows that are written tell lines from JSON Lines, but not from whole files.
@@ -253,7 +253,7 @@ class JSONLines(Sink):
         row: list[Record] = []  # the samples so far of the next row
         size = 0  # of their lines
         for number, data in enumerate(chain.from_iterable(storage.read_lines(str(self._path))), 1):
-            beginning = f'{{"index": {len(self._hashes)}, '.encode()
+            beginning = self._layout.line_start(len(self._hashes)).encode()
             if not data.endswith(b"\n") and data.startswith(beginning[: len(data)]):
                 break
             try:
@@ -274,13 +274,13 @@ class JSONLines(Sink):
 
     def _add(self, row: Sequence[Record]) -> None:
         """Note the records of a row that an earlier run has written."""
-        good = [record for record in row if "error" not in record]
+        good = [record for record in row if self._layout.error_of(record) is None]
         self._hashes.append(self._hash(good[0], good[0].get("id")) if good else None)
         self._failed += len(good) < len(row)
 
     def _hash(self, fields: Mapping[str, Any], id: Any) -> int:
         """Return a hash of the id and the texts of a row or a record."""
-        texts = [fields[name] for name in self._texts]
+        texts = [fields[name] for name in self._layout.texts]
         return hash(json.dumps([id, texts]))
 
     def check(self, row: InputRow) -> None:

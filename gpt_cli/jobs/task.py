@@ -112,13 +112,13 @@ class Task(ABC):
         for row, result in zip(rows, results, strict=True):
             try:
                 contents = self.contents(engine, row, checked(result))
-                identity = self._identity(row)
+                identity = self.identity(row)
             except InputError as error:
                 contents = [records.of_error(error)]
-                identity = self._identity(row, is_error=True)
+                identity = self.identity(row, is_error=True)
             yield [identity | content for content in contents]
 
-    def _identity(self, row: InputRow, *, is_error: bool = False) -> Record:
+    def identity(self, row: InputRow, *, is_error: bool = False) -> Record:
         """Return what a record has of its row: where it is in the input, and its texts."""
         layout = self.layout
         values: Record = {"index": row.index, "id": row.id, "data": row.data or None}

@@ -272,7 +272,7 @@ def _convert_biases(value: Any) -> tuple[tuple[Token, float], ...]:
         raise TypeError
     entries = value.items() if isinstance(value, Mapping) else value
     pairs = [_parse_bias(entry) if isinstance(entry, str) else entry for entry in entries]
-    biases = {_convert_token(token): float(bias) for token, bias in pairs}
+    biases = {_convert_token(token): float(_require(bias, Real)) for token, bias in pairs}
     return tuple(sorted(biases.items(), key=lambda pair: (isinstance(pair[0], str), pair[0])))
 
 

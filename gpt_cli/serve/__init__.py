@@ -2,6 +2,10 @@
 
     serve.run(gpt_cli.load("gpt2"), serve.Settings(port=8080))
 
+Requests in files are answered without a server:
+
+    jobs.run(serve.Requests(), "requests.jsonl", "answers.jsonl", model="gpt2")
+
 The names below are imported on first use.
 """
 
@@ -10,8 +14,9 @@ from typing import TYPE_CHECKING
 from gpt_cli import on_first_use
 
 if TYPE_CHECKING:
+    from gpt_cli.serve.requests import Requests
     from gpt_cli.serve.server import run
     from gpt_cli.serve.settings import Settings
 
-__all__ = ["Settings", "run"]
-__getattr__, __dir__ = on_first_use(__name__, "settings", "server")
+__all__ = ["Requests", "Settings", "run"]
+__getattr__, __dir__ = on_first_use(__name__, "settings", "requests", "server")

@@ -12,7 +12,6 @@ from contextlib import nullcontext
 from functools import partial
 from hashlib import sha256
 from importlib.resources import files
-from pathlib import Path
 from typing import TypeVar
 
 from starlette.applications import Starlette
@@ -24,9 +23,8 @@ from starlette.types import ASGIApp
 
 from gpt_cli.engine import Engine
 from gpt_cli.errors import MALFORMED, GPTCLIError
-from gpt_cli.hub import is_folder
 from gpt_cli.serve.choice import token_name
-from gpt_cli.serve.guard import guarded
+from gpt_cli.serve.guard import guarded, response_of
 from gpt_cli.serve.metrics import Metrics
 from gpt_cli.serve.protocol import (
     Json,
@@ -34,9 +32,10 @@ from gpt_cli.serve.protocol import (
     detokenize,
     read_completions,
     read_embeddings,
+    shown_name,
     tokenize,
 )
-from gpt_cli.serve.refusals import RequestError, StoppedError
+from gpt_cli.serve.refusals import RequestError, StoppedError, no_route
 from gpt_cli.serve.responses import CompletionResponse, EmbeddingResponse, Service
 from gpt_cli.serve.scheduler import Scheduler
 from gpt_cli.serve.settings import Settings
@@ -54,7 +53,7 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
     """
     scheduler = Scheduler(engine.loaded, settings.max_batch, settings.max_queue)
     metrics = Metrics(scheduler)
-    names = (settings.name or _name_of(engine), engine.name)
+    names = (settings.name or shown_name(engine), engine.name)
     handlers = _Handlers(Service(engine, scheduler, metrics, names, settings.allow_edits))
     get = partial(Route, methods=["GET"])
     post = partial(Route, methods=["POST"])
@@ -93,24 +92,14 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
     return guarded(app, settings, count), scheduler
 
 
-def _name_of(engine: Engine) -> str:
-    """Return the name of a model, which for a folder is not its path."""
-    return Path(engine.name).resolve().name if is_folder(engine.name) else engine.name
-
-
 async def _no_route(request: Request, error: Exception) -> Response:
     """Return the error of a path or a method without a route."""
     assert isinstance(error, HTTPException)  # noqa: S101 (narrows the type)
-    path = request.url.path
     headers = error.headers or {}
-    message = f"{request.method} {path!r:.100}: there is no such path"
-    if "Allow" in headers:
-        message = f"{request.method} {path!r:.100}: use {headers['Allow']}"
-    elif path == "/v1/chat/completions":
-        message = "GPT-2 is a base model and cannot chat: use /v1/completions"
-    elif not path.startswith("/v1/"):
-        message += "; OpenAI's begin with /v1"
-    return RequestError(message, status=error.status_code, **headers).response
+    refusal = no_route(request.method, request.url.path, headers.get("Allow"))
+    refusal.status = error.status_code
+    refusal.headers.update(headers)
+    return response_of(refusal)
 
 
 def _page() -> Response:
@@ -195,7 +184,7 @@ class _Handlers:
         if refusal.status == 429:
             seconds = min(60, max(1, math.ceil(self._service.metrics.mean_seconds)))
             refusal.headers["Retry-After"] = str(seconds)
-        return refusal.response
+        return response_of(refusal)
 
 
 def _fault(error: Exception) -> str:

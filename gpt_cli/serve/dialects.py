@@ -15,6 +15,8 @@ from gpt_cli.serve.refusals import RequestError
 _OLD_SAMPLERS = ["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
 _SAMPLERS = ["penalties", "dry", "top_n_sigma", *_OLD_SAMPLERS[1:]]
 
+_BAN = -100  # the lowest bias
+
 # Fields that this server has by another name.
 _RENAMED = {
     "repetition_penalty": "repeat_penalty",
@@ -88,9 +90,24 @@ def translated(body: Mapping[str, Any]) -> dict[str, Any]:
             if values.setdefault(known, value) != value:
                 raise RequestError(f"{name} and {known} differ: leave one of them out", name)
     values.pop("guided_decoding_backend", None)  # there is only one
+    if "logit_bias" in values:
+        values["logit_bias"] = _biases(values["logit_bias"])
     if values.get("repeat_penalty", 1) == 1:
         values.pop("repeat_last_n", None)  # the number of tokens that it applies to
     return values
+
+
+def _biases(value: Any) -> Any:
+    """Return biases with a number for llama.cpp's `false`, which bans a token."""
+    if isinstance(value, dict):
+        return {token: _BAN if bias is False else bias for token, bias in value.items()}
+    if isinstance(value, list):
+        pairs = []
+        for pair in value:
+            is_ban = isinstance(pair, list) and len(pair) == 2 and pair[1] is False
+            pairs.append([pair[0], _BAN] if is_ban else pair)
+        return pairs
+    return value
 
 
 def in_dialect(error: RequestError, body: Mapping[str, Any]) -> RequestError:

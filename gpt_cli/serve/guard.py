@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpt_cli.serve.refusals import RequestError
@@ -26,6 +27,12 @@ _OF_COMPLETIONS = ("id", "prompt_tokens", "completion_tokens")  # in the access 
 _HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(:\d*)?")
 _LEFT = 499  # as nginx has it: the client left before the end of the answer
 _logger = logging.getLogger("gpt_cli")
+
+
+def response_of(refusal: RequestError) -> Response:
+    """Return the response to a request, in ASCII: it may quote a text that is not Unicode."""
+    content = json.dumps(refusal.json)
+    return Response(content, refusal.status, refusal.headers, "application/json")
 
 
 def guarded(app: ASGIApp, settings: Settings, count: Callable[[str, int], None]) -> ASGIApp:
@@ -41,7 +48,7 @@ def guarded(app: ASGIApp, settings: Settings, count: Callable[[str, int], None])
                 _check_key(settings.api_key, headers)
             receive = await _received(headers, receive, settings.max_body)
         except RequestError as error:
-            await error.response(scope, receive, send)
+            await response_of(error)(scope, receive, send)
         except ConnectionError:
             return
         else:
@@ -168,7 +175,7 @@ def _watched(app: ASGIApp, log: bool, count: Callable[[str, int], None]) -> ASGI
             if not isinstance(error, RequestError):
                 _logger.exception("a bug in the answer to %s %r", scope["method"], scope["path"])
             if sent.status is None:
-                await RequestError.of(error).response(scope, receive, sent.send)
+                await response_of(RequestError.of(error))(scope, receive, sent.send)
         finally:
             status = sent.status if sent.is_complete and sent.status else _LEFT
             count(scope["path"], status)

@@ -15,6 +15,7 @@ from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError, ResourceError, counted, did_you_mean
 from gpt_cli.gpt2.edits import Edit, EditError, bind
 from gpt_cli.gpt2.hooks import FINAL, has_key_axis, hook_shapes, select_hooks
+from gpt_cli.hub import is_folder
 from gpt_cli.options.declare import LIMIT, Declared, OptionError, Range, between, option
 from gpt_cli.options.request import OF_SEARCH, Options, SamplingParams, check_search
 from gpt_cli.serve import trial
@@ -128,7 +129,11 @@ class Embeddings:
 
 
 def read_completions(
-    engine: Engine, body: Json, names: Sequence[str], folder: Path | None = None
+    engine: Engine,
+    body: Json,
+    names: Sequence[str],
+    folder: Path | None = None,
+    seed: int | None = None,
 ) -> Completions:
     """Return the request that a body describes; raise RequestError if a field is not valid.
 
@@ -137,19 +142,20 @@ def read_completions(
         body: the JSON of the request.
         names: of the model; see `check_model`.
         folder: of the files of edits; without one, requests may have no edits.
+        seed: of a request that has none; by default, one is drawn.
     """
     try:
-        return _completions(engine, translated(body), names, folder)
+        return _completions(engine, translated(body), names, folder, seed)
     except RequestError as error:
         raise in_dialect(error, body) from None
 
 
 def _completions(
-    engine: Engine, body: Json, names: Sequence[str], folder: Path | None
+    engine: Engine, body: Json, names: Sequence[str], folder: Path | None, seed: int | None
 ) -> Completions:
     values = _changes(body, _KNOWN, NEUTRAL)
     fields = _completion_fields(values, names)
-    options = _options(engine, values, fields)
+    options = _options(engine, values, fields).with_seed(seed)
     include_usage = _include_usage(values)
     prompts = _texts("prompt", values.get("prompt", ""), fields.candidates)
     for name, searched in ("stop", options.stop), ("bad_words", options.bad_words):
@@ -286,6 +292,11 @@ def _completion_fields(values: Json, names: Sequence[str]) -> CompletionFields:
     return fields
 
 
+def shown_name(engine: Engine) -> str:
+    """Return the name of a model in answers, which for a folder is not its path."""
+    return Path(engine.name).resolve().name if is_folder(engine.name) else engine.name
+
+
 def check_model(name: str, names: Sequence[str]) -> None:
     """Raise RequestError if a name is not one of the model's; its message shows the first."""
     if name not in names:
@@ -308,7 +319,7 @@ def _options(engine: Engine, values: Json, fields: CompletionFields) -> Options:
             if parsed["temperature"] == 1:  # the default
                 parsed["temperature"] = 0
         check_search(parsed, parsed.get("beams"))  # Options would take its defaults for unset ones
-        options = Options(**parsed).with_seed()
+        options = Options(**parsed)
         engine.check_constraint(options)
         with _about("stop_token_ids"):
             engine.model.config.check_ids(options.stop_token_ids)
@@ -333,7 +344,7 @@ def _edits(engine: Engine, value: Any, folder: Path | None) -> list[Edit]:
         most = f"{_MOST_EDITS} texts, {_MOST_EDIT_CHARACTERS:,} characters in all"
         raise RequestError(f"edits must be at most {most}", "edits")
     if texts and folder is None:
-        raise RequestError("edits: this server was started without --allow-edits DIR", "edits")
+        raise RequestError("edits need a server that was started with --allow-edits DIR", "edits")
     with _about("edits"):
         return [Edit.parse(text, engine.model.config, folder) for text in texts]
 

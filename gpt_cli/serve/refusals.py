@@ -1,9 +1,6 @@
 """Errors in OpenAI's shape."""
 
-import json
 from typing import Any
-
-from starlette.responses import Response
 
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError
 
@@ -55,7 +52,14 @@ class RequestError(GPTCLIError):
         error = {"message": str(self), "type": kind, "param": self.field, "code": self.code}
         return {"error": error}
 
-    @property
-    def response(self) -> Response:
-        """Return the response, in ASCII: it may quote a text that is not valid Unicode."""
-        return Response(json.dumps(self.json), self.status, self.headers, "application/json")
+
+def no_route(method: str, path: str, allowed: str | None = None) -> RequestError:
+    """Return the refusal of a path, or of a method if others are `allowed` there."""
+    message = f"{method} {path!r:.100}: there is no such path"
+    if allowed:
+        message = f"{method} {path!r:.100}: use {allowed}"
+    elif path == "/v1/chat/completions":
+        message = "GPT-2 is a base model and cannot chat: use /v1/completions"
+    elif not path.startswith("/v1/"):
+        message += "; OpenAI's begin with /v1"
+    return RequestError(message, status=405 if allowed else 404)

@@ -31,7 +31,7 @@ from gpt_cli.gpt2.memory import cache_bytes
 from gpt_cli.gpt2.model import GPT2
 from gpt_cli.gpt2.weights import NotFiniteError
 from gpt_cli.serve.prompts import MeasuredText, Pace, PendingText, Prompts
-from gpt_cli.serve.refusals import QueueFullError, StoppedError
+from gpt_cli.serve.refusals import QueueFullError, RequestError, StoppedError
 from gpt_cli.texts.loaded import LoadedModel
 from gpt_cli.texts.prefix_cache import MIN_PREFIX_TOKENS, Prefix, cache_budget, common_length
 
@@ -98,7 +98,13 @@ class Scheduler:
             return bool(self.running or self.waiting)
 
     def submit(self, texts: Sequence[PendingText]) -> None:
-        """Queue the texts of one request; raise QueueFullError or StoppedError."""
+        """Queue the texts of one request; raise QueueFullError or StoppedError.
+
+        Raise RequestError if a beam search has more beams than are computed at a time.
+        """
+        if any(text.request.rows > self.max_batch for text in texts):
+            room = f"there is room for {counted(self.max_batch, 'beam')} at a time"
+            raise RequestError(f"best_of: {room} (--batch-size)", "best_of")
         with self._changed:
             if self.draining:
                 raise StoppedError("the server is shutting down")

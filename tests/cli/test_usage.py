@@ -103,6 +103,21 @@ def test_an_error_has_the_flag_what_is_wrong_and_what_to_do(arguments, message):
         ([*GENERATE, "-c", "512"], "the context is that of the model"),
         ([*GENERATE, "--hf-repo", "gpt2"], "use --model"),
         ([*GENERATE, "-cnv"], "a base model has no chat"),
+        ([*GENERATE, "-no-cnv"], "a base model has no chat"),
+        ([*GENERATE, "-ngl", "99"], "use --device; see"),
+        ([*GENERATE, "-sys", "x"], "a base model has no chat"),
+        ([*GENERATE, "-hf", "ggml-org/x"], "use --model; see"),
+        ([*GENERATE, "-fa", "on"], "there is one way to compute attention"),
+        ([*GENERATE, "--flash-attn", "on"], "there is one way to compute attention"),
+        ([*GENERATE, "-md", "x"], "use --speculate; see"),
+        ([*GENERATE, "--cache-type-k", "f16"], "keys and values are cached in one type"),
+        ([*GENERATE, "--no-warmup"], "it does not warm up"),
+        ([*GENERATE, "--attachment", "x.png"], "the model reads only text"),
+        (["batch", "--input-file", "x"], "the files of rows are arguments"),
+        (["batch", "--output-file", "x"], "use --output"),
+        (["serve", "-ngl", "99"], "use --device; see"),
+        (["serve", "-np", "4"], "use --batch-size; see"),
+        (["serve", "--ssl-keyfile", "x"], "TLS is the work of a proxy"),
         ([*GENERATE, "-r", "x"], "use --stop"),
         ([*GENERATE, "--schema", "{}"], "use --json-schema"),
         ([*GENERATE, "-o", "temperature"], "its options are flags of their own"),
@@ -115,13 +130,19 @@ def test_an_error_has_the_flag_what_is_wrong_and_what_to_do(arguments, message):
 )
 def test_a_flag_of_another_program_gets_the_one_of_this_or_the_reason(arguments, hint):
     flag = next(word for word in arguments if word.startswith("-") and word not in GENERATE)
-    shown = "-c in -cnv" if flag == "-cnv" else flag.partition("=")[0]
-    assert f"there is no option {shown}: {hint}" in refusal(*arguments)
+    assert f"there is no option {flag.partition('=')[0]}: {hint}" in refusal(*arguments)
 
 
 def test_a_hint_fits_the_command():
-    for arguments in (["score", "--n-predict", "9"], ["compress", "-c", "x"]):
-        assert f"there is no option {arguments[1]}; see" in refusal(*arguments)
+    for arguments in (["score", "--n-predict", "9"], ["compress", "-c", "x"], [*GENERATE, "-np"]):
+        flag = arguments[-1] if arguments[-1] == "-np" else arguments[1]
+        assert f"there is no option {flag}; see" in refusal(*arguments)
+
+
+def test_a_flag_of_another_program_may_be_a_text():
+    for text in (["--", "-sys"], ["--stop", "-ngl", "x"]):
+        assert run_here("generate", "-m", "tiny", "-n", "1", *text)
+    assert "there is no option -sys: " in refusal("generate", "-m", "tiny", "-q", "-sys", "x")
 
 
 def test_the_flags_of_other_programs_are_none_of_ours():

@@ -12,6 +12,7 @@ import gpt_cli
 from gpt_cli import jobs
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.jobs import runner
+from gpt_cli.jobs.layout import Layout
 from gpt_cli.jobs.sinks import JSONLines, Manifest
 
 TEXTS = ["one", "two", "", "three four", "five"]  # the third is no row
@@ -410,7 +411,7 @@ def row(index, text, id=None):
 
 
 def sink_of(name="out", **job):
-    return JSONLines(Path(name), ("text",), job)
+    return JSONLines(Path(name), Layout(("text",)), job)
 
 
 @pytest.fixture

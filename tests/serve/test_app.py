@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from gpt_cli.serve.protocol import read_completions
 from support.answers import choices_of, computed, texts_of, told
 from support.processes import posix
 from support.server_process import COMPLETIONS, serving
@@ -214,6 +215,15 @@ def test_the_defaults_of_other_servers_change_nothing(server):
         assert server.complete(prompt="Once", seed=1, **{name: None})["choices"] == expected
 
 
+def test_a_bias_of_false_bans_a_token(tiny):
+    for bias, expected in (
+        ([[11, False], [" the", -1.5], [12, 0]], ((11, -100), (12, 0), (262, -1.5))),
+        ({"11": False, " the": 2}, ((11, -100), (262, 2))),
+    ):
+        options = read_completions(tiny, {"logit_bias": bias}, ["tiny"]).options
+        assert options.logit_bias == expected
+
+
 def test_minus_1_is_no_limit_and_a_random_seed(server, tiny):
     ends = {"prompt": "Once", "temperature": 0, "logit_bias": {"2047": 8}}
     (expected,) = computed(tiny, **ends, max_tokens=512)
@@ -331,7 +341,7 @@ BAD = [
     *(("stop", value) for value in (3, [3], "", [""], {}, {"a": 1})),
     *(
         ("logit_bias", value)
-        for value in ([1], {"x y": 1}, {"": 1}, {"1": 101}, {"-1": 1}, {"1": "x"})
+        for value in ([1], {"x y": 1}, {"": 1}, {"1": 101}, {"-1": 1}, {"1": "5"}, [[1, True]])
     ),
     ("logit_bias", {"2048": 1}),
     *(("user", value) for value in (3, [])),

@@ -167,7 +167,7 @@ def test_a_wrong_edit_is_refused(tiny, folder, edits, problem):
 
 def test_edits_are_off_by_default(tiny, monkeypatch):
     monkeypatch.setattr(Edit, "parse", None)  # nothing is read
-    with pytest.raises(RequestError, match="started without --allow-edits DIR") as refused:
+    with pytest.raises(RequestError, match="started with --allow-edits DIR") as refused:
         read_completions(tiny, {"prompt": "a", "edits": ["hook_embed=0"]}, ["tiny"])
     assert (refused.value.status, refused.value.field) == (400, "edits")
     assert read_completions(tiny, {"prompt": "a", "edits": []}, ["tiny"]).texts[0].edits == []

@@ -207,7 +207,7 @@ def test_a_search_may_find_fewer_texts_than_were_asked_for(stream, service):
 
 
 def test_a_search_has_no_more_beams_than_the_server_has_rows(service):
-    with pytest.raises(RequestError, match="best_of: this server has room for 32 beams") as error:
+    with pytest.raises(RequestError, match="best_of: there is room for 32 beams") as error:
         answers(service, [{"use_beam_search": True, "best_of": 33}])
     assert (error.value.status, error.value.field) == (400, "best_of")
     answers(service, [{"n": 33, "max_tokens": 1}])  # other texts wait for each other

@@ -5,22 +5,23 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import typer
 
 import gpt_cli
-from gpt_cli import jobs, records
+from gpt_cli import jobs, records, serve
 from gpt_cli.cli import flags, inputs
 from gpt_cli.cli.jobs import run as run_job
 from gpt_cli.cli.output import note, on_terminal, remark, write, write_json
 from gpt_cli.cli.progress import LONG, StatusLine
 from gpt_cli.cli.wrap import text_writer
 from gpt_cli.errors import InputError, RowsError, counted
-from gpt_cli.options.declare import option
+from gpt_cli.options.declare import OptionError, option
 from gpt_cli.options.request import SAMPLES, Options
 
 if TYPE_CHECKING:
@@ -243,7 +244,8 @@ def batch(
     Write one JSON record per row, or per sample, in the order of the input.
 
     In JSON Lines, a row is an object with a "prompt", an optional "id", and options of its own,
-    such as "max_tokens", "temperature", "seed", "stop" and "n", the number of samples.
+    such as "max_tokens", "temperature", "seed", "stop" and "n", the number of samples. Or all rows
+    are requests as in OpenAI's batch files, with "custom_id" and "body": see `gpt-cli help batch`.
 
     Examples:
         printf 'Once\nThe fox\n' | gpt-cli batch -m tiny -n 20
@@ -258,7 +260,30 @@ def batch(
     options = replace(options, top_logprobs=logprobs or 0)
     shown = inputs.read_template(template)
     task = jobs.Generation(options, size, logprobs is not None, shown, samples)
-    run_job(task, files, rows, loading, placement)
+    flags_of_texts = {
+        "template": template,
+        "samples": samples > 1,
+        "logprobs": logprobs is not None,
+    }
+    requests = partial(_requests, options, size, flags_of_texts)
+    run_job(task, files, rows, loading, placement, requests=requests)
+
+
+def _requests(
+    options: Options, batch_size: int | None, flags_of_texts: Mapping[str, object]
+) -> jobs.Task:
+    """Return the task for requests; raise OptionError for an option that they set themselves."""
+    own = ("seed", "top_logprobs")  # the seed is that of the job
+    used = [
+        member.name
+        for member in fields(options)
+        if member.name not in own and getattr(options, member.name) != member.default
+    ]
+    used += [name for name, is_used in flags_of_texts.items() if is_used]
+    if used:
+        complaint = "cannot be used with requests: set it in their bodies, or leave it out"
+        raise OptionError(used[0], complaint)
+    return serve.Requests(options.seed, batch_size)
 
 
 def _batch_size(value: str) -> int | None:
