@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gpt_cli.generation.row import Step
     from gpt_cli.gpt2.weights import Weights
     from gpt_cli.loading import load
+    from gpt_cli.options.edit import Edit
     from gpt_cli.options.request import Options
     from gpt_cli.scoring.attribution import Ablation, Attribution, Patching
     from gpt_cli.scoring.classify import Classification
@@ -51,6 +52,7 @@ __all__ = [
     "Completion",
     "ContextError",
     "Direction",
+    "Edit",
     "Engine",
     "GPTCLIError",
     "InputError",
@@ -89,6 +91,7 @@ def on_first_use(
 __getattr__, __dir__ = on_first_use(
     __name__,
     "errors",
+    "options.edit",
     "options.request",
     "generation.row",
     "generation.generate",

@@ -17,11 +17,12 @@ from gpt_cli.folder.tokenizer import check_bytes
 from gpt_cli.generation.generate import Completion, Run, complete
 from gpt_cli.generation.row import Request, check_limits
 from gpt_cli.gpt2 import assembly
-from gpt_cli.gpt2.edits import Edit
+from gpt_cli.gpt2.edits import FunctionEdit, HookFunction, ModelEdit
 from gpt_cli.gpt2.hooks import has_key_axis, select_hooks
 from gpt_cli.gpt2.weights import Weights
 from gpt_cli.options.arguments import check_type, checks_arguments
 from gpt_cli.options.declare import AT_LEAST_1, OptionError, check
+from gpt_cli.options.edit import AnyEdit
 from gpt_cli.options.request import OptionFields, Options
 from gpt_cli.scoring.activations import Pool, TextActivations, check_pool, text_activations
 from gpt_cli.scoring.attribution import (
@@ -106,14 +107,41 @@ class Engine:
         return self._with(model=model, speculator=speculator)
 
     @checks_arguments()
-    def with_edits(self, edits: Sequence[str]) -> "Engine":
+    def with_edits(self, edits: Sequence[AnyEdit]) -> "Engine":
         """Return an engine that changes values of the forward pass, as `--edit`.
 
         The edits apply to all texts, after those of this engine. InputError if one does not fit
         the model, or its file cannot be read.
+
+        Args:
+            edits: texts as of `--edit`, an `Edit` for each change, or a `Direction` to add.
         """
-        parsed = [Edit.parse(edit, self.model.config) for edit in edits]
-        return self._with(edits=(*self.loaded.edits, *parsed))
+        new = [ModelEdit.of(edit, self.model.config) for edit in edits]
+        return self._with(edits=(*self.loaded.edits, *new))
+
+    def with_hooks(self, hooks: Mapping[str, HookFunction]) -> "Engine":
+        """Return an engine that calls functions with values of the forward pass.
+
+        The values are of all texts, after the edits of this engine. Nothing is drafted, so that a
+        function gets no token that the text will not have. It may get a text in parts. What it
+        raises passes through. For a value of another shape or type, or with numbers that are not
+        finite, the method that computes raises InputError.
+
+        Args:
+            hooks: functions by a name of a hook point or a glob, which apply in this order. A
+                function gets the values (t, ...) of one text at t tokens, float32, tokens first,
+                such as (t, H, D) of heads, or (t, H, S) with S keys; and the positions (t,) of the
+                tokens. It returns the new values of the same shape, or None for these, which it may
+                have changed in place.
+        """
+        if not isinstance(hooks, Mapping):
+            raise TypeError("hooks must be a mapping of names to functions")
+        for name, function in hooks.items():
+            if not callable(function):
+                raise TypeError(f"hooks[{name!r:.80}] must be a function, not {function!r:.40}")
+        config = self.model.config
+        new = [FunctionEdit(select_hooks(config, [name]), hooks[name]) for name in hooks]
+        return self._with(edits=(*self.loaded.edits, *new), speculator=None)
 
     def _with(self, **changes: Any) -> "Engine":
         """Return a copy with changes of its `LoadedModel`."""

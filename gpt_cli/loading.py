@@ -13,6 +13,7 @@ from gpt_cli.gpt2 import assembly, checkpoint
 from gpt_cli.gpt2.memory import weights_bytes
 from gpt_cli.ops import check_available, get_ops, ops_for
 from gpt_cli.options.arguments import checks_arguments
+from gpt_cli.options.edit import AnyEdit
 from gpt_cli.system.machine import check_room
 from gpt_cli.system.signals import raise_swallowed
 from gpt_cli.texts.loaded import LoadedModel
@@ -32,7 +33,7 @@ def load(
     speculate: bool = True,
     adapter: str | None = None,
     bos_token: str | int | None = None,
-    edits: Sequence[str] = (),
+    edits: Sequence[AnyEdit] = (),
 ) -> Engine:
     """Load a model; a GPTCLIError says what to do.
 

@@ -11,14 +11,14 @@ from gpt_cli.compression.archive import ArchiveReader
 from gpt_cli.compression.codec import Codec
 from gpt_cli.engine import Engine
 from gpt_cli.generation.row import Request
-from gpt_cli.gpt2.edits import Edit, Editor, bind
+from gpt_cli.gpt2.edits import Editor, FunctionEdit, ModelEdit, bind
 from gpt_cli.gpt2.hooks import FINAL, Hook, Recorder, hook_shapes, rows_of
 from gpt_cli.gpt2.prefill import right_pad, row_states
 from gpt_cli.gpt2.run_state import RunState
 from gpt_cli.ops import get_ops
 from gpt_cli.options.request import Options
 from gpt_cli.scoring.activations import activations
-from gpt_cli.serve.prompts import PendingScore, PendingVector, Prompts
+from gpt_cli.serve.prompts import Pace, PendingScore, PendingVector, Prompts
 from gpt_cli.texts.loaded import LoadedModel
 from gpt_cli.texts.prefix_cache import PrefixCache
 from gpt_cli.texts.text import Text
@@ -214,7 +214,7 @@ def test_edits_of_every_kind(both, part, tmp_path):
     def values(model):
         ids, bounds = [], []
         for number, edits in EDITS[part]:
-            parsed = [Edit.parse(x, model.config, tmp_path) for x in edits_of("saved", edits)]
+            parsed = [ModelEdit.of(x, model.config, tmp_path) for x in edits_of("saved", edits)]
             ids.append(PROMPTS[number])
             bounds.append(bind(parsed, len(PROMPTS[number]), len(PROMPTS[number])))
         recorder = Recorder(hook_shapes(model.config), Editor(bounds, model.ops))
@@ -231,7 +231,8 @@ def test_an_edit_may_give_tiny_numbers(both):
     edit, name = "blocks.1.attn.hook_pattern[1]@3*=1e-38", "blocks.1.attn.hook_pattern"
 
     def pattern(model):
-        bounds = bind([Edit.parse(edit, model.config)], 5, 5)
+        function = FunctionEdit([name], lambda value, positions: value * np.float32(0.5))
+        bounds = bind([ModelEdit.of(edit, model.config), function], 5, 5)
         recorder = Recorder([name], Editor([bounds], model.ops))
         row_states(model, [[1, 2, 3, 4, 5]], None, recorder)
         return model.ops.to_host(recorder.values[name])
@@ -312,7 +313,7 @@ def test_prompts_of_the_server(engines):
             PendingVector(second, delivered.append, hook=FINAL, first=0),
             PendingVector(third, delivered.append, hook="blocks.1.hook_resid_pre", first=1),
         ]
-        prompts = Prompts(model, pending, PrefixCache(model))
+        prompts = Prompts(model, pending, PrefixCache(model), Pace(100))
         while not prompts.advance():
             pass
         return [x if isinstance(x, np.ndarray) else fields(x) for x in delivered]

@@ -50,6 +50,7 @@ COVERED = {
     ],
     "cli/test_vector.py": ["scoring/vectors"],
     "gpt2/test_edits.py": ["folder/array_file"],
+    "gpt2/test_edits_in_python.py": ["options/edit"],
     "gpt2/test_model.py": ["gpt2/run_state"],
     "gpt2/test_weights.py": ["gpt2/assembly"],
     "compression/test_codec.py": ["gpt2/digests"],

@@ -6,16 +6,17 @@
     blocks.6.hook_resid_pre@-1=clean.safetensors  patch the last position of the prompt
     blocks.6.hook_resid_pre+=4*vec.safetensors    add a vector
 
-Positions count from the start of a text, and negative ones from the end of its prompt.
+Positions count from the start of a text, and negative ones from the end of its prompt. An
+`options.edit.Edit` has the same parts. Functions of Python are edits, too.
 """
 
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from gpt_cli.folder.config import GPT2Config
 from gpt_cli.gpt2.hooks import Hook, has_key_axis, hook_shapes, select_hooks
 from gpt_cli.ops import Array, Ops
 from gpt_cli.options.declare import OptionError
+from gpt_cli.options.edit import AnyEdit, Edit, Vector
 
 _EDIT = re.compile(
     r"(?P<hook>[^\[\]@=]+?)(\[(?P<index>[^\]]*)\])?(@(?P<positions>[^=*+]*))?"
@@ -34,54 +36,83 @@ _EDIT = re.compile(
 _FORM = "it must be HOOK[INDEX]@POSITIONS, then =, *= or +=, and a value"
 _SLICE = re.compile(r"(-?\d{1,9})?(:)?(-?\d{1,9})?", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+_ALL = ":"
 _AFTER_ALL = 2**31  # a position
 _LARGEST = float(np.finfo(np.float32).max)
 _OPERATIONS = {"=": lambda _, new: new, "*=": operator.mul, "+=": operator.add}
+
+# Values (n, ...) and positions (n,) of a text -> the new values; None for these.
+HookFunction: TypeAlias = Callable[
+    [NDArray[np.float32], NDArray[np.int64]], NDArray[np.float32] | None
+]
 
 
 class EditError(OptionError):
     """An edit is not valid."""
 
-    def __init__(self, edit: str, problem: object):
+    def __init__(self, edit: str | Edit, problem: object):
         # The parts of an edit may have control characters.
         shown = (c if c.isprintable() else ascii(c)[1:-1] for c in str(problem))
         super().__init__("edits", f"{edit!r:.120}: {''.join(shown)}")
 
 
 @dataclass(frozen=True, eq=False)
-class Edit:
-    """An edit of any text, parsed for a model."""
+class ModelEdit:
+    """An edit of any text, which fits a model."""
 
-    text: str
+    source: str | Edit
     hooks: Mapping[str, tuple[Any, ...]]  # names with shapes: see `hook_shapes`
     index: list[int] | slice  # heads, neurons or dimensions
-    positions: str  # as written
+    positions: str  # as in a text
     operator: str  # "=", "*=" or "+="
     number: float = 1.0  # the value, or the factor of the arrays
     arrays: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)  # by hook
     stored: NDArray[np.int64] | None = None  # positions of the arrays; None: these are vectors
 
     @classmethod
-    def parse(cls, text: str, config: GPT2Config, folder: Path | None = None) -> "Edit":
-        """Return an edit with the arrays of its file, which is in `folder`, if there is one.
+    def of(cls, source: AnyEdit, config: GPT2Config, folder: Path | None = None) -> "ModelEdit":
+        """Return an edit with its arrays; a file of a text is in `folder`, if there is one.
 
         Raise EditError if it does not fit the model, or if the file cannot be used.
         """
-        parts = _EDIT.fullmatch(text.strip())
-        if not parts:
-            raise EditError(text, _FORM)
+        if isinstance(source, Vector):
+            source = 1 * source
+        edit = _parse(source) if isinstance(source, str) else source
         shapes = hook_shapes(config)
         try:
-            hooks = {name: shapes[name] for name in select_hooks(config, [parts["hook"].strip()])}
-            index = _index(parts["index"], min(_sizes(shape)[0] for shape in hooks.values()))
-            positions = ":" if parts["positions"] is None else parts["positions"].strip()
-            edit = cls(text, hooks, index, positions, parts["operator"])
-            _range(edit.positions, 0)
-            return edit._with_value(parts["value"].strip(), folder)
+            if not isinstance(edit.hook, str):
+                raise InputError("its hook must be a string")
+            if edit.op not in _OPERATIONS:
+                raise InputError(f"its op must be one of {', '.join(_OPERATIONS)}")
+            hooks = {name: shapes[name] for name in select_hooks(config, [edit.hook])}
+            size = min(_sizes(shape)[0] for shape in hooks.values())
+            positions = _ALL if edit.positions is None else _as_text(edit.positions)
+            bare = cls(source, hooks, _index(edit.index, size), positions, edit.op)
+            _ranges(positions, 0)
+            if isinstance(edit.value, str):
+                return bare._with_text(edit.value, folder)
+            return bare._with_value(edit.value)
         except InputError as error:
-            raise EditError(text, error.args[-1]) from None
+            raise EditError(source, error.args[-1]) from None
 
-    def _with_value(self, value: str, folder: Path | None) -> "Edit":
+    def _with_value(self, value: Any) -> "ModelEdit":
+        """Return the edit with a number or an array."""
+        try:
+            array = np.asarray(value)
+        except (TypeError, ValueError, RuntimeError) as error:  # such as an array on a GPU
+            raise InputError(f"its value is no array: {error!s:.200}") from None
+        if array.dtype.kind not in "fiu":
+            raise InputError(f"its value holds {array.dtype!s:.40}, not numbers")
+        if not array.ndim:
+            if not abs(array) <= _LARGEST:
+                raise InputError(f"its value, {array}, is not finite in float32")
+            return replace(self, number=float(array))
+        of_tokens = array.ndim > len(_sizes(next(iter(self.hooks.values()))))
+        stored = np.arange(len(array)) if of_tokens else None
+        return self.with_arrays(dict.fromkeys(self.hooks, array), "its value", stored)
+
+    def _with_text(self, value: str, folder: Path | None) -> "ModelEdit":
+        """Return the edit with a number, or with arrays of a file."""
         if _is_number(self.operator, value):
             return replace(self, number=_number(value))
         factor, mean, source = _parts_of_value(self.operator, value)
@@ -105,7 +136,7 @@ class Edit:
         arrays: Mapping[str, NDArray[Any]],
         source: str,
         stored: NDArray[np.int64] | None = None,
-    ) -> "Edit":
+    ) -> "ModelEdit":
         """Return the edit with vectors, or with activations at `stored` positions.
 
         Raise InputError if their shapes are not those of the hooks, or a number is nan or infinite.
@@ -115,7 +146,7 @@ class Edit:
         converted = {}
         for hook, array in arrays.items():
             has_keys = has_key_axis(hook)
-            if has_keys and stored is None:
+            if has_keys and (stored is None or self.operator != "="):
                 raise InputError(f"{hook} can be a number or the activations of a row")
             expected = _sizes(self.hooks[hook])
             if stored is not None:
@@ -124,8 +155,7 @@ class Edit:
             if array.shape[: len(expected)] != expected or array.ndim != axes:
                 raise InputError(f"{hook} in {source} is {array.shape}, not {expected}")
             array = array.astype(np.float32)
-            masked = np.isneginf(array) if hook.endswith("scores") else False  # later keys
-            if not (np.isfinite(array) | masked).all():
+            if not _is_finite(hook, array):
                 raise InputError(f"{hook} in {source} is not finite")
             converted[hook] = array
         return replace(self, arrays=converted, stored=stored)
@@ -136,23 +166,48 @@ class Edit:
         All arrays are on the host.
         """
         new: Any = np.float32(self.number)
-        has_keys = has_key_axis(hook)
-        hidden = np.float32(0 if hook.endswith("pattern") else -np.inf)
         if hook in self.arrays:
             array = self.arrays[hook]
             if self.stored is not None:
                 array = array[np.searchsorted(self.stored, positions)]
-            if has_keys:
-                padded = np.full(values.shape, hidden)
+            if has_key_axis(hook):
+                padded = np.full(values.shape, _hidden(hook))
                 padded[..., : array.shape[-1]] = array[..., : values.shape[-1]]
                 array = padded
             new = new * array
         part = slice(None), self.index
         new = np.broadcast_to(new, values.shape)[part]
         values[part] = _OPERATIONS[self.operator](values[part], new)
-        if has_keys:  # an edit does not let a query see later keys
-            later = np.arange(values.shape[-1]) > positions[:, None, None]
-            values = np.where(later, hidden, values)
+        return _without_later_keys(hook, values, positions)
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionEdit:
+    """A function that changes the values of each text, at all its positions."""
+
+    hooks: Collection[str]
+    function: HookFunction
+
+    def apply(self, hook: str, values: Array, positions: Array) -> Array:
+        """Change the values (n, ...) of a hook point at n positions of a row; return them.
+
+        The function gets them as they are without other rows: with the keys up to the last
+        position. Raise InputError if it returns another shape or type, or is the first to give
+        numbers that are not finite.
+        """
+        value = values[..., : positions[-1] + 1] if has_key_axis(hook) else values
+        was_finite = _is_finite(hook, value)
+        new = self.function(value, positions.copy())
+        if new is None:
+            new = value  # which the function may have changed
+        if not isinstance(new, np.ndarray) or (new.shape, new.dtype) != (value.shape, value.dtype):
+            returned = f"{new.dtype} {new.shape}" if isinstance(new, np.ndarray) else f"{new!r:.40}"
+            needed = f"float32 {value.shape}"
+            raise InputError(f"the function at {hook} must return {needed}, not {returned}")
+        value[...] = new
+        values = _without_later_keys(hook, values, positions)
+        if was_finite and not _is_finite(hook, values):
+            raise InputError(f"the function at {hook} has returned numbers that are not finite")
         return values
 
 
@@ -172,34 +227,48 @@ def with_absolute_path(edit: str) -> str:
 
 
 class Bound(NamedTuple):
-    """An edit of a row, and the range of positions that it changes."""
+    """An edit of a row, and the ranges of positions that it changes."""
 
-    edit: Edit
-    start: int
-    stop: int
+    edit: ModelEdit | FunctionEdit
+    ranges: Sequence[tuple[int, int]]  # of the first position, and the one after the last
+
+    def places(self, positions: Array) -> Array:
+        """Return where there are positions (n,) that it changes."""
+        starts, stops = np.transpose(self.ranges)
+        inside = (positions[:, None] >= starts) & (positions[:, None] < stops)
+        return np.flatnonzero(inside.any(axis=1))
 
 
-def bind(edits: Sequence[Edit], length: int, final_length: int) -> list[Bound]:
+def bind(edits: Sequence[ModelEdit | FunctionEdit], length: int, final_length: int) -> list[Bound]:
     """Return edits for a prompt of `length` tokens, whose text may grow to `final_length`.
 
     Raise EditError if a position is not in the text, or has no stored activations.
     """
     bound = []
     for edit in edits:
-        start, stop = _range(edit.positions, length)
-        if 0 <= stop < start:
-            raise EditError(edit.text, f"@{edit.positions} ends before it begins")
-        last = final_length if stop == _AFTER_ALL else stop
-        if not 0 <= start <= last <= final_length:
-            size = counted(length, "token")
-            if final_length > length:
-                size += f" and {final_length - length:,} new"
-            raise EditError(edit.text, f"@{edit.positions} is not in a text of {size}")
-        if edit.stored is not None and not np.isin(np.arange(start, last), edit.stored).all():
-            count = counted(len(edit.stored), "position")
-            raise EditError(edit.text, f"the activations have {count}: use only these")
-        bound.append(Bound(edit, start, stop))
+        if isinstance(edit, FunctionEdit):
+            bound.append(Bound(edit, [(0, _AFTER_ALL)]))
+            continue
+        ranges = _ranges(edit.positions, length)
+        for start, stop in ranges:
+            _check_range(edit, start, stop, length, final_length)
+        bound.append(Bound(edit, ranges))
     return bound
+
+
+def _check_range(edit: ModelEdit, start: int, stop: int, length: int, final_length: int) -> None:
+    """Raise EditError if an edit cannot change a range of positions of a text."""
+    if 0 <= stop < start:
+        raise EditError(edit.source, f"@{edit.positions:.40} ends before it begins")
+    last = final_length if stop == _AFTER_ALL else stop
+    if not 0 <= start <= last <= final_length:
+        size = counted(length, "token")
+        if final_length > length:
+            size += f" and {final_length - length:,} new"
+        raise EditError(edit.source, f"@{edit.positions:.40} is not in a text of {size}")
+    if edit.stored is not None and not np.isin(np.arange(start, last), edit.stored).all():
+        count = counted(len(edit.stored), "position")
+        raise EditError(edit.source, f"the activations have {count}: use only these")
 
 
 class Editor(Hook):
@@ -228,16 +297,63 @@ class Editor(Hook):
     def take(self, name: str, value: Array) -> Array:
         """Return the value, or a changed copy."""
         changed = value
-        for row, (edit, start, stop) in self._edits.get(name, ()):
+        for row, bound in self._edits.get(name, ()):
             positions = self._positions[row, : self._new[row]]
-            columns = np.flatnonzero((positions >= start) & (positions < stop))
+            columns = bound.places(positions)
             if len(columns):
                 if changed is value:
                     changed = value.copy()
                 values = changed[row] if value.ndim == 3 else changed[row].swapaxes(0, 1)
-                new = edit.apply(name, self._ops.to_host(values[columns]), positions[columns])
+                old = self._ops.to_host(values[columns])
+                new = bound.edit.apply(name, old, positions[columns])
                 values[columns] = self._ops.xp.asarray(new)
         return changed
+
+
+def _hidden(hook: str) -> np.float32:
+    """Return the number that a value with keys has for those that a query cannot see."""
+    return np.float32(0 if hook.endswith("pattern") else -np.inf)
+
+
+def _without_later_keys(hook: str, values: Array, positions: Array) -> Array:
+    """Return values in which no query sees later keys; a value may have no keys."""
+    if not has_key_axis(hook):
+        return values
+    later = np.arange(values.shape[-1]) > positions[:, None, None]
+    return np.where(later, _hidden(hook), values)
+
+
+def _is_finite(hook: str, values: Array) -> bool:
+    """Return whether values are finite; scores are -inf where a query cannot see a key."""
+    hidden = np.isneginf(values) if hook.endswith("scores") else False
+    return bool((np.isfinite(values) | hidden).all())
+
+
+def _parse(text: str) -> Edit:
+    """Return the parts of a text; raise EditError if it does not have them."""
+    parts = _EDIT.fullmatch(text.strip())
+    if not parts:
+        raise EditError(text, _FORM)
+    positions = parts["positions"]
+    return Edit(
+        parts["hook"].strip(),
+        parts["value"].strip(),
+        parts["index"],
+        None if positions is None else positions.strip(),
+        parts["operator"],  # type: ignore[arg-type]
+    )
+
+
+def _as_text(numbers: Any) -> str:
+    """Return an index or positions as in a text."""
+    if isinstance(numbers, slice):
+        if numbers.step not in (None, 1):
+            raise InputError(f"{numbers} has a step: give a list")
+        bounds = numbers.start, numbers.stop
+        return ":".join("" if bound is None else str(bound) for bound in bounds)
+    if isinstance(numbers, Collection) and not isinstance(numbers, str):
+        return ",".join(map(_as_text, numbers))
+    return str(numbers)
 
 
 def _sizes(shape: tuple[Any, ...]) -> tuple[int, ...]:
@@ -279,10 +395,11 @@ def _mean(array: NDArray[Any]) -> NDArray[Any]:
     return array.mean(axis=0, dtype=np.float64)
 
 
-def _index(text: str | None, size: int) -> list[int] | slice:
-    """Parse an index of heads, neurons or dimensions: `3`, `3,5`, `0:4`, or None for all."""
-    if text is None:
+def _index(index: Any, size: int) -> list[int] | slice:
+    """Return an index of heads, neurons or dimensions: `3`, `3,5`, `0:4`, or None for all."""
+    if index is None:
         return slice(None)
+    text = _as_text(index)
     numbers: list[int] = []
     for part in text.split(","):
         match = _SLICE.fullmatch(part.strip())
@@ -296,19 +413,23 @@ def _index(text: str | None, size: int) -> list[int] | slice:
     return numbers
 
 
-def _range(positions: str, length: int) -> tuple[int, int]:
-    """Return the first position and the one after the last; `length` is that of the prompt."""
-    if positions in ("prompt", "generated"):
-        return (0, length) if positions == "prompt" else (length, _AFTER_ALL)
-    match = _SLICE.fullmatch(positions)
-    if not match or not match[0]:
-        raise InputError(f"@{positions:.40} must be such as @-1, @4, @2:7, @prompt or @generated")
+def _ranges(positions: str, length: int) -> list[tuple[int, int]]:
+    """Return ranges: the first position, and the one after the last; `length` is the prompt's."""
 
     def from_start(position: str | None) -> int:
         number = int(position or 0)
         return number if number >= 0 else number + length
 
-    first = from_start(match[1])
-    if not match[2]:
-        return first, first + 1
-    return first, from_start(match[3]) if match[3] else _AFTER_ALL
+    def range_of(part: str) -> tuple[int, int]:
+        if part in ("prompt", "generated"):
+            return (0, length) if part == "prompt" else (length, _AFTER_ALL)
+        match = _SLICE.fullmatch(part)
+        if not match or not match[0]:
+            forms = "@-1, @4, @2:7, @1,4, @prompt or @generated"
+            raise InputError(f"@{positions:.40} must be such as {forms}")
+        first = from_start(match[1])
+        if not match[2]:
+            return first, first + 1
+        return first, from_start(match[3]) if match[3] else _AFTER_ALL
+
+    return [range_of(part.strip()) for part in positions.split(",")]

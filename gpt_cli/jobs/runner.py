@@ -17,6 +17,7 @@ from gpt_cli.jobs.task import Task
 from gpt_cli.loading import load
 from gpt_cli.options.arguments import checks_arguments
 from gpt_cli.options.declare import OptionError
+from gpt_cli.options.edit import check_texts
 from gpt_cli.records import Record
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def run(
             object with "custom_id", "url" and "body".
         loading: keywords of `gpt_cli.load`.
     """
+    check_texts(loading.get("edits") or ())
     names = [input] if isinstance(input, str | PathLike) else input
     source = _open_source(task, [fspath(name) for name in names], format, delimiter, cluster)
     if requests and source.begins_with_request():

@@ -14,6 +14,7 @@ from gpt_cli.jobs.layout import InputRow, Layout, Template
 from gpt_cli.jobs.task import Rows, Task, comparable
 from gpt_cli.options.arguments import check_type
 from gpt_cli.options.declare import OptionError, check
+from gpt_cli.options.edit import check_texts
 from gpt_cli.options.request import CONSTRAINTS, SAMPLES, Options, Samples
 from gpt_cli.records import Record, Schema
 
@@ -46,6 +47,7 @@ class Generation(Task):
 
     def __post_init__(self) -> None:
         check_type("options", self.options, Options)
+        check_texts(self.options.edits)
         check("samples", self.samples, SAMPLES)
 
     @property

@@ -26,6 +26,7 @@ from gpt_cli.options.declare import (
     option,
     split_commas,
 )
+from gpt_cli.options.edit import EDITS, AnyEdit
 
 Overflow: TypeAlias = Literal["error", "truncate", "shift"]
 
@@ -208,7 +209,7 @@ class Options(SamplingParams):
         metavar="A,B,C",
         callback=split_commas,
     )
-    edits: Sequence[str] = option(())  # see `gpt2.edits`; a command applies --edit to all rows
+    edits: Sequence[AnyEdit] = option((), kind=EDITS)  # a command applies --edit to all rows
     use_cache: bool = option(
         True,
         "Cache keys and values of earlier tokens, or compute the whole text for each token.",
@@ -327,7 +328,7 @@ class OptionFields(TypedDict, total=False):
     json_schema: str | Mapping[str, Any] | None
     grammar: str | None
     choices: Sequence[str] | None
-    edits: str | Sequence[str]
+    edits: AnyEdit | Sequence[AnyEdit]
     use_cache: bool
     ignore_eos: bool
     special: bool

@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli.errors import InputError, counted
-from gpt_cli.gpt2.edits import Bound, Edit
-from gpt_cli.gpt2.hooks import hook_shapes, select_hooks
+from gpt_cli.gpt2.edits import Bound, ModelEdit
+from gpt_cli.gpt2.hooks import select_hooks
 from gpt_cli.gpt2.model import GPT2, unembed
 from gpt_cli.gpt2.weights import columns_of
 from gpt_cli.ops import Array, Ops
 from gpt_cli.options.declare import OptionError
+from gpt_cli.options.edit import Edit
 from gpt_cli.scoring.activations import activations
 from gpt_cli.texts.states import states
 from gpt_cli.texts.text import Text
@@ -137,13 +138,11 @@ def patch(
     (values,) = activations(model, [clean], names)
 
     def patches(name: str) -> Iterator[Bound]:
-        shapes = {name: hook_shapes(config)[name]}
-        stored = {name: values[name]}
-        whole = Edit(name, shapes, slice(None), ":", "=")
-        whole = whole.with_arrays(stored, "the clean text", np.arange(T))
+        whole = ModelEdit.of(Edit(name, values[name]), config)
         if what == "z":
-            return (Bound(replace(whole, index=[h]), 0, T) for h in range(config.n_head))
-        return (Bound(whole, position, position + 1) for position in range(T))
+            heads = (replace(whole, index=[head]) for head in range(config.n_head))
+            return (Bound(head, [(0, T)]) for head in heads)
+        return (Bound(whole, [(position, position + 1)]) for position in range(T))
 
     patched = [_with_edit(corrupt, bound) for name in names for bound in patches(name)]
     grid = np.array(_answer_logits(model, patched, answers)).reshape(config.n_layer, -1)
@@ -159,8 +158,8 @@ def ablate(model: GPT2, text: Text, answers: Answers) -> Ablation:
     ablated = []
     for layer in range(config.n_layer):
         for part in parts:
-            edit = Edit.parse(f"blocks.{layer}.{part}=0", config)
-            ablated.append(_with_edit(text, Bound(edit, 0, T)))
+            edit = ModelEdit.of(f"blocks.{layer}.{part}=0", config)
+            ablated.append(_with_edit(text, Bound(edit, [(0, T)])))
     whole, *logits = _answer_logits(model, [text, *ablated], answers)
     grid = np.array(logits).reshape(config.n_layer, len(parts))
     return Ablation(whole, grid[:, :-1], grid[:, -1])

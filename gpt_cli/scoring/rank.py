@@ -13,6 +13,7 @@ from gpt_cli.errors import ContextError, InputError, counted
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.options.arguments import check_type
 from gpt_cli.options.declare import OptionError
+from gpt_cli.options.edit import AnyEdit
 from gpt_cli.texts.loaded import LoadedModel, special_of
 from gpt_cli.texts.measures import log_probabilities, measure_states
 from gpt_cli.texts.prefix_cache import common_length
@@ -85,7 +86,7 @@ def _with_choices(
     choices: Sequence[str],
     *,
     special: bool,
-    edits: str | Sequence[str] | None = None,
+    edits: AnyEdit | Sequence[AnyEdit] | None = None,
 ) -> Text:
     """Return a prompt whose continuations are choices; raise InputError if one adds no token."""
     ids = loaded.prompt_ids(prompt, special=special)

@@ -7,14 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli.errors import InputError
+from gpt_cli.options.edit import Vector
 
 VectorPool: TypeAlias = Literal["last", "mean"]
 _FOLD = 5  # every fifth text of both sets tests the vector
 
 
 @dataclass(frozen=True)
-class Direction:
-    """A vector at a hook point, and how well it separates texts."""
+class Direction(Vector):
+    """A vector at a hook point, and how well it separates texts; `2.5 * direction` is an edit."""
 
     hook: str  # name of the hook point
     vector: NDArray[np.float32]  # (C,), or (H, D) of heads

@@ -49,8 +49,10 @@ _COMPILED = 2  # constraints at a time; more would leave no threads for other re
 def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]:
     """Return the ASGI application, and the scheduler that computes for it.
 
-    The engine may not be used by anyone else until the scheduler has stopped.
+    The engine may not be used by anyone else until the scheduler has stopped. OptionError if it has
+    functions of `Engine.with_hooks`.
     """
+    engine.loaded.refuse_functions("are functions, which a server does not call")
     scheduler = Scheduler(engine.loaded, settings.max_batch, settings.max_queue)
     metrics = Metrics(scheduler)
     names = (settings.name or shown_name(engine), engine.name)

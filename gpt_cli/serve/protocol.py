@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError, ResourceError, counted, did_you_mean
-from gpt_cli.gpt2.edits import Edit, EditError, bind
+from gpt_cli.gpt2.edits import EditError, FunctionEdit, ModelEdit, bind
 from gpt_cli.gpt2.hooks import FINAL, has_key_axis, hook_shapes, select_hooks
 from gpt_cli.hub import is_folder
 from gpt_cli.options.declare import LIMIT, Declared, OptionError, Range, between, option
@@ -335,7 +335,7 @@ def _options(engine: Engine, values: Json, fields: CompletionFields) -> Options:
         raise RequestError(str(error), field) from None
 
 
-def _edits(engine: Engine, value: Any, folder: Path | None) -> list[Edit]:
+def _edits(engine: Engine, value: Any, folder: Path | None) -> list[ModelEdit]:
     """Return the edits of a request; their files are in the folder."""
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
@@ -346,11 +346,14 @@ def _edits(engine: Engine, value: Any, folder: Path | None) -> list[Edit]:
     if texts and folder is None:
         raise RequestError("edits need a server that was started with --allow-edits DIR", "edits")
     with _about("edits"):
-        return [Edit.parse(text, engine.model.config, folder) for text in texts]
+        return [ModelEdit.of(text, engine.model.config, folder) for text in texts]
 
 
 def _prompt(
-    engine: Engine, prompt: str | list[int], fields: CompletionFields, edits: Sequence[Edit]
+    engine: Engine,
+    prompt: str | list[int],
+    fields: CompletionFields,
+    edits: Sequence[ModelEdit | FunctionEdit],
 ) -> Prompt:
     with _about("prompt"):
         ids = engine.encode(prompt) if isinstance(prompt, str) else prompt

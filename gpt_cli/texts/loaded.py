@@ -11,9 +11,10 @@ from gpt_cli.folder.base_tokenizer import NAME_AS_TEXT
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.gpt2.classifier import ClassifierHead
-from gpt_cli.gpt2.edits import Bound, Edit, bind
+from gpt_cli.gpt2.edits import Bound, FunctionEdit, ModelEdit, bind
 from gpt_cli.gpt2.model import GPT2
 from gpt_cli.options.declare import OptionError, Token
+from gpt_cli.options.edit import AnyEdit
 from gpt_cli.options.request import Options
 from gpt_cli.texts.prefix_cache import PrefixCache
 from gpt_cli.texts.speculator import Speculator
@@ -32,7 +33,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     speculator: Speculator | None = None  # without one, nothing is drafted
     kept_bytes: float = 0  # limit of the prefixes that are kept; the last one always is
-    edits: tuple[Edit, ...] = ()  # of all texts
+    edits: tuple[ModelEdit | FunctionEdit, ...] = ()  # of all texts
     read_classifier: Callable[[], ClassifierHead] | None = None  # see `Checkpoint.classifier`
 
     @property
@@ -221,7 +222,7 @@ class LoadedModel:
     def text_of_ids(
         self,
         ids: Sequence[int],
-        edits: str | Sequence[str] | None = None,
+        edits: AnyEdit | Sequence[AnyEdit] | None = None,
         continuations: Sequence[list[int]] = (),
         final_length: int | None = None,
     ) -> Text:
@@ -264,24 +265,30 @@ class LoadedModel:
             )
 
     def bound_edits(
-        self, written: str | Sequence[str] | None, length: int, final_length: int
+        self, of_text: AnyEdit | Sequence[AnyEdit] | None, length: int, final_length: int
     ) -> list[Bound]:
         """Return the edits of a text, those of all texts and its own: see `edits.bind`.
 
         Raise InputError if one is not valid, or if the text has edits and does not fit the context.
         """
         edits = list(self.edits)
-        if written:
-            valid = Options.parse_json({"edits": written})["edits"]
-            edits += [Edit.parse(text, self.config) for text in valid]
+        if of_text:
+            valid = Options.parse_json({"edits": of_text})["edits"]
+            edits += [ModelEdit.of(edit, self.config) for edit in valid]
         if edits:
             self.check_fits(length, "text with edits")
         return bind(edits, length, final_length)
 
     def refuse_edits(self, complaint: str) -> None:
-        """Raise OptionError with this complaint if there are edits of all texts."""
+        """Raise OptionError with this complaint if there are edits or functions of all texts."""
+        self.refuse_functions(complaint)
         if self.edits:
             raise OptionError("edits", complaint)
+
+    def refuse_functions(self, complaint: str) -> None:
+        """Raise OptionError with this complaint if there are functions of `Engine.with_hooks`."""
+        if any(isinstance(edit, FunctionEdit) for edit in self.edits):
+            raise OptionError("hooks", complaint)
 
     def release(self) -> None:
         """Give back the memory of all but the weights."""

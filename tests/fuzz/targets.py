@@ -40,7 +40,7 @@ from gpt_cli.generation.matcher import Matcher
 from gpt_cli.generation.row import StopStrings
 from gpt_cli.gpt2 import assembly, checkpoint
 from gpt_cli.gpt2.adapter import open_adapter
-from gpt_cli.gpt2.edits import Edit, EditError, bind
+from gpt_cli.gpt2.edits import EditError, ModelEdit, bind
 from gpt_cli.gpt2.memory import count_parameters, weights_bytes
 from gpt_cli.jobs import Generation
 from gpt_cli.jobs.rows import Source
@@ -197,13 +197,13 @@ def arrays(data: bytes) -> None:
         file.write_bytes(data)
     for use in USES:
         try:
-            edit = Edit.parse(use.format(file.name), SMALL_CONFIG, ARRAYS)
+            edit = ModelEdit.of(use.format(file.name), SMALL_CONFIG, ARRAYS)
             (bound,) = bind([edit], 4, 4)
         except EditError as error:
             assert str(error)
             continue
         (hook,) = edit.hooks
-        positions = np.arange(4)[bound.start : bound.stop]
+        positions = bound.places(np.arange(4))
         values = np.zeros(SHAPES[hook], np.float32)[positions]
         edited = edit.apply(hook, values, positions)
         assert edited.shape == values.shape

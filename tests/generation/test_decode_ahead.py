@@ -15,7 +15,7 @@ from gpt_cli.generation import decode
 from gpt_cli.generation.generate import Run
 from gpt_cli.generation.row import BatchRow, Request, Sampler
 from gpt_cli.generation.speculate import DraftPolicy
-from gpt_cli.gpt2.edits import Edit, bind
+from gpt_cli.gpt2.edits import ModelEdit, bind
 from gpt_cli.ops import get_ops
 from gpt_cli.options.request import Options
 from gpt_cli.texts.loaded import LoadedModel
@@ -216,7 +216,7 @@ def test_rows_with_other_options_than_their_neighbours_take_a_pass_after_the_oth
 
 
 def test_rows_with_edits_take_a_pass_after_the_other(model, tokenizer):
-    edits = bind([Edit.parse("blocks.0.hook_mlp_out=0", model.config)], 2, 8)
+    edits = bind([ModelEdit.of("blocks.0.hook_mlp_out=0", model.config)], 2, 8)
     rows = [
         replace(row, text=replace(row.text, edits=edits)) for row in requests([1, 2], max_tokens=4)
     ]

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from gpt_cli.engine import Engine
 from gpt_cli.errors import CheckpointError, InputError
-from gpt_cli.gpt2.edits import Edit, EditError, Editor, bind, with_absolute_path
+from gpt_cli.gpt2.edits import EditError, Editor, ModelEdit, bind, with_absolute_path
 from gpt_cli.gpt2.hooks import Recorder, hook_shapes, rows_of
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import hidden_states
@@ -30,7 +30,7 @@ def model(make_model):
 
 def recorded(model, edits, ids=IDS[0], n=None, folder=None):
     """Return the values at all hook points of a text with edits, by name."""
-    parsed = [Edit.parse(text, model.config, folder) for text in edits]
+    parsed = [ModelEdit.of(text, model.config, folder) for text in edits]
     bound = bind(parsed, len(ids) if n is None else n, len(ids))
     names = frozenset(hook_shapes(model.config))
     recorder = Recorder(names, Editor([bound], model.ops))
@@ -46,6 +46,7 @@ def recorded(model, edits, ids=IDS[0], n=None, folder=None):
         ("*.1.hook_mlp_out@2:4=0", "blocks.1.hook_mlp_out", np.s_[2:4]),
         ("blocks.0.mlp.hook_post[3,5]@-1=0", "blocks.0.mlp.hook_post", np.s_[3, [3, 5]]),
         ("hook_embed@prompt=0", "hook_embed", np.s_[:4]),
+        ("hook_embed@0, 2:4,5,-1=0", "hook_embed", np.s_[[0, 2, 3, 5]]),
         ("hook_embed@generated=0", "hook_embed", np.s_[4:]),
         ("ln_final.hook_normalized@-3:=0", "ln_final.hook_normalized", np.s_[1:]),
         (" blocks.2.hook_resid_post [ 0 ] @1 = 0 ", "blocks.2.hook_resid_post", np.s_[1, 0]),
@@ -151,7 +152,7 @@ edits_of_rows = st.lists(
 @given(edits=edits_of_rows, chunk=st.integers(1, 7))
 def test_a_row_has_the_same_bits_alone_in_a_batch_and_in_chunks(native, dtype, edits, chunk):
     model = model_of(native(dtype), dtype, n_head=3, head_size=17, n_layer=2)
-    parsed = [[Edit.parse(text, model.config) for text in texts] for texts in edits]
+    parsed = [[ModelEdit.of(text, model.config) for text in texts] for texts in edits]
     bounds = [bind(row, max(len(ids), 4), 80) for row, ids in zip(parsed, IDS, strict=True)]
     alone = [
         row_states(model, [ids], None, Editor([bound], model.ops))[0]
@@ -183,11 +184,12 @@ def test_a_row_has_the_same_bits_alone_in_a_batch_and_in_chunks(native, dtype, e
         ("blocks.0.attn.hook_z[-1]=0", "[-1] must be numbers such as 3, 3,5 or 0:4"),
         ("blocks.0.attn.hook_z[]=0", "[] must be numbers"),
         ("blocks.0.attn.hook_z[2:2]=0", "[2:2] is not in 0:4"),
-        ("hook_embed@end=0", "@end must be such as @-1, @4, @2:7, @prompt or @generated"),
+        ("hook_embed@end=0", "@end must be such as @-1, @4, @2:7, @1,4, @prompt or @generated"),
         ("hook_embed@=0", "@ must be such as"),
         ("hook_embed@-8=0", "@-8 is not in a text of 7 tokens"),
         ("hook_embed@7=0", "@7 is not in a text of 7 tokens"),
-        ("hook_embed@5:9=0", "@5:9 is not in a text of 7 tokens"),
+        ("hook_embed@1,=0", "@1, must be such as"),
+        ("hook_embed@1,5:9=0", "@1,5:9 is not in a text of 7 tokens"),
         ("hook_embed@0:-9=0", "@0:-9 is not in a text of 7 tokens"),
         ("hook_embed@5:3=0", "@5:3 ends before it begins"),
         ("hook_embed*=mean:v.npy", "'mean:v.npy' is not a number"),
@@ -265,4 +267,4 @@ def test_files_outside_of_the_folder_are_as_if_missing(model, tmp_path, name):
     np.save(tmp_path / "v.npy", np.ones(model.config.n_embd))
     (tmp_path / "inside" / "link.npy").symlink_to(tmp_path / "v.npy")
     with pytest.raises(EditError, match="is not a file in the folder for edits"):
-        Edit.parse(f"hook_embed+={name}", model.config, tmp_path / "inside")
+        ModelEdit.of(f"hook_embed+={name}", model.config, tmp_path / "inside")

@@ -7,7 +7,7 @@ import pytest
 
 from gpt_cli.generation.generate import Run
 from gpt_cli.generation.row import Request
-from gpt_cli.gpt2.edits import Edit, Editor, bind
+from gpt_cli.gpt2.edits import Editor, ModelEdit, bind
 from gpt_cli.gpt2.model import unembed
 from gpt_cli.gpt2.prefill import row_states
 from gpt_cli.options.request import Options
@@ -28,7 +28,7 @@ def bound(load_case, tmp_path):
         rows = []
         for prompt, edits in table:
             ids = PROMPTS[prompt]
-            parsed = [Edit.parse(text, config, tmp_path) for text in edits_of(case, edits)]
+            parsed = [ModelEdit.of(text, config, tmp_path) for text in edits_of(case, edits)]
             rows.append((ids, bind(parsed, len(ids), most or len(ids))))
         return rows
 

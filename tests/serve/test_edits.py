@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("uvicorn")
-from gpt_cli.gpt2.edits import Edit
+from gpt_cli.gpt2.edits import ModelEdit
 from gpt_cli.serve.metrics import Metrics
 from gpt_cli.serve.protocol import read_completions
 from gpt_cli.serve.refusals import RequestError
@@ -166,7 +166,7 @@ def test_a_wrong_edit_is_refused(tiny, folder, edits, problem):
 
 
 def test_edits_are_off_by_default(tiny, monkeypatch):
-    monkeypatch.setattr(Edit, "parse", None)  # nothing is read
+    monkeypatch.setattr(ModelEdit, "of", None)  # nothing is read
     with pytest.raises(RequestError, match="started with --allow-edits DIR") as refused:
         read_completions(tiny, {"prompt": "a", "edits": ["hook_embed=0"]}, ["tiny"])
     assert (refused.value.status, refused.value.field) == (400, "edits")

@@ -22,6 +22,7 @@ _CONSTRUCTORS = {
     "Classifier",
     "Classifying",
     "Cluster",
+    "Edit",
     "Generation",
     "Generator",
     "InputRow",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt_cli.gpt2.edits import Edit, bind
+from gpt_cli.gpt2.edits import ModelEdit, bind
 from gpt_cli.gpt2.model import hidden_states
 from gpt_cli.ops import Ops
 from gpt_cli.texts.prefix_cache import PrefixCache
@@ -43,7 +43,7 @@ def model(native):
 
 
 def bound(model, text):
-    edits = [Edit.parse("blocks.0.hook_mlp_out@0:1*=2", model.config)] if text.edits else []
+    edits = [ModelEdit.of("blocks.0.hook_mlp_out@0:1*=2", model.config)] if text.edits else []
     return replace(text, edits=bind(edits, len(text.ids), len(text.ids)))
 
 
