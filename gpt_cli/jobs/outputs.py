@@ -44,7 +44,7 @@ def open_sink(
     in_lines = has_lines and PurePosixPath(name).suffix.lower() not in _TABLES
     if in_lines and not (ending or storage.is_address(name)):
         _check_file(Path(name), source, resume=resume)
-        return JSONLines(Path(name), task.layout.texts, job)
+        return JSONLines(Path(name), task.layout, job)
     from gpt_cli.jobs import parts  # brings fsspec
 
     if resume and source.streams:
