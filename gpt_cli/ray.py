@@ -21,6 +21,7 @@ read. Ray Data must be installed: `pip install 'ray[data]'`.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow
@@ -29,8 +30,7 @@ from gpt_cli.errors import InputError
 from gpt_cli.jobs import tasks
 from gpt_cli.jobs.layout import InputRow
 from gpt_cli.jobs.parquet import table_of, whole
-from gpt_cli.jobs.task import Task
-from gpt_cli.jobs.tasks import Classifying, Generation, OutDtype, Ranking, Scoring
+from gpt_cli.jobs.tasks import Classifying, Generation, OutDtype, Ranking, RecordTask, Scoring
 from gpt_cli.loading import load
 from gpt_cli.options.arguments import check_type
 from gpt_cli.options.declare import OptionError
@@ -53,8 +53,8 @@ class _TableActor:
     _needed: tuple[str, ...]  # columns
     _added: Schema  # columns; they replace those of the same names, such as the seed of a row
 
-    def __init__(self, task: Task, model: str, load_options: Mapping[str, Any] | None):
-        self._task = task
+    def __init__(self, task: RecordTask, model: str, load_options: Mapping[str, Any] | None):
+        self._task = replace(task, keep_fields="none")  # the table keeps its columns
         self._engine = load(model, **(load_options or {}))
 
     def __call__(self, table: pyarrow.Table) -> pyarrow.Table:
@@ -66,12 +66,13 @@ class _TableActor:
             if name not in names:
                 raise InputError(f"there is no column {name!r}; the columns are {names}")
         records = self._task.records(self._engine, self._rows(table))
-        flat = [
-            record | record.get("usage", {}) | {"index": number}
-            for number, of_row in enumerate(records)
-            for record in of_row
-        ]
-        added = table_of(flat, {"index": "int64"} | self._added)
+        schema = {"index": "int64"} | self._added
+        flat = []
+        for number, of_row in enumerate(records):
+            for record in of_row:
+                record = record | record.get("usage", {}) | {"index": number}
+                flat.append({n: record[n] for n in (*schema, "arrays") if n in record})
+        added = table_of(flat, schema)
         table = table.drop_columns([name for name in self._added if name in names])
         if len(added) > len(table):  # such as a row per word, or per sample
             table = table.take(added["index"])

@@ -19,6 +19,7 @@ from gpt_cli import jobs
 from gpt_cli.errors import InputError
 from gpt_cli.folder.dtypes import NAMES
 from gpt_cli.jobs.formats import Format
+from gpt_cli.jobs.layout import KeepFields
 from gpt_cli.options import declare
 from gpt_cli.options.declare import Declared, Kind, Range, option
 from gpt_cli.options.request import Options
@@ -263,6 +264,11 @@ class RowFiles(RowFormat):
         "Continue an interrupted run: keep the rows in OUT and add the missing ones. Repeat all "
         "flags.",
         needs="--output",
+    )
+    keep_fields: KeepFields | None = option(
+        None,
+        "The fields of a row that its record has besides its text: none, its id, or all; all if "
+        "not set.",
     )
 
     @property

@@ -24,8 +24,8 @@ GROUPS = {
     "presence-penalty frequency-penalty no-repeat-ngram logit-bias beams length-penalty "
     "early-stopping stop include-stop bad-words ignore-eos seed samples",
     "Choices and constraints": "choices choices-file by calibrate exact regex json-schema grammar",
-    "Output": "output out-dtype pca to resume salvage segment top layer head html open png plot "
-    "force echo stream json logprobs tokens words layers min-k total count max-perplexity "
+    "Output": "output out-dtype pca to keep-fields resume salvage segment top layer head html open "
+    "png plot force echo stream json logprobs tokens words layers min-k total count max-perplexity "
     "min-perplexity stats",
     "Server": "name host port unix-socket api-key allow-anyone allow-edits cors max-queue max-body "
     "grace access-log",

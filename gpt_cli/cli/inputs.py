@@ -15,7 +15,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from gpt_cli import jobs
-from gpt_cli.cli.output import on_terminal, remark
+from gpt_cli.cli.output import note, on_terminal, remark
 from gpt_cli.errors import InputError
 from gpt_cli.jobs import formats, storage
 from gpt_cli.options.request import Options
@@ -55,7 +55,7 @@ def read_texts(source: "Source", *, quiet: bool) -> list[tuple[str, str]]:
             f"{', '.join(map(storage.label, source.names)):.200} has no rows: texts are needed"
         )
     if source.ignored and not quiet:
-        remark(f"ignored columns: {', '.join(source.ignored)}")
+        note(f"gpt-cli: note: ignored columns: {', '.join(source.ignored)}")
     return texts
 
 
@@ -150,7 +150,7 @@ def _refuse_both(option: object, argument: str) -> None:
 
 def _note_name(name: str) -> None:
     cure = f"{name}/ is the folder" if storage.is_folder(name) else f"--file {name} reads the file"
-    remark(f"{name} is read as a text; {cure}")
+    note(f"gpt-cli: note: {name} is read as a text; {cure}")
 
 
 def _note_pipe(by_option: bool) -> None:

@@ -3,21 +3,26 @@
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stdout
-from typing import TextIO, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, TextIO, cast
 
 from gpt_cli import jobs
 from gpt_cli.cli import flags
 from gpt_cli.cli.output import NoteStream, note, on_terminal, write, write_json
 from gpt_cli.cli.progress import Progress
-from gpt_cli.errors import RowsError, counted
+from gpt_cli.errors import InputError, RowsError, counted
 from gpt_cli.jobs import storage
 from gpt_cli.records import Record
 from gpt_cli.system.terminal import replace_line
+
+if TYPE_CHECKING:
+    from gpt_cli.jobs.tasks import RecordTask
 
 
 class Records(jobs.Sink):
     """Records on standard output, for a command without --output."""
 
+    has_fields = True  # whether the fields of a row are in its record
     totals = True  # whether progress is shown in logs, too, and the number of rows at the end
     noun = "row"
     failure = "failed"
@@ -32,6 +37,7 @@ class Records(jobs.Sink):
 class RowLines(Records):
     """Lines of text instead of records; the errors of rows are shown on standard error."""
 
+    has_fields = False
     advice = ": the records, with --json, say why"
 
     def line(self, record: Record) -> str | bytes:
@@ -43,7 +49,7 @@ class RowLines(Records):
             if on_terminal(sys.stderr) and not on_terminal(sys.stdout):
                 replace_line("")  # erases the progress
             file = f"{storage.label(record['file'])}, " if "file" in record else ""
-            line = record.get("line_number", record.get("line"))
+            line = record.get("line", record.get("line_number"))
             note(f"gpt-cli: {file}line {line}: {record['error']['message']}")
         write(self.line(record))
 
@@ -69,7 +75,7 @@ class AnswerLines(RowLines):
 
 
 def run(
-    task: jobs.Task,
+    task: "RecordTask",
     files: Sequence[str],
     rows: flags.RowFiles,
     loading: flags.Loading,
@@ -79,12 +85,16 @@ def run(
 ) -> None:
     """Run a job; raise RowsError if it is complete and rows failed.
 
-    Without --output, the records go to `sink`, by default to standard output. `requests` returns
-    the task for rows that are requests: see `jobs.run`.
+    Without --output, the records go to `sink`, by default to standard output. They have the fields
+    of rows that --keep-fields says. `requests` returns the task for rows that are requests: see
+    `jobs.run`.
     """
     cluster = placement.cluster(loading.threads)
     if sink is None or rows.output is not None:
         sink = Records()
+    if not sink.has_fields and rows.keep_fields is not None:
+        raise InputError("--keep-fields needs a record for each row: add --output OUT")
+    task = replace(task, keep_fields=(rows.keep_fields or "all") if sink.has_fields else None)
     sink.quiet = loading.quiet
     hidden = loading.quiet or (rows.output is None and on_terminal(sys.stdout))
     progress = Progress(shown=not hidden, notes=not loading.quiet, totals=sink.totals)

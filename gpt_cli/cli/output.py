@@ -51,9 +51,10 @@ def write_json(*values: Any) -> None:
 
 
 def remark(*lines: str) -> None:
-    """Write notes to standard error if it is a terminal, or with --verbose.
+    """Write notes about what a user may not expect, if standard error is a terminal.
 
-    Vim's `:r !` and other tools insert standard error into the text, too.
+    Elsewhere only --verbose shows them: Vim's `:r !` and other tools insert standard error into the
+    text, too. Notes that logs need, as those of a job, are written by `note`.
     """
     if on_terminal(sys.stderr) or verbose():
         note(*(f"gpt-cli: note: {line}" for line in lines))

@@ -4,7 +4,7 @@ import sys
 import time
 from typing import Self
 
-from gpt_cli.cli.output import note, on_terminal, remark
+from gpt_cli.cli.output import note, on_terminal
 from gpt_cli.errors import counted
 from gpt_cli.jobs import Observer
 from gpt_cli.system.terminal import replace_line
@@ -84,7 +84,7 @@ class Progress(StatusLine, Observer):
 
     def note(self, message: str) -> None:
         if self._notes:
-            remark(message)
+            note(f"gpt-cli: note: {message}")
 
     def start(self, total: int | None, done: int, failed: int) -> None:
         self._total = total

@@ -53,7 +53,7 @@ class _ArrayFormat(RecordFormat):
                 table = {name: np.full(length, value) for name, value in origin.items()}
                 tables.append(table | arrays)
             if "error" in record:
-                errors.append({name: record[name] for name in record if name != "columns"})
+                errors.append({name: record[name] for name in record if name in schema})
         metadata = {"rows": len(records), "failed": len(errors), "errors": errors[:_MOST_ERRORS]}
         self.save(_concatenated(tables), metadata, stream)
 

@@ -5,6 +5,7 @@ import io
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, BinaryIO
 
 from gpt_cli.errors import InputError, counted
@@ -87,13 +88,12 @@ def columns_of(file: InputFile, data: bytes, layout: Layout) -> tuple[str, ...]:
     for name in columns:
         if name and columns.count(name) > 1:
             raise InputError(f"{label} has several columns {name!r}: keep one of them")
-    for text in layout.texts:
-        if text not in columns and not (layout.joins_words and "words" in columns):
-            cure = ""
-            if len(columns) == 1:
-                others = [mark for mark in _DELIMITERS if mark in columns[0]]
-                cure = f"; is its delimiter {others[0]!r}?" if others else ""
-            raise InputError(f"{label} has no column {text!r}; its columns are {columns}{cure}")
+    marks = [mark for mark in _DELIMITERS if len(columns) == 1 and mark in columns[0]]
+    try:
+        layout.check_columns(columns, texts=() if marks else columns)
+    except InputError as error:
+        cure = f"; is its delimiter {marks[0]!r}?" if marks else ""
+        raise InputError(f"{label} {error}{cure}") from None
     return tuple(columns)
 
 
@@ -109,15 +109,15 @@ def fields(file: InputFile, data: bytes, layout: Layout) -> Record:
         raise InputError("the row is the header again: remove it")
     if len(row) != len(columns):
         raise InputError(f"the row has {counted(len(row), 'cell')}, not {len(columns)}")
-    options = layout.fields[1:]
+    texts = layout.sources(columns).values()
     record: Record = {}
     for name, cell in zip(columns, row, strict=True):
-        if name in layout.texts:
+        if name in texts:
             record[name] = cell
-        elif name == "id" or name in options:
+        elif name == "id" or name in layout.options:
             if cell:
                 record[name] = cell if name in _TEXTS else _value(name, cell)
-        elif name and layout.all_columns:
+        elif name and layout.keep_fields == "all":
             record[name] = cell
     return record
 
@@ -147,23 +147,25 @@ class Delimited(RecordFormat):
         self._delimiter = delimiter
 
     def write(self, records: Sequence[Record], schema: Schema, stream: BinaryIO) -> None:
-        """Write a header and records."""
+        """Write a header and records; columns of fields that are not in the schema follow it."""
+        columns = list(dict.fromkeys(chain(schema, *records)))
+        rows = ([_cell(record.get(name)) for name in columns] for record in records)
+        stream.write(self._encoded(chain([columns], rows)))
+
+    def _encoded(self, rows: Iterable[Sequence[str]]) -> bytes:
         text = io.StringIO(newline="")
         writer, careful = (
             csv.writer(text, delimiter=self._delimiter, quoting=quoting, lineterminator="\n")
             for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
         )
-        writer.writerow(schema)
-        for record in records:
-            row = [_cell(record.get(name)) for name in schema]
+        for row in rows:
             # Alone, "\r" would be in no quotes, and end the row for many readers.
             (careful if any("\r" in cell for cell in row) else writer).writerow(row)
-        stream.write(text.getvalue().encode(errors="surrogateescape"))
+        return text.getvalue().encode(errors="surrogateescape")
 
     def count(self, stream: BinaryIO) -> tuple[int, int]:
         """Return the numbers of rows and of errors; one of MALFORMED for another table."""
-        lines = (line.decode(errors="surrogateescape") for line in stream)
-        records = _reader(lines, self._delimiter)
+        records = self._rows(stream)
         rows = set()
         failed = set()
         try:
@@ -178,11 +180,23 @@ class Delimited(RecordFormat):
         return len(rows), len(failed)
 
     def join(self, streams: Streams, schema: Schema, target: BinaryIO, manifest: bytes) -> None:
-        """Write one table of several, without the manifest."""
-        self.write([], schema, target)
+        """Write one table of several, with the columns of all, and without the manifest."""
+        headers = [next(self._rows(stream)) for stream in streams()]
+        columns = list(dict.fromkeys(chain(schema, *headers)))
+        target.write(self._encoded([columns]))
         for stream in streams():
-            stream.readline()  # the header, whose names need no quotes
-            shutil.copyfileobj(stream, target)
+            rows = self._rows(stream)
+            header = next(rows)
+            if header == columns:
+                shutil.copyfileobj(stream, target)
+                continue
+            for row in rows:
+                record = dict(zip(header, row, strict=True))
+                target.write(self._encoded([[record.get(name, "") for name in columns]]))
+
+    def _rows(self, stream: BinaryIO) -> Iterator[list[str]]:
+        lines = (line.decode(errors="surrogateescape") for line in stream)
+        return _reader(lines, self._delimiter)
 
     def manifest(self, stream: BinaryIO) -> None:
         """Return None: tables hold no manifest."""

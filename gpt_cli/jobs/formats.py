@@ -52,7 +52,7 @@ class InputFile:
     format: Format  # "auto" only for a file without rows
     compression: Compression | None = None
     delimiter: str = ""  # between the cells of CSV and TSV; "" in other formats
-    header: tuple[str, ...] = ()  # the columns of CSV and TSV
+    header: tuple[str, ...] = ()  # the columns of CSV and TSV; of Parquet, those that are read
     header_line: int = 0
     error: InputError | None = None  # why it cannot be read, in place of its text
 

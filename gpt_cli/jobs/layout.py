@@ -1,15 +1,24 @@
 """The fields of rows that a task reads, and those of the records that it writes."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from fnmatch import fnmatchcase
+from functools import cached_property, lru_cache
+from typing import Any, Literal, TypeAlias
 
 from gpt_cli.errors import InputError
 from gpt_cli.records import ERROR, IDENTITY, Record, Schema, error_of
 
+KeepFields: TypeAlias = Literal["none", "id", "all"]
+
 _LINE = "line"  # the field that a plain line has
+_OTHER_TEXT = {
+    "text": "prompt",
+    "prompt": "text",
+}  # the field of the text, if a row lacks the first
+_PLAIN_NAME = re.compile(r"[^{}'\x00-\x1f]{1,40}")  # that a shell reads in a template, in quotes
+_SHORT = 4  # names of fewer letters are near too many others
 _PART = re.compile(r"\{([^{}]+)\}|([^{}]+)|\{(\{)|\}(\})|[{}]")  # name, text, {{, }}
 
 
@@ -79,32 +88,149 @@ class Layout:
     every_line: bool = False  # blank lines are rows, too, and rows have their lines
     passes_rows: bool = False  # all rows have their data, in one format, to be written unchanged
     whole_files: bool = False  # a file of lines is one row
-    all_columns: bool = False  # all columns of a table are read, and records have "columns"
     joins_words: bool = False  # a row without a text may have "words", whose join is the text
+    takes_template: bool = False  # whether an error may advise one
+    # The fields of a row that its record has. None: there are no records of rows, so only the
+    # fields that are read are kept, and the others are noted.
+    keep_fields: KeepFields | None = None
+    reserved: tuple[str, ...] = ()  # more names of a record's own fields; some with `*`
 
     def __post_init__(self) -> None:
-        options = self.fields[1:]
+        options = self.options
         reserved = IDENTITY | self.schema | self.origin | ERROR
         for name in self.texts:
             if name in options or name in reserved:
                 kind = "the name of an option" if name in options else "a field of each record"
                 raise InputError(f"the template's {{{name}}} is {kind}: rename it in the input")
 
-    @property
+    @cached_property
     def texts(self) -> tuple[str, ...]:
         """The fields that make the text of a row, which its record repeats."""
         return self.template.names if self.template else self.fields[:1]
 
+    @cached_property
+    def options(self) -> tuple[str, ...]:
+        """The fields of a row that are read, besides its id and its text."""
+        return self.fields[1:]
+
     @property
     def columns(self) -> tuple[str, ...]:
         """All fields of a row that are read, besides its id."""
-        return (*self.texts, *self.fields[1:])
+        return (*self.texts, *self.options)
+
+    def sources(self, names: Collection[str]) -> dict[str, str]:
+        """Return the fields of a row that have its texts, by the names of these.
+
+        A row that has a prompt but no text is read as if its prompt were named "text", or the
+        reverse: the names are those of its fields, or of the columns of its table.
+        """
+        sources = {name: name for name in self.texts}
+        if self.template or self.fields[0] in names:
+            return sources
+        other = self.alternatives[-1]
+        if other in names and not (self.joins_words and "words" in names):
+            sources[self.fields[0]] = other
+        return sources
+
+    def columns_in(self, names: Sequence[str]) -> list[str]:
+        """Return those of the columns of a table that are read."""
+        if self.keep_fields == "all":
+            return [name for name in names if name]
+        known = {"id", *self.options, *self.sources(names).values()}
+        return [name for name in names if name in known]
+
+    def check_columns(self, names: Collection[str], texts: Iterable[str]) -> None:
+        """Raise InputError if the columns of a table lack one, or one is perhaps misspelled.
+
+        `texts` are those with strings. The message follows the name of the table.
+        """
+        for source in self.sources(names).values():
+            if source not in names and not (self.joins_words and "words" in names):
+                missing = [source] if self.template else self.alternatives
+                raise InputError(
+                    f"has no column {' or '.join(map(repr, missing))}; its columns are "
+                    f"{list(names)}{self.advice(texts)}"
+                )
+        try:
+            self.check_names(names)
+        except InputError as error:
+            raise InputError(f"has an {error}") from None
+
+    @cached_property
+    def alternatives(self) -> tuple[str, ...]:
+        """The fields that a row may have for its text: the first that it has is the text."""
+        first = self.fields[0]
+        return (first, _OTHER_TEXT[first]) if first in _OTHER_TEXT else (first,)
+
+    def advice(self, texts: Iterable[str]) -> str:
+        """Return how to read one of these fields of a row that lacks its text, or ""."""
+        for name in texts if self.takes_template and not self.template else ():
+            if name not in self._known and _PLAIN_NAME.fullmatch(name):
+                return f"; to read {name}, set the template (--template '{{{name}}}')"
+        return ""
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """Raise InputError for a field that is one letter away from the name of an option."""
+        for name in names:
+            if name not in self._known:
+                option = _near(name, self.options)
+                if option:
+                    raise InputError(
+                        f'unknown field "{name:.40}": did you mean "{option}"? If not, rename it'
+                    )
+
+    def renamed(self, names: Collection[str]) -> dict[str, str]:
+        """Return the new names of fields of a row whose names its record has for its own fields."""
+        own = [name for name in names if name not in self._repeated and self._is_own(name)]
+        renamed = {}
+        for name in own if self.keep_fields == "all" else ():
+            new = f"row_{name}"
+            while new in names or self._is_own(new):
+                new = f"row_{new}"
+            renamed[name] = new
+        return renamed
+
+    def kept(self, fields: Mapping[str, Any], *, is_error: bool = False) -> Record:
+        """Return the fields of a row that its record has besides its texts, in their order.
+
+        Left out are options that the record has anyway. A record that is an error has no options:
+        one of them may be a value of a wrong type.
+        """
+        if self.keep_fields != "all":
+            return {}
+        left_out = self._repeated.union(self.options) if is_error else self._repeated
+        new = self.renamed(fields)
+        return {new.get(name, name): fields[name] for name in fields if name not in left_out}
+
+    @cached_property
+    def _known(self) -> frozenset[str]:
+        """The names of fields that are not misspelled."""
+        texts = self.texts if self.template else self.alternatives
+        return frozenset({"id", *self.options, *texts})
+
+    @cached_property
+    def _repeated(self) -> frozenset[str]:
+        """The fields of a row whose values its record has anyway."""
+        return frozenset(self.texts).union(filter(self._is_own, self.options))
+
+    def _is_own(self, name: str) -> bool:
+        """Return whether a record has, or may have, a field of its own with this name."""
+        return name in self._own or any(fnmatchcase(name, glob) for glob in self._globs)
+
+    @cached_property
+    def _own(self) -> frozenset[str]:
+        data = ("data",) if self.every_line or self.passes_rows else ()
+        return frozenset(self.table).union(self.reserved, data)
+
+    @cached_property
+    def _globs(self) -> tuple[str, ...]:
+        return tuple(name for name in self.reserved if "*" in name)
 
     @property
     def origin(self) -> Schema:
         """The fields of a record with the file, if there are several, and the line number.
 
-        With one file, the line number is only in errors and, with "columns", in all records.
+        With one file, the line number is only in errors, unless the task has it in all records.
         """
         return {"file": "string", "line_number" if _LINE in self.texts else "line": "int64"}
 
@@ -128,3 +254,22 @@ class Layout:
     def text(self, row: InputRow) -> str:
         """Return the text of a row: its first field, or the template with its fields."""
         return self.template.fill(row.fields) if self.template else row.fields[self.fields[0]]
+
+
+@lru_cache(maxsize=4096)  # the rows of an input have the same names
+def _near(name: str, options: Sequence[str]) -> str | None:
+    """Return the option from which a name is one edit away, if there is one."""
+    for option in options:
+        if len(option) >= _SHORT and _is_one_edit(name, option):
+            return option
+    return None
+
+
+def _is_one_edit(a: str, b: str) -> bool:
+    """Return whether a letter is inserted, deleted or replaced, or two neighbours are swapped."""
+    a, b = sorted((a, b), key=len)
+    pairs = zip(a, b, strict=False)
+    begin = next((index for index, (x, y) in enumerate(pairs) if x != y), len(a))
+    a, b = a[begin:], b[begin:]
+    swapped = a[1:2] + a[:1] + a[2:]
+    return b in (swapped, b[:1] + a[1:], b[:1] + a) and a != b

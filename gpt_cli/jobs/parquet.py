@@ -4,8 +4,8 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import chain
 from types import ModuleType
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _TEXTS = ("string", "large_string", "string_view")
 _MANIFEST = b"gpt_cli.job"  # a key of the schema's metadata
+_JSON = b"gpt_cli.json"  # a key of the metadata of columns
 _EXACT = 2**53  # floats represent every integer up to this one
 
 
@@ -31,6 +32,7 @@ class Survey(NamedTuple):
     """The facts about a table that are read before its rows."""
 
     group_sizes: list[int]  # the number of rows in each row group
+    columns: tuple[str, ...]  # those that are read
     ignored: list[str]  # columns that are not read
     whole_ids: bool  # whether all ids are integers
     checksum: int  # of the metadata, which have statistics of the columns
@@ -39,21 +41,27 @@ class Survey(NamedTuple):
 def survey(file: str, layout: Layout) -> Survey:
     """Return the survey of a table; raise InputError if it does not suit a layout.
 
-    It must have a column of strings for the text, or of strings or numbers for a template.
+    It must have a column of strings for the text, or of strings or numbers for a template. Columns
+    with bytes are not read, unless they are needed: JSON has none.
     """
     types = library().types
     _group.cache_clear()  # another file may have had this name
     with _opened(file) as (table, stream):
         schema = table.schema_arrow
-        columns = schema.names if layout.all_columns else ("id", *layout.columns)
+        try:
+            strings = [field.name for field in schema if str(field.type) in _TEXTS]
+            layout.check_columns(schema.names, strings)
+        except InputError as error:
+            raise InputError(f"{file} {error}") from None
+        needed = {"id", *layout.options, *layout.sources(schema.names).values()}
+        has_bytes = {field.name for field in schema if _has_bytes(field.type)}
+        columns = [n for n in layout.columns_in(schema.names) if n in needed or n not in has_bytes]
         for name in columns:
-            if schema.names.count(name) > 1:
+            if columns.count(name) > 1:
                 raise InputError(f"{file} has several columns {name!r}: keep one of them")
-        for text in layout.texts:
-            if text not in schema.names and layout.joins_words and "words" in schema.names:
-                continue
-            if text not in schema.names:
-                raise InputError(f"{file} has no column {text!r}; its columns are {schema.names}")
+        for text in layout.sources(columns).values():
+            if text not in columns:
+                continue  # words have it
             kind = schema.field(text).type
             if types.is_dictionary(kind):
                 kind = kind.value_type
@@ -66,25 +74,46 @@ def survey(file: str, layout: Layout) -> Survey:
         # Ids are written as int64, which does not hold all of uint64.
         whole_ids = types.is_integer(id_type) and not types.is_uint64(id_type)
         stream.seek(-8 - table.metadata.serialized_size, os.SEEK_END)
-        return Survey(sizes, ignored, whole_ids, zlib.crc32(stream.read()))
+        return Survey(sizes, tuple(columns), ignored, whole_ids, zlib.crc32(stream.read()))
 
 
-def read(
-    file: str, group: int, start: int, end: int, fields: Sequence[str] | None
-) -> Iterator[Record]:
-    """Yield rows of a group with the fields, by default all, that they have."""
-    rows = _group(file, group, None if fields is None else tuple(fields))
-    for row in rows.slice(start, end - start).to_pylist():
-        values = {name: _json_value(value) for name, value in row.items()}
-        yield {name: value for name, value in values.items() if value is not None}
+def _has_bytes(kind: "pyarrow.DataType") -> bool:
+    """Return whether values of a type are bytes, or have some in them."""
+    if library().types.is_dictionary(kind):
+        kind = kind.value_type
+    inner = [kind.field(index).type for index in range(kind.num_fields)]
+    return "binary" in str(kind).partition("<")[0] or any(map(_has_bytes, inner))
+
+
+def read(file: str, group: int, start: int, end: int, names: tuple[str, ...]) -> Iterator[Record]:
+    """Yield rows of a group with some columns; raise InputError if one of these cannot be read."""
+    columns = []
+    rows = _group(file, group, names).slice(start, end - start)
+    for name, column in zip(rows.column_names, rows.columns, strict=True):
+        try:
+            columns.append([*map(_json_value, column.to_pylist())])
+        except (ValueError, OverflowError) as error:  # such as a date in the year 10000
+            raise InputError(
+                f"{file}: the column {name!r} cannot be read: {error!s:.200}; leave it out"
+            ) from None
+    for values in zip(*columns, strict=True):
+        yield dict(zip(rows.column_names, values, strict=True))
 
 
 def _json_value(value: Any) -> Any:
     """Return a value as JSON has it; texts come as bytes, since they may not be UTF-8."""
     if isinstance(value, bytes):
         return value.decode(errors="surrogateescape")
-    if isinstance(value, str | int | float | list | dict | None):
-        return whole(value)
+    return _inner_value(whole(value))
+
+
+def _inner_value(value: Any) -> Any:
+    if isinstance(value, list | tuple):  # a tuple is an entry of a map
+        return [*map(_inner_value, value)]
+    if isinstance(value, dict):
+        return {name: _inner_value(inner) for name, inner in value.items()}
+    if isinstance(value, str | int | float | None):
+        return value
     return str(value)  # dates and decimals
 
 
@@ -99,17 +128,17 @@ def whole(value: Any) -> Any:
 
 # A row group can only be read as a whole, and several ranges are in it.
 @lru_cache(maxsize=1)
-def _group(file: str, group: int, fields: tuple[str, ...] | None) -> "pyarrow.Table":
+def _group(file: str, group: int, columns: tuple[str, ...]) -> "pyarrow.Table":
     pyarrow = library()
     with _opened(file) as (table, _):
-        names = table.schema_arrow.names
-        columns = [name for name in names if fields is None or name in ("id", *fields)]
         rows = table.read_row_group(group, columns)
     for index, (name, column) in enumerate(zip(rows.column_names, rows.columns, strict=True)):
         if pyarrow.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
         if str(column.type) in _TEXTS:
             column = column.cast(pyarrow.large_binary())
+        if str(column.type).startswith("timestamp[ns"):  # Python's times have no nanoseconds
+            column = column.cast(pyarrow.timestamp("us", column.type.tz), safe=False)
         rows = rows.set_column(index, name, column)
     return rows
 
@@ -131,20 +160,16 @@ class Parquet(RecordFormat):
     def join(self, streams: Streams, schema: Schema, target: BinaryIO, manifest: bytes) -> None:
         """Write one table of several, with a manifest in its metadata.
 
-        A table may lack columns in which it would have only nulls.
+        A table may lack columns in which it would have only nulls. A column that has several types
+        in them becomes JSON, as in one table.
         """
         pyarrow = library()
         schemas = [pyarrow.parquet.read_schema(stream) for stream in streams()]
-        schemas = schemas or [arrow_schema(schema)]
-        try:
-            unified = pyarrow.unify_schemas(schemas, promote_options="permissive")
-        except pyarrow.ArrowException as error:
-            cure = "write FOLDER/*.parquet, or give its column one type"
-            raise InputError(f"the parts cannot be joined: {error!s:.200}; {cure}") from None
-        unified = unified.with_metadata({_MANIFEST: manifest})
+        unified = _unified(schemas or [arrow_schema(schema)]).with_metadata({_MANIFEST: manifest})
         with pyarrow.parquet.ParquetWriter(target, unified) as writer:
             for stream in streams():
-                tables = [unified.empty_table(), pyarrow.parquet.read_table(stream)]
+                table = _with_json(pyarrow.parquet.read_table(stream), unified)
+                tables = [unified.empty_table(), table]
                 writer.write_table(pyarrow.concat_tables(tables, promote_options="permissive"))
 
     def manifest(self, stream: BinaryIO) -> bytes | None:
@@ -156,21 +181,19 @@ class Parquet(RecordFormat):
 def table_of(records: Sequence[Record], schema: Schema) -> "pyarrow.Table":
     """Return records as a table.
 
-    The arrays of a record have a row of the table for each of their items, such as words. Other
-    "columns" of the input follow the schema; values of several types become JSON.
+    The arrays of a record have a row of the table for each of their items, such as words. Columns
+    of fields that are not in the schema follow it; values of several types become JSON.
     """
     repeated: list[Record] = []  # once for each item of their arrays
     for record in records:
         arrays = record.get("arrays", {})
         repeated += [record] * max(map(len, arrays.values()), default=1)
     table = _scalars(repeated, schema)
-    array_names = dict.fromkeys(name for record in records for name in record.get("arrays", {}))
-    column_names = dict.fromkeys(name for record in records for name in record.get("columns", {}))
-    for name in column_names:
-        if name not in table.column_names and name not in array_names:
-            values = [record.get("columns", {}).get(name) for record in repeated]
-            table = table.append_column(name, _column(values))
-    for name in array_names:
+    for name in dict.fromkeys(chain.from_iterable(records)):
+        if name not in schema and name != "arrays":
+            column, is_json = _column([record.get(name) for record in repeated])
+            table = table.append_column(_field(name, column, is_json=is_json), column)
+    for name in dict.fromkeys(name for record in records for name in record.get("arrays", {})):
         if name in schema:  # as nulls
             table = table.drop_columns(name)
         arrays = [record.get("arrays", {}).get(name) for record in records]
@@ -178,13 +201,57 @@ def table_of(records: Sequence[Record], schema: Schema) -> "pyarrow.Table":
     return table
 
 
-def _column(values: Sequence[Any]) -> "pyarrow.Array":
-    """Return values as an array, or their JSON if they have several types."""
+def _column(values: Sequence[Any]) -> "tuple[pyarrow.Array, bool]":
+    """Return values as an array, and whether that is their JSON: they may have several types."""
     pyarrow = library()
-    try:
-        return pyarrow.array(values)
-    except (pyarrow.ArrowException, OverflowError, UnicodeEncodeError):
-        return pyarrow.array([None if value is None else json.dumps(value) for value in values])
+    with suppress(pyarrow.ArrowException, OverflowError, UnicodeEncodeError):
+        column = pyarrow.array(values)
+        if not _has_empty_struct(column.type):
+            return column, False
+    return _json_column(values), True
+
+
+def _has_empty_struct(kind: "pyarrow.DataType") -> bool:
+    """Return whether a type is, or has inside, an object without fields: Parquet has none."""
+    inner = [kind.field(index).type for index in range(kind.num_fields)]
+    return (library().types.is_struct(kind) and not inner) or any(map(_has_empty_struct, inner))
+
+
+def _json_column(values: Iterable[Any]) -> "pyarrow.Array":
+    texts = [None if value is None else json.dumps(value) for value in values]
+    return library().array(texts, "string")
+
+
+def _field(name: str, column: "pyarrow.Array", *, is_json: bool) -> "pyarrow.Field":
+    """Return the field of a column; its metadata say whether it has JSON."""
+    return library().field(name, column.type, metadata={_JSON: b"true"} if is_json else None)
+
+
+def _unified(schemas: "Sequence[pyarrow.Schema]") -> "pyarrow.Schema":
+    """Return the schema for tables of several; columns that have no type in common get JSON."""
+    pyarrow = library()
+    fields: dict[str, list[Any]] = {}
+    for field in chain.from_iterable(schemas):
+        fields.setdefault(field.name, []).append(field)
+    unified = []
+    for name, of_tables in fields.items():
+        json_fields = [field for field in of_tables if _JSON in (field.metadata or {})]
+        try:
+            tables = [pyarrow.schema([field]) for field in json_fields[:1] or of_tables]
+            unified.append(pyarrow.unify_schemas(tables, promote_options="permissive").field(0))
+        except pyarrow.ArrowException:
+            unified.append(_field(name, _json_column([]), is_json=True))
+    return pyarrow.schema(unified)
+
+
+def _with_json(table: "pyarrow.Table", schema: "pyarrow.Schema") -> "pyarrow.Table":
+    """Return a table whose columns have JSON where those of a schema have."""
+    for index, field in enumerate(table.schema):
+        as_json = schema.field(field.name)
+        if _JSON in (as_json.metadata or {}) and _JSON not in (field.metadata or {}):
+            column = _json_column(table[index].to_pylist())
+            table = table.set_column(index, as_json, column)
+    return table
 
 
 def _items(arrays: "Sequence[NDArray[Any] | None]") -> "pyarrow.Array":

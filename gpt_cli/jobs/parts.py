@@ -44,7 +44,7 @@ def _format(ending: str, error_of: ErrorOf = error_of) -> RecordFormat:
 def _size(record: Record) -> int:
     """Return roughly how many bytes a record takes in a file."""
     arrays = record.get("arrays", {})
-    rest = {name: value for name, value in record.items() if name not in ("arrays", "columns")}
+    rest = {name: value for name, value in record.items() if name != "arrays"}
     return len(encode(rest)) + sum(array.nbytes for array in arrays.values())
 
 

@@ -44,8 +44,7 @@ class RowReader:
         start, end = file_range.start, file_range.end
         rows: Iterable[Content]
         if file.format == "parquet":
-            columns = None if self.layout.all_columns else self.layout.columns
-            table = parquet.read(file.name, file_range.group, start, end, columns)
+            table = parquet.read(file.name, file_range.group, start, end, file.header)
             rows = enumerate(table, file_range.line)
         elif file.format == "text":
             rows = [whole(file)]
@@ -90,9 +89,13 @@ class RowReader:
                 example = json.dumps({self.layout.fields[0]: "Once"})
                 raise InputError(f"a row must be a JSON object, such as {example}")
             id = self.layout.id_of(data)
-            json.dumps(id, ensure_ascii=False, allow_nan=False).encode()
-            row = replace(row, id=id)  # for an error record, too
-            return replace(row, fields=data | self._texts(data))
+            if self.layout.keep_fields != "none":
+                json.dumps(id, ensure_ascii=False, allow_nan=False).encode()
+                row = replace(row, id=id)  # for an error record, too
+            if file.format == "jsonl":  # the columns of a table have been checked
+                self.layout.check_names(data)
+            texts = self._texts(data)
+            return replace(row, fields=self._storable(data) | texts)
         except UnicodeDecodeError as error:
             unit = "line" if every_line else "row"
             reason = InputError(f"the {unit} is not UTF-8 at byte {error.start}")
@@ -118,27 +121,59 @@ class RowReader:
         return dict.fromkeys(self.layout.texts, text)
 
     def _texts(self, fields: dict[str, Any]) -> dict[str, str]:
-        """Return the text of a row, or the fields of the template; numbers become texts."""
-        template = self.layout.template
+        """Remove and return the text of a row, or the fields of the template as texts."""
+        layout = self.layout
         texts = {}
-        for name in self.layout.texts:
-            text = fields.get(name)
-            if text is None and self.layout.joins_words and not template:
+        for name, source in layout.sources(fields).items():
+            text = fields.get(source)
+            if text is None and layout.joins_words and not layout.template:
                 text = _joined(fields.get("words"))
-            if template and isinstance(text, int | float) and not isinstance(text, bool):
+            if layout.template and isinstance(text, int | float) and not isinstance(text, bool):
                 text = str(text)
             if not isinstance(text, str):
-                kind = "string or number" if template else "string"
-                value = f", not {json.dumps(text, default=str):.40}" if name in fields else ""
-                raise InputError(f'a row needs a {kind} "{name}"{value}')
+                raise self._no_text(source, fields)
             try:
                 text.encode()
             except UnicodeEncodeError as error:
                 raise InputError(
-                    f"the {name} is not valid Unicode at character {error.start}"
+                    f"the {source} is not valid Unicode at character {error.start}"
                 ) from None
+            fields.pop(source, None)
             texts[name] = text
         return texts
+
+    def _no_text(self, name: str, fields: dict[str, Any]) -> InputError:
+        """Return the error of a row whose text is missing, or is no text."""
+        layout = self.layout
+        if name in fields:
+            name = f'"{name}", not {json.dumps(fields[name], default=str):.40}'
+        elif layout.template:
+            name = f'"{name}"'
+        else:
+            name = " or ".join(f'"{text}"' for text in layout.alternatives)
+            if fields:
+                name += f"; its fields are {', '.join(fields):.200}"
+            name += layout.advice(field for field in fields if isinstance(fields[field], str))
+        kind = "string or number" if layout.template else "string"
+        return InputError(f"a row needs a {kind} {name}")
+
+    def _storable(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields besides the text as JSON can hold them, if records keep them all.
+
+        Other fields than options have null in place of a number that is not finite. Raise
+        ValueError for what is not Unicode.
+        """
+        if self.layout.keep_fields != "all" or not fields:
+            return fields
+        try:
+            json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
+        except UnicodeEncodeError:
+            raise
+        except ValueError:
+            finite = json.loads(json.dumps(fields), parse_constant=lambda _: None)
+            options = {name: fields[name] for name in self.layout.options if name in fields}
+            return finite | options
+        return fields
 
 
 def numbered(lines: Iterable[bytes], file: InputFile, first: int = 1) -> Iterator[NumberedLine]:

@@ -184,9 +184,9 @@ class Source:
             if self._first_row is None:
                 self._first_row = without_mark(number, line)
             if file.delimiter:
-                layout = self.reader.layout
-                header = delimited.columns_of(file, line, layout)
-                self._ignore([name for name in header if name not in ("id", *layout.columns)])
+                header = delimited.columns_of(file, line, self.reader.layout)
+                read = self.reader.layout.columns_in(header)
+                self._ignore([name for name in header if name not in read])
                 file = replace(file, header=header, header_line=number)
             else:
                 file = file.with_first_row(line)
@@ -208,9 +208,11 @@ class Source:
         self.header = line if file.delimiter else b""
 
     def _ignore(self, columns: Iterable[str]) -> None:
-        """Note columns that are not read, unless records have all columns."""
-        if not self.reader.layout.all_columns:
-            self.ignored += [name for name in columns if name and name not in self.ignored]
+        """Note columns that are not read, unless a user has chosen that, or rows are passed on."""
+        layout = self.reader.layout
+        if layout.keep_fields in ("none", "id") or layout.passes_rows:
+            return
+        self.ignored += [name for name in columns if name and name not in self.ignored]
 
     def _add(
         self, file: InputFile, start: int, end: int, *, line: int, rows: int, group: int = 0
@@ -237,12 +239,12 @@ class Source:
         if file.format != "parquet":
             file, checksum = self._cut_lines(file)
         if file.format == "parquet":
-            checksum = self._cut_table(file)
+            file, checksum = self._cut_table(file)
         self._contents.append([Path(file.name).name, storage.size(file.name), checksum])
         return file
 
-    def _cut_table(self, file: InputFile) -> int:
-        """Append the ranges of a table; return a checksum of its metadata."""
+    def _cut_table(self, file: InputFile) -> tuple[InputFile, int]:
+        """Append the ranges of a table; return it with its columns, and a checksum of metadata."""
         if self.reader.layout.passes_rows:
             raise InputError(
                 f"{file.name} is Parquet, whose rows cannot be written to standard output: write "
@@ -250,6 +252,7 @@ class Source:
             )
         survey = parquet.survey(file.name, self.reader.layout)
         self._ignore(survey.ignored)
+        file = replace(file, header=survey.columns)
         self.whole_ids = self.whole_ids and survey.whole_ids
         line = 1
         for group, size in enumerate(survey.group_sizes):
@@ -259,7 +262,7 @@ class Source:
                 self._add(file, start, end, line=line + start, rows=end - start, group=group)
                 start = end
             line += size
-        return survey.checksum
+        return file, survey.checksum
 
     def _cut_lines(self, file: InputFile) -> tuple[InputFile, int]:
         """Append the ranges of a file of lines; return it as found, and a checksum of its bytes.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.formats import Format
+from gpt_cli.jobs.layout import InputRow
 from gpt_cli.jobs.outputs import open_sink
 from gpt_cli.jobs.rows import Source
 from gpt_cli.jobs.sinks import Observer, Resumed, Sink
@@ -120,7 +121,7 @@ class _Job:
     loading: dict[str, Any]
     cluster: "Cluster | None"
     observer: Observer
-    _noted: set[str] = field(default_factory=set)  # columns that are ignored
+    _noted: set[str] = field(default_factory=set)  # columns that are ignored, or have new names
 
     @property
     def description(self) -> dict[str, Any]:
@@ -194,16 +195,27 @@ class _Job:
     def _records(self, engine: Engine, sink: Sink, done: int) -> Iterator[list[Record]]:
         """Yield the records of each row from index `done` on; the sink checks the rows before."""
         compared = done if sink.compares else 0
-        known = set(self.task.layout.columns)
         for rows in self.source.rows(done - compared):
             self._note_ignored(self.source.ignored)  # of a pipe, which has begun only now
             for row in rows:
                 if row.index < compared:
                     sink.check(row)
-            if self.task.template and not self.task.all_columns:
-                names = dict.fromkeys(name for row in rows for name in row.fields)
-                self._note_ignored([name for name in names if name not in known])
+            self._note_fields(rows)
             yield from self.task.records(engine, rows, done)
+
+    def _note_fields(self, rows: Sequence[InputRow]) -> None:
+        """Note fields of rows that are not read, or that have other names in records."""
+        layout = self.task.layout
+        if layout.keep_fields is None and not layout.passes_rows:
+            names = dict.fromkeys(chain.from_iterable(row.fields for row in rows))
+            self._note_ignored([name for name in names if name not in layout.columns])
+        new: dict[str, str] = {}
+        for row in rows:
+            new |= layout.renamed(row.fields)
+        changes = [f"{name} is {new[name]}" for name in new if name not in self._noted]
+        if changes:
+            self._noted.update(new)
+            self.observer.note(f"renamed fields: in the records, {', '.join(changes)}")
 
     def _note_ignored(self, names: Sequence[str]) -> None:
         """Note columns, each of them once."""

@@ -161,6 +161,9 @@ class Manifest:
             raise refusal(f"{self._file} is not a manifest") from None
         if "seed" in self._job and self._job["seed"] is None:
             self._job["seed"] = earlier.get("seed")
+        if "keep_fields" in self._job:  # version 1.0 had no choice
+            kept = "all" if self._job.get("task") == "activations" else "id"
+            earlier.setdefault("keep_fields", kept)
         files = self._job.get("input")
         earlier_files = earlier.get("input")
         if files != earlier_files:
@@ -201,6 +204,7 @@ class JSONLines(Sink):
     def __init__(self, path: Path, layout: Layout, job: Mapping[str, Any]):
         self._path = path
         self._layout = layout
+        self._has_samples = "samples" in layout.schema
         self._side = path.with_name(f".{path.name}.job.json")
         files = list(map(_file_name, job.get("input") or []))
         # The rows that are written tell lines from JSON Lines, but not from whole files.
@@ -259,11 +263,15 @@ class JSONLines(Sink):
             try:
                 if not (data.startswith(beginning) and data.endswith(b"\n")):
                     raise ValueError
-                row.append(json.loads(data.decode(errors="surrogateescape")))
-                if row[-1].get("sample", 0) != len(row) - 1:
+                record = json.loads(data.decode(errors="surrogateescape"))
+                row.append(record)
+                sample, samples = 0, 1
+                if self._has_samples:  # else these are names of fields of rows
+                    sample, samples = record.get("sample", 0), record.get("samples", 1)
+                if sample != len(row) - 1:
                     raise ValueError
                 size += len(data)
-                if len(row) == row[-1].get("samples", 1):
+                if len(row) == samples:
                     self._add(row)
                     end += size
                     row, size = [], 0

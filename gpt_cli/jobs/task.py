@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpt_cli import records
 from gpt_cli.errors import InputError, checked, compute_valid
-from gpt_cli.jobs.layout import InputRow, Layout, Template
+from gpt_cli.jobs.layout import InputRow, KeepFields, Layout, Template
 from gpt_cli.records import Record, Schema
 
 if TYPE_CHECKING:
@@ -30,10 +30,14 @@ def comparable(settings: dict[str, Any]) -> dict[str, Any]:
 class Task(ABC):
     """The computation for each row; a task is pickled to run on another machine."""
 
+    # The fields of a row that its record has: none, its id, or all. None is for a sink that shows
+    # no records: only the fields that the task reads are kept, and the others are noted.
+    keep_fields: KeepFields | None = "all"
     template: Template | None = None  # a text with fields of a row, instead of the row's text
     every_line: bool = False  # blank lines are rows, too, and records have the "data" of lines
     passes_rows: bool = False  # records have the "data" of rows, which are all in one format
-    all_columns: bool = False  # records have "columns", the other fields of their rows, and lines
+    has_lines: bool = False  # all records have the line or the row of their file
+    reserved: tuple[str, ...] = ()  # names of records besides those in the schema; some with `*`
 
     @property
     def endings(self) -> tuple[str, ...]:
@@ -59,7 +63,9 @@ class Task(ABC):
             self.schema,
             every_line=self.every_line,
             passes_rows=self.passes_rows,
-            all_columns=self.all_columns,
+            takes_template=True,
+            keep_fields=self.keep_fields,
+            reserved=self.reserved,
         )
 
     @property
@@ -119,21 +125,18 @@ class Task(ABC):
             yield [identity | content for content in contents]
 
     def identity(self, row: InputRow, *, is_error: bool = False) -> Record:
-        """Return what a record has of its row: where it is in the input, and its texts."""
+        """Return what a record has of its row: where it is in the input, and its fields."""
         layout = self.layout
         values: Record = {"index": row.index, "id": row.id, "data": row.data or None}
-        if row.file is not None or self.all_columns or layout.every_line or is_error:
+        if row.file is not None or self.has_lines or layout.every_line or is_error:
             file, line = layout.origin
             values[file] = row.file
             values[line] = row.line
-        if self.all_columns:
-            values["columns"] = {
-                name: value for name, value in row.fields.items() if name not in layout.texts
-            }
         if not is_error:
             for name in layout.texts:
                 values[name] = row.fields[name]
-        return {name: value for name, value in values.items() if value is not None}
+        values = {name: value for name, value in values.items() if value is not None}
+        return values | layout.kept(row.fields, is_error=is_error)
 
     def _computed(self, engine: "Engine", rows: Rows) -> Iterator[Any]:
         """Yield the results of rows: for one whose edits make values overflow, the error."""

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 from gpt_cli import records
 from gpt_cli.errors import InputError, StuckError
 from gpt_cli.jobs import storage
-from gpt_cli.jobs.layout import InputRow, Layout, Template
+from gpt_cli.jobs.layout import InputRow, KeepFields, Layout, Template
 from gpt_cli.jobs.task import Rows, Task, comparable
 from gpt_cli.options.arguments import check_type
 from gpt_cli.options.declare import OptionError, check
@@ -34,7 +34,14 @@ _UNPOOLED_TOGETHER = 64  # a worker of Ray returns the values of all their token
 
 
 @dataclass(frozen=True)
-class Generation(Task):
+class RecordTask(Task):
+    """A task for rows whose records have fields of them: see `Task.keep_fields`."""
+
+    keep_fields: KeepFields | None = field(default="all", kw_only=True)
+
+
+@dataclass(frozen=True)
+class Generation(RecordTask):
     """Continue prompts; the text of a row depends on its index and options, not on other rows."""
 
     options: Options  # the defaults of rows
@@ -67,6 +74,7 @@ class Generation(Task):
     def settings(self) -> dict[str, Any]:
         template = asdict(self.template) if self.template else None
         settings = asdict(self.options) | {"logprobs": self.logprobs, "template": template}
+        settings["keep_fields"] = self.keep_fields
         if self.samples > 1:  # outputs of version 1.0 do not have it
             settings["samples"] = self.samples
         return comparable(settings)
@@ -78,8 +86,7 @@ class Generation(Task):
         """Return the row with its prompt and options, and its choices as they follow the prompt."""
         row = super().prepare(row)
         prompt = self.layout.text(row)
-        # The input of a template may have any other fields.
-        names = self.fields[1:] if self.template else row.fields.keys() - {"prompt"}
+        names = self.layout.options  # a row may have any other fields
         options = {name: value for name, value in row.fields.items() if name in names}
         choices = options.get("choices")
         if all(options.get(name) is None for name in CONSTRAINTS):  # then the default applies
@@ -154,14 +161,14 @@ class Generation(Task):
         return int(record["usage"]["completion_tokens"])
 
 
-class _OfTexts(Task):
+class _OfTexts(RecordTask):
     """A task for texts with optional edits."""
 
     fields: tuple[str, ...] = ("text", "edits", "special")
 
     def texts(self, rows: Rows) -> list[dict[str, Any]]:
         """Return rows with their texts and their fields, as an engine takes them."""
-        names = self.layout.fields[1:]
+        names = self.layout.options
         return [
             {"text": self.layout.text(row)} | {name: row.fields.get(name) for name in names}
             for row in rows
@@ -201,6 +208,8 @@ class Scoring(_OfTexts):
             passes_rows=self.passes_rows,
             whole_files=self.whole_files,
             joins_words=True,
+            takes_template=True,
+            keep_fields=self.keep_fields,
         )
 
     @property
@@ -228,6 +237,7 @@ class Scoring(_OfTexts):
             "eos",
             "special",
             "context",
+            "keep_fields",
         )
         return {name: value for name, value in super().settings.items() if name in names}
 
@@ -288,7 +298,7 @@ class Activations(_OfTexts):
     out_dtype: OutDtype = "float32"
     special: bool = False  # of rows without a field "special"
 
-    all_columns = True
+    has_lines = True
 
     def __post_init__(self) -> None:
         check_type("hooks", self.hooks, Sequence[str])
@@ -300,6 +310,12 @@ class Activations(_OfTexts):
         if self.template and "text" not in self.template.names:
             schema["text"] = "string"
         return schema
+
+    @property
+    def reserved(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The names of arrays, among them all hook points, and "arrays" itself."""
+        items = {None: ("position", "token"), "word": ("word", "start", "end")}
+        return "arrays", *items.get(self.pool, ()), "hook_*", "blocks.*", "ln_final.*"
 
     @property
     def endings(self) -> tuple[str, ...]:
@@ -366,7 +382,7 @@ class Classifying(_OfTexts):
 
 
 @dataclass(frozen=True)
-class Ranking(Task):
+class Ranking(RecordTask):
     """Rank continuations of prompts: see `Engine.rank`; a row may have other "choices"."""
 
     choices: tuple[str, ...] = ()

@@ -254,7 +254,7 @@ BAD = {  # the row, and the id that can be read
     "a prompt that is a number": (b'{"id": "a", "prompt": 5}', "a"),
     "a prompt that is null": (b'{"id": "b", "prompt": null}', "b"),
     "a prompt that is a list": (b'{"id": [2], "prompt": ["Once"]}', [2]),
-    "an unknown field": (b'{"id": 3, "prompt": "Once", "prefix": "x"}', 3),
+    "a misspelled option": (b'{"id": 3, "prompt": "Once", "temprature": 1}', 3),
     "a temperature that is a word": (b'{"prompt": "Once", "temperature": "hot"}', None),
     "a temperature that is NaN": (b'{"id": 4, "prompt": "Once", "temperature": NaN}', 4),
     "a huge temperature": (b'{"prompt": "Once", "temperature": 1' + b"0" * 400 + b"}", None),

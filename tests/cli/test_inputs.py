@@ -127,7 +127,7 @@ def test_a_pipe_that_is_not_needed_is_not_waited_for_and_noted_if_it_has_data(
 def test_a_text_that_is_the_name_of_a_file_is_noted(command):
     note = "gpt-cli: note: a.txt is read as a text; --file a.txt reads the file\n"
     for words, noted in (["a.txt"], True), (["a.txt", "-q"], False), (["m"], False):
-        assert (note in run_here(command, *TEXTS[command], "-v", *words)[1]) is noted
+        assert (note in run_here(command, *TEXTS[command], *words)[1]) is noted
     assert output(command, *TEXTS[command], "a.txt") != output(
         command, *TEXTS[command], "-f", "a.txt"
     )
@@ -147,7 +147,7 @@ def test_a_word_of_a_text_that_is_the_name_of_a_file_or_folder_is_noted(command)
     for words, noted in texts:
         cure = "m/ is the folder" if noted == "m" else f"--file {noted} reads the file"
         note = f"gpt-cli: note: {noted} is read as a text; {cure}\n"
-        shown = run_here(command, *TEXTS[command], "-v", *words)[1]
+        shown = run_here(command, *TEXTS[command], *words)[1]
         assert shown.count("is read as a text") == shown.count(note) == bool(noted)
         assert note not in run_here(command, *TEXTS[command], "-q", "-v", *words)[1]
 

@@ -268,7 +268,7 @@ def test_tables_have_columns_for_a_template(here):
     assert [(row["id"], row["name"], row["n"]) for row in rows] == [
         (7, "fox", "1"), (8, None, None), (9, "lamb", "3")
     ]  # fmt: skip
-    assert rows[1]["error"]["message"] == 'a row needs a string or number "name"'
+    assert rows[1]["error"]["message"] == 'a row needs a string or number "name", not null'
     assert rows[0]["choices"] == run("The fox had 1", "--choices", SIZES)
     assert "no column 'x'" in refusal(*RANK, "in.parquet", "--template", "{x}", "--choices", "a")
 
@@ -308,7 +308,7 @@ def test_invalid_choices_are_the_error_of_their_row():
         ({"prompt": "x", "choices": ["a", " a"]}, "duplicate choice 'a': remove it"),
         ({"prompt": "x", "choices": ["a", " "]}, "a choice is empty: remove it"),
         ({"prompt": 3, "choices": ["a"]}, 'a row needs a string "prompt", not 3'),
-        ({"choices": ["a"]}, 'a row needs a string "prompt"'),
+        ({"choices": ["a"]}, 'a row needs a string "prompt" or "text"; its fields are choices'),
         ({"prompt": "x", "choices": ["a"]}, None),
     ]
     data = "".join(json.dumps(row) + "\n" for row, _ in rows).encode()
@@ -334,10 +334,12 @@ def test_lines_without_choices_are_refused_before_any_work(here, pipe, template)
 
 def test_columns_that_a_template_does_not_read_are_noted(here):
     write_rows(here, [{"a": "fox", "max_token": 3}, {"a": "lamb", "max_token": 3, "age": 9}])
-    batch = ["batch", "-m", "tiny", "-n", "2", "in.jsonl", "--template", "The {a}"]
-    _, notes = run_here(*batch, "-v")
-    assert "gpt-cli: note: ignored columns: max_token, age\n" in notes
-    assert run_here(*batch, "-q")[1] == ""
+    rank = [*RANK, "in.jsonl", "--choices", "a,b", "--template", "The {a}"]
+    _, notes = run_here(*rank)
+    assert notes.startswith("gpt-cli: note: ignored columns: max_token, age\n")
+    assert run_here(*rank, "-q")[1] == ""
+    says = "--keep-fields needs a record for each row: add --output OUT"
+    assert says in refusal(*rank, "--keep-fields", "id")
 
 
 @pytest.mark.parametrize(

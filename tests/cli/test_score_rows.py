@@ -89,6 +89,8 @@ def test_a_filter_passes_rows_unchanged_below_their_header(name, tiny):
     assert run_here(*none, name)[0] == header
     Path(name).write_bytes(header)
     assert run_here(*none, name)[0] == header
+    row = b'{"title": "No note names this field.", "text": "Once upon a time"}\n'
+    assert run_here(*command, input=row) == (row, "")
 
 
 def test_a_filter_reports_damaged_rows_and_drops_them():

@@ -113,15 +113,15 @@ def test_cells_of_options_are_numbers_or_json_and_others_are_texts(table):
         (
             "007",
             {"prompt": "12", "seed": 3, "temperature": 0.5, "stop": "7", "regex": "[0-9]",
-             "logit_bias": {"5": 1}, "choices": ["a"]},
+             "logit_bias": {"5": 1}, "choices": ["a"], "unknown": "x"},
         ),
-        (None, {"prompt": "", "temperature": "hot", "stop": ["a", "b"], "beams": 2}),
+        (None, {"prompt": "", "temperature": "hot", "stop": ["a", "b"], "beams": 2, "unknown": ""}),
     ]  # fmt: skip
 
 
 def test_the_layout_says_what_is_read(table):
     data = "id,title,text,context,special\n1,T,one,before,true\n"
-    (row,) = table(data, layout=Scoring().layout)
+    (row,) = table(data, layout=Scoring(keep_fields="id").layout)
     assert row.fields == {"text": "one", "context": "before", "special": True}
     (row,) = table(data, layout=Activations(("x",)).layout)
     assert row.fields == {"title": "T", "text": "one", "context": "before", "special": True}
@@ -129,7 +129,8 @@ def test_the_layout_says_what_is_read(table):
     assert row.fields == {"words": ["one", " two"], "text": "one two"}
     layout = Scoring(template=Template("{title}: {text}")).layout
     (row,) = table(data, layout=layout)
-    assert (row.id, row.fields) == ("1", {"title": "T", "text": "one", "special": True})
+    fields = {"title": "T", "text": "one", "special": True, "context": "before"}
+    assert (row.id, row.fields) == ("1", fields)
 
 
 @pytest.mark.parametrize(
@@ -167,11 +168,15 @@ def test_a_quote_that_never_closes_and_a_tail_of_nul_bytes_are_errors(table):
     [
         ("a,text,text\n", "has several columns 'text': keep one of them"),
         ("text,a,a\n", "has several columns 'a': keep one of them"),
-        ("a,b\n", "has no column 'text'; its columns are ['a', 'b']"),
-        ("a;text\n", "has no column 'text'; its columns are ['a;text']; is its delimiter ';'?"),
+        ("a,b\n", "has no column 'text' or 'prompt'; its columns are ['a', 'b']"),
+        (
+            "a;text\n",
+            "has no column 'text' or 'prompt'; its columns are ['a;text']; is its delimiter ';'?",
+        ),
         (
             "a\ttext\n",
-            "has no column 'text'; its columns are ['a\\ttext']; is its delimiter '\\t'?",
+            "has no column 'text' or 'prompt'; its columns are ['a\\ttext']; is its delimiter "
+            "'\\t'?",
         ),
         ('"text\n', "cannot be read: a quote of the row never closes: 1 line, up to the end"),
         (b"text\0\n", "cannot be read: the row has NUL bytes"),
@@ -200,7 +205,7 @@ def test_a_cell_may_be_long_but_must_fit_the_memory(table, monkeypatch):
 SCHEMA = {"index": "int64", "text": "string", "words": ["string"], "score": "float64", "error": {}}
 RECORDS = [
     {"index": 0, "text": 'a,"b"\nc\td', "words": ["é", "x"], "score": 0.1},
-    {"index": 1, "text": "a\rb", "score": 1e300, "other": 5},
+    {"index": 1, "text": "a\rb", "score": 1e300, 'other, "b"': 5},
     {"index": 2, "error": {"code": "invalid_input"}},
 ]
 
@@ -216,9 +221,13 @@ def test_records_are_tables_that_can_be_joined(delimiter, table, tmp_path):
 
     whole = of(RECORDS)
     target = io.BytesIO()
-    parts = [io.BytesIO(of(RECORDS[:1])), io.BytesIO(of(RECORDS[1:]))]
-    written.join(lambda: parts, SCHEMA, target, b"")
+    parts = [of(RECORDS[:1]), of(RECORDS[1:])]  # with different columns
+    written.join(lambda: map(io.BytesIO, parts), SCHEMA, target, b"")
     assert target.getvalue() == whole
+    assert next(csv.reader([whole.decode().partition("\n")[0]], delimiter=delimiter)) == [
+        *SCHEMA,
+        'other, "b"',
+    ]
     assert written.count(io.BytesIO(whole)) == (3, 1)
     assert written.count(io.BytesIO(of([]))) == (0, 0)
     assert (written.manifest(io.BytesIO(whole)), written.has_manifest) == (None, False)

@@ -55,9 +55,9 @@ def test_an_edit_that_makes_values_overflow_is_an_error_of_its_row(here, task, n
 @pytest.mark.parametrize(
     ("task", "name"),
     [
-        (Generation(Options(max_tokens=5, temperature=0, seed=1)), "prompt"),
-        (Scoring(), "text"),
-        (Ranking(("boy", "girl")), "prompt"),
+        (Generation(Options(max_tokens=5, temperature=0, seed=1), keep_fields="id"), "prompt"),
+        (Scoring(keep_fields="id"), "text"),
+        (Ranking(("boy", "girl"), keep_fields="id"), "prompt"),
     ],
 )
 def test_each_task_takes_edits(here, tiny, task, name):

@@ -44,10 +44,8 @@ def write(pa, tmp_path):
 
 def read(file):
     """Return all rows of a table as JSON values."""
-    sizes, *_ = parquet.survey(file, LAYOUT)
-    groups = [
-        parquet.read(file, group, 0, size, LAYOUT.columns) for group, size in enumerate(sizes)
-    ]
+    sizes, columns, *_ = parquet.survey(file, LAYOUT)
+    groups = [parquet.read(file, group, 0, size, columns) for group, size in enumerate(sizes)]
     return [row for rows in groups for row in rows]
 
 
@@ -72,11 +70,14 @@ def test_a_row_has_the_values_of_its_columns(write):
     ]
 
 
-def test_nulls_and_missing_columns_are_left_out(write, pa):
+def test_nulls_are_read_and_missing_columns_are_left_out(write, pa):
     assert read(write({"prompt": ["a", "b"]})) == [{"prompt": "a"}, {"prompt": "b"}]
     rows = read(write({"id": [None, 1], "prompt": ["a", None], "seed": [None, None]}))
-    assert rows == [{"prompt": "a"}, {"id": 1}]
-    assert read(write({"prompt": pa.nulls(2)})) == [{}, {}]
+    assert rows == [
+        {"id": None, "prompt": "a", "seed": None},
+        {"id": 1, "prompt": None, "seed": None},
+    ]
+    assert read(write({"prompt": pa.nulls(2)})) == [{"prompt": None}, {"prompt": None}]
 
 
 def test_whole_floats_are_integers(write):
@@ -120,7 +121,7 @@ def test_types_that_json_lacks_become_texts(write):
     }
     assert read(write(columns)) == [
         {"id": "2020-02-01", "prompt": "a", "stop": ["x", "y"]},
-        {"prompt": "b", "stop": []},
+        {"id": None, "prompt": "b", "stop": []},
     ]
     assert read(write({"id": [Decimal("1.50")], "prompt": ["a"]}))[0]["id"] == "1.50"
 
@@ -302,10 +303,11 @@ def test_a_damaged_table_is_an_error(write):
 
 
 def test_the_error_of_a_missing_column_lists_the_others(write):
-    file = write({"id": [1], "text": ["a"]})
+    file = write({"id": [1], "title": ["a"]})
     with pytest.raises(InputError) as caught:
         parquet.survey(file, LAYOUT)
-    assert str(caught.value) == f"{file} has no column 'prompt'; its columns are ['id', 'text']"
+    columns = "no column 'prompt' or 'text'; its columns are ['id', 'title']"
+    assert str(caught.value) == f"{file} has {columns}"
 
 
 @pytest.mark.parametrize(
@@ -336,7 +338,7 @@ def test_columns_of_the_same_name_are_an_error(write, pa, name):
 
 def test_every_table_of_a_folder_is_checked_first(write, tmp_path):
     write({"prompt": ["a"]}, "in/a.parquet")
-    bad = write({"text": ["a"]}, "in/b.parquet")
+    bad = write({"title": ["a"]}, "in/b.parquet")
     with pytest.raises(InputError, match="no column 'prompt'") as caught:
         source(tmp_path / "in")
     assert bad in str(caught.value)

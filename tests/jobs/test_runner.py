@@ -155,8 +155,9 @@ def test_the_records_of_a_custom_task_fit_in_a_table(here):
         run("out.parquet", resume=True)
     calls = Calls()
     jobs.run(Upper(), "out.parquet", "again.parquet", observer=calls)
-    note = "ignored columns: index, upper, file, line, error"
-    assert calls.received[:2] == [("note", note), ("start", 4, 0, 0)]
+    names = ["index", "upper", "file", "line", "error"]
+    note = f"renamed fields: in the records, {', '.join(f'{name} is row_{name}' for name in names)}"
+    assert calls.received[:2] == [("start", 4, 0, 0), ("note", note)]
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.parquet", "file:{}/out.jsonl"])

@@ -38,7 +38,7 @@ def test_prompts_are_continued(engine, logprobs):
         row(8, 8, "f", prompt="He", seed=2),
     ]
     good = [rows[0], *rows[2:]]
-    task = Generation(OPTIONS, batch_size=1, logprobs=logprobs)
+    task = Generation(OPTIONS, batch_size=1, logprobs=logprobs, keep_fields="id")
     first, failed, *rest = records_of(engine, task, rows)
     assert failed == {"index": 6, "id": "x", "file": "f", "line": 7} | ERROR
     done = engine.batch([input.fields for input in good], OPTIONS, indices=[5, 7, 8])
@@ -96,9 +96,8 @@ def test_values_are_arrays_with_what_their_rows_are_of(engine, pool):
     good, bad = records_of(engine, task, [row(0, text="He said", label=7), row(1, 0)])
     arrays = good.pop("arrays")
     ids = engine.encode("He said")
-    content = {"text": "He said", "columns": {"label": 7}}
-    assert good == {"index": 0, "line": 1, "tokens": len(ids)} | content
-    assert bad == {"index": 1, "id": 0, "line": 2, "columns": {}} | ERROR
+    assert good == {"index": 0, "line": 1, "tokens": len(ids), "text": "He said", "label": 7}
+    assert bad == {"index": 1, "id": 0, "line": 2} | ERROR
     assert task.tokens(good) == len(ids)
     (values,) = engine.activations(["He said"], task.hooks, pool=pool)
     names = {None: ["position", "token"], "word": ["word", "start", "end"]}.get(pool, [])
@@ -107,7 +106,8 @@ def test_values_are_arrays_with_what_their_rows_are_of(engine, pool):
         expected = values[name] if pool in (None, "word") else values[name][None]
         assert (arrays[name] == expected.astype("float16")).all()
     assert task.settings == {
-        "hook": task.hooks, "pool": pool, "bos": False, "template": None, "out_dtype": "float16"
+        "hook": task.hooks, "pool": pool, "bos": False, "template": None, "out_dtype": "float16",
+        "keep_fields": "all",
     }  # fmt: skip
 
 
@@ -132,7 +132,8 @@ def test_prompts_are_ranked_by_a_template(engine):
     assert "must be a list" in wrong["error"]["message"]
     assert task.tokens(good) == sum(len(item.ids) for item in ranked)
     assert task.settings == {
-        "choices": ("he", "it "), "by": "total", "exact": False, "template": {"text": "{a} {b}"}
+        "choices": ("he", "it "), "by": "total", "exact": False, "template": {"text": "{a} {b}"},
+        "keep_fields": "all",
     }  # fmt: skip
 
 
@@ -199,7 +200,7 @@ def test_a_stride_is_that_of_score(engine):
 
 def test_settings_have_all_options():
     task = Generation(OPTIONS, logprobs=True)
-    chosen = asdict(OPTIONS) | {"logprobs": True, "template": None}
+    chosen = asdict(OPTIONS) | {"logprobs": True, "template": None, "keep_fields": "all"}
     names = ("special", "min_tokens", "bad_words", "stop_token_ids")
     later = {name: chosen.pop(name) for name in names}
     assert task.settings == chosen
@@ -207,7 +208,8 @@ def test_settings_have_all_options():
     assert Generation(Options(min_tokens=3)).settings["min_tokens"] == 3
     assert Generation(replace(OPTIONS, stop_token_ids=[1])).settings["stop_token_ids"] == (1,)
     settings = {"stride": 3, "logprobs": False, "words": False, "bos": False, "template": None}
-    assert Scoring(stride=3).settings == settings | {"layers": False, "min_k": None}
+    settings |= {"layers": False, "min_k": None, "keep_fields": "all"}
+    assert Scoring(stride=3).settings == settings
     assert Scoring() == Scoring(None, False, False, False)
     assert Generation(OPTIONS) == Generation(OPTIONS, None, False)
     assert "samples" not in task.settings

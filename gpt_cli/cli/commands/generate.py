@@ -243,9 +243,10 @@ def batch(
 
     Write one JSON record per row, or per sample, in the order of the input.
 
-    In JSON Lines, a row is an object with a "prompt", an optional "id", and options of its own,
-    such as "max_tokens", "temperature", "seed", "stop" and "n", the number of samples. Or all rows
-    are requests as in OpenAI's batch files, with "custom_id" and "body": see `gpt-cli help batch`.
+    In JSON Lines, a row is an object with a "prompt" (or a "text"), an optional "id", and options
+    of its own, such as "max_tokens", "temperature", "seed", "stop" and "n", the number of samples.
+    Its record keeps its other fields. Or all rows are requests as in OpenAI's batch files, with
+    "custom_id" and "body": see `gpt-cli help batch`.
 
     Examples:
         printf 'Once\nThe fox\n' | gpt-cli batch -m tiny -n 20

@@ -74,8 +74,9 @@ def rank(
 
     For one prompt, the output is a table, or JSON in a pipe. For rows, it is a line for each: the
     likeliest choice, its probability and the row, with tabs between them; with --json or --output,
-    a record with all choices. In JSON Lines, a row has a "prompt", and may have an "id" and
-    "choices" of its own. With --template, it has the fields of the template instead of a prompt.
+    a record with all choices. In JSON Lines, a row has a "prompt" (or a "text"), and may have an
+    "id" and "choices" of its own. With --template, it has the fields of the template instead of a
+    prompt.
 
     Spaces around a choice are removed. One is added before it unless the prompt ends with a space.
 

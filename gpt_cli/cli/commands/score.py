@@ -38,8 +38,9 @@ def score(
     If there are several files, each row begins with the name of its file. On a terminal, tables are
     aligned and have a header.
 
-    With --output, --format or --template, FILE has rows: lines, JSON Lines with a "text" and an
-    optional "id", or Parquet with these columns. A record with the numbers is written for each row.
+    With --output, --format or --template, FILE has rows: lines, JSON Lines with a "text" (or a
+    "prompt"), or Parquet with these columns. A record with the numbers and the other fields is
+    written for each row.
 
     Examples:
         echo 'The fox was happy.' | gpt-cli score -m tiny
@@ -280,6 +281,7 @@ class ScoredLines(Files):
         super().__init__(form, files, errors)
         self._table = ScoreTable(form, files)
         self._is_open = False  # whether the last row lacks its line end
+        self.has_fields = form.as_json
 
     def line(self, record: Record) -> str | bytes:
         """Return the output for a line, which is empty if the filter does not let it pass."""
