@@ -8,9 +8,8 @@ from typing import TextIO, cast
 from gpt_cli import jobs
 from gpt_cli.cli import flags
 from gpt_cli.cli.output import NoteStream, note, on_terminal, write, write_json
-from gpt_cli.cli.progress import Progress
+from gpt_cli.cli.progress import Progress, failure
 from gpt_cli.errors import RowsError, counted
-from gpt_cli.jobs import storage
 from gpt_cli.records import Record
 from gpt_cli.system.terminal import replace_line
 
@@ -18,7 +17,7 @@ from gpt_cli.system.terminal import replace_line
 class Records(jobs.Sink):
     """Records on standard output, for a command without --output."""
 
-    totals = True  # whether progress is shown in logs, too, and the number of rows at the end
+    totals = True  # whether the number of rows is shown at the end of a short job, too
     noun = "row"
     failure = "failed"
     advice = ": the records say why"
@@ -42,9 +41,7 @@ class RowLines(Records):
         if "error" in record and not self.quiet:
             if on_terminal(sys.stderr) and not on_terminal(sys.stdout):
                 replace_line("")  # erases the progress
-            file = f"{storage.label(record['file'])}, " if "file" in record else ""
-            line = record.get("line_number", record.get("line"))
-            note(f"gpt-cli: {file}line {line}: {record['error']['message']}")
+            note(failure(record))
         write(self.line(record))
 
 
@@ -103,9 +100,13 @@ def run(
             observer=progress,
             **loading.options,
         )
+    if task.passes_rows and not loading.quiet:
+        note(f"gpt-cli: kept {summary.kept:,} of {counted(summary.rows, 'row')}")
     failed = summary.failed + sink.unread
     if failed:
         total = counted(summary.rows + sink.unread, sink.noun)
         advice = sink.advice if ".jsonl" in task.endings else ": the output has their errors"
+        if task.passes_rows:  # they have been reported
+            advice = ""
         why = f": {summary.reason}" if summary.reason and not sink.unread else advice
         raise RowsError(f"{failed:,} of {total} {sink.failure}{why}")

@@ -32,7 +32,7 @@ class Task(ABC):
 
     template: Template | None = None  # a text with fields of a row, instead of the row's text
     every_line: bool = False  # blank lines are rows, too, and records have the "data" of lines
-    passes_rows: bool = False  # records have the "data" of rows, which are all in one format
+    passes_rows: bool = False  # a filter: rows, all in one format, pass as the "data" of records
     all_columns: bool = False  # records have "columns", the other fields of their rows, and lines
 
     @property

@@ -22,6 +22,7 @@ _CONSTRUCTORS = {
     "Classifier",
     "Classifying",
     "Cluster",
+    "Filtering",
     "Generation",
     "Generator",
     "InputRow",
@@ -29,7 +30,8 @@ _CONSTRUCTORS = {
 }
 _CONSTRUCTORS |= {"Ranker", "Ranking", "Resumed", "Scorer", "Scoring", "Settings", "Template"}
 # Dataclasses whose parameters are kept, and no members. (gpt_cli.ray.Activations is none.)
-_OPTIONS = {"Activations", "Classifying", "Generation", "Options", "Ranking", "Scoring", "Settings"}
+_OPTIONS = {"Activations", "Classifying", "Filtering", "Generation", "Options", "Ranking"}
+_OPTIONS |= {"Scoring", "Settings"}
 # Members that only the program itself needs.
 _INTERNAL = {"Completion.add", "Score.initial_layers", "Score.initial_logprobs", "Trace.model"}
 _INTERNAL |= {f"Engine.{name}" for name in ("activation_rows", "check_constraint", "loaded")}
