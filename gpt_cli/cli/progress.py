@@ -45,12 +45,16 @@ class StatusLine:
         """Return a number of tokens, and the rate since the start."""
         return f"{counted(tokens, 'token')}, {tokens / self.seconds:,.0f} a second"
 
+    @property
+    def is_due(self) -> bool:
+        """Whether `show` shows a text now: the last one is not too new."""
+        return self.shown and time.perf_counter() >= self._due
+
     def show(self, text: str) -> None:
-        """Show a text, unless the last one is too new."""
-        now = time.perf_counter()
-        if not self.shown or now < self._due:
+        """Show a text, if it is due."""
+        if not self.is_due:
             return
-        self._due = now + self._pause
+        self._due = time.perf_counter() + self._pause
         self._has_shown = True
         if self._replaced:
             replace_line(f"gpt-cli: {text}")
@@ -102,13 +106,17 @@ class Progress(StatusLine, Observer):
         self._failed = failed
         self._rows = self._before = done
         self.restart()
-        self.show(self._line() + self._left())
+        self._renew()
 
     def advance(self, tokens: int, failed: bool) -> None:
         self._rows += 1
         self._failed += failed
         self._tokens += tokens
-        self.show(self._line() + self._left())
+        self._renew()
+
+    def _renew(self) -> None:
+        if self.is_due:  # a text for each row would cost more than other work for it
+            self.show(self._line() + self._left())
 
     def dropped(self, record: Record) -> None:
         if self._notes:
