@@ -44,13 +44,6 @@ def _format(ending: str) -> RecordFormat:
     return arrays.Npz() if ending == ".npz" else arrays.Safetensors()
 
 
-def _size(record: Record) -> int:
-    """Return roughly how many bytes a record takes in a file."""
-    arrays = record.get("arrays", {})
-    rest = {name: value for name, value in record.items() if name not in ("arrays", "columns")}
-    return len(encode(rest)) + sum(array.nbytes for array in arrays.values())
-
-
 class Folder(Sink):
     """Parts in a folder or at its address, which is new or is resumed.
 
@@ -131,9 +124,15 @@ class Folder(Sink):
     def write_row(self, records: Sequence[Record]) -> None:
         self._part += records
         self._rows += 1
-        self._bytes += sum(map(_size, records))
+        self._bytes += sum(map(self._size, records))
         if self._bytes >= BYTES or time.perf_counter() - self._since >= SECONDS:
             self._write_part()
+
+    def _size(self, record: Record) -> int:
+        """Return roughly how many bytes a record takes in a file."""
+        arrays = record.get("arrays", {})
+        rest = {name: value for name, value in record.items() if name not in ("arrays", "columns")}
+        return len(encode(rest)) + sum(array.nbytes for array in arrays.values())
 
     def finish(self, rows: int) -> None:
         self._write_part()
@@ -246,6 +245,9 @@ class FilteredFile(File):
         elif "data" in record:
             row["data"] = record["data"].decode()
         super().write_row([row])
+
+    def _size(self, record: Record) -> int:
+        return 20 + len(record.get("data", ""))  # to encode it twice would take a while
 
     def _read(self) -> Iterator[Record]:
         """Yield the lines of all parts."""
