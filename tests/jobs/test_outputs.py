@@ -236,7 +236,10 @@ def test_a_part_of_an_output_is_refused(base, memory):
         *((f"new{ending}", "rows.csv.gz", None) for ending in (".csv", ".CSV", "")),
         *((f"new.{ending}", "rows.csv.gz", "stay CSV") for ending in ("jsonl", "txt", "parquet")),
         ("new.txt", "text.txt", None),  # whatever its format is
-        *((f"new{end}", "in", "are as in the input, uncompressed") for end in (".txt.gz", ".xlsx")),
+        *(
+            (f"new{end}", "in", "are as in the input, uncompressed")
+            for end in (".txt.bz2", ".xlsx")
+        ),
         *((name, "in", "are in one file: name it") for name in ("new/", "*.jsonl", "rows")),
         ("in", "in", "in exists: name another output"),
         ("rows/c.txt", "rows", "would be among the files of rows"),
