@@ -197,6 +197,17 @@ def finite(value: float | None) -> float | None:
     return None if value is None or math.isinf(value) else value
 
 
+def perplexity_of(record: Record) -> float:
+    """Return the perplexity in the record of a score: NaN if no token is scored.
+
+    It is infinity for null, which JSON has in its place.
+    """
+    perplexity = record["perplexity"]
+    if perplexity is not None:
+        return float(perplexity)
+    return math.inf if record["tokens_scored"] else math.nan
+
+
 def of_ranking(
     engine: "Engine",
     ranked: "Sequence[Choice]",

@@ -33,7 +33,7 @@ COMMANDS = [
     ('gpt-cli generate -m tiny --echo -s 2 -n 100 "Once upon a time"', 4.0),
     ('gpt-cli next -m tiny -k 5 "One cold morning, a"', 3.0),
     ("cat lines.txt", 1.5),
-    ("gpt-cli score -m tiny --max-perplexity 100 lines.txt | tee kept.txt", 2.0),
+    ("gpt-cli score -m tiny --max-perplexity 100 lines.txt", 2.0),
     ('gpt-cli show surprise -m tiny "Once upon a time, there was a tractor."', 4.0),
 ]
 LINES = """\

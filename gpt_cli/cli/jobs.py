@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, TextIO, cast
 from gpt_cli import jobs
 from gpt_cli.cli import flags
 from gpt_cli.cli.output import NoteStream, note, on_terminal, write, write_json
-from gpt_cli.cli.progress import Progress
+from gpt_cli.cli.progress import Progress, failure
 from gpt_cli.errors import InputError, RowsError, counted
-from gpt_cli.jobs import storage
 from gpt_cli.records import Record
 from gpt_cli.system.terminal import replace_line
 
@@ -23,7 +22,7 @@ class Records(jobs.Sink):
     """Records on standard output, for a command without --output."""
 
     has_fields = True  # whether the fields of a row are in its record
-    totals = True  # whether progress is shown in logs, too, and the number of rows at the end
+    totals = True  # whether the number of rows is shown at the end of a short job, too
     noun = "row"
     failure = "failed"
     advice = ": the records say why"
@@ -48,9 +47,7 @@ class RowLines(Records):
         if "error" in record and not self.quiet:
             if on_terminal(sys.stderr) and not on_terminal(sys.stdout):
                 replace_line("")  # erases the progress
-            file = f"{storage.label(record['file'])}, " if "file" in record else ""
-            line = record.get("line", record.get("line_number"))
-            note(f"gpt-cli: {file}line {line}: {record['error']['message']}")
+            note(failure(record))
         write(self.line(record))
 
 
@@ -92,9 +89,11 @@ def run(
     cluster = placement.cluster(loading.threads)
     if sink is None or rows.output is not None:
         sink = Records()
-    if not sink.has_fields and rows.keep_fields is not None:
-        raise InputError("--keep-fields needs a record for each row: add --output OUT")
-    task = replace(task, keep_fields=(rows.keep_fields or "all") if sink.has_fields else None)
+    has_fields = sink.has_fields and (rows.output is None or not task.passes_rows)
+    if not has_fields and rows.keep_fields is not None:
+        cure = "leave it out" if task.passes_rows else "add --output OUT"
+        raise InputError(f"--keep-fields needs a record for each row: {cure}")
+    task = replace(task, keep_fields=(rows.keep_fields or "all") if has_fields else None)
     sink.quiet = loading.quiet
     hidden = loading.quiet or (rows.output is None and on_terminal(sys.stdout))
     progress = Progress(shown=not hidden, notes=not loading.quiet, totals=sink.totals)
@@ -116,9 +115,13 @@ def run(
             requests=requests,
             **loading.options,
         )
+    if task.passes_rows and not loading.quiet:
+        note(f"gpt-cli: kept {summary.kept:,} of {counted(summary.rows, 'row')}")
     failed = summary.failed + sink.unread
     if failed:
         total = counted(summary.rows + sink.unread, sink.noun)
         advice = sink.advice if ".jsonl" in task.endings else ": the output has their errors"
+        if task.passes_rows:  # they have been reported
+            advice = ""
         why = f": {summary.reason}" if summary.reason and not sink.unread else advice
         raise RowsError(f"{failed:,} of {total} {sink.failure}{why}")

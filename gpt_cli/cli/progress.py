@@ -6,7 +6,8 @@ from typing import Self
 
 from gpt_cli.cli.output import note, on_terminal
 from gpt_cli.errors import counted
-from gpt_cli.jobs import Observer
+from gpt_cli.jobs import Observer, storage
+from gpt_cli.records import Record
 from gpt_cli.system.terminal import replace_line
 
 LONG = 2.0  # seconds until commands that are usually short show progress
@@ -24,7 +25,7 @@ class StatusLine:
         self, *, shown: bool, pause: float = 0.2, delay: float = 0.0, logged: bool = False
     ):
         self._replaced = on_terminal(sys.stderr)
-        self._visible = False
+        self._has_shown = False
         self.shown = shown and (self._replaced or logged)
         self._pause = pause if self._replaced else _LOG_PAUSE
         self._delay = delay if self._replaced else _LOG_PAUSE
@@ -44,14 +45,18 @@ class StatusLine:
         """Return a number of tokens, and the rate since the start."""
         return f"{counted(tokens, 'token')}, {tokens / self.seconds:,.0f} a second"
 
+    @property
+    def is_due(self) -> bool:
+        """Whether `show` shows a text now: the last one is not too new."""
+        return self.shown and time.perf_counter() >= self._due
+
     def show(self, text: str) -> None:
-        """Show a text, unless the last one is too new."""
-        now = time.perf_counter()
-        if not self.shown or now < self._due:
+        """Show a text, if it is due."""
+        if not self.is_due:
             return
-        self._due = now + self._pause
+        self._due = time.perf_counter() + self._pause
+        self._has_shown = True
         if self._replaced:
-            self._visible = True
             replace_line(f"gpt-cli: {text}")
         else:
             note(f"gpt-cli: {text}")
@@ -61,20 +66,30 @@ class StatusLine:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Erase the line from the terminal, so that something else can be written."""
-        if self._visible:
+        self._erase()
+
+    def _erase(self) -> None:
+        if self._has_shown and self._replaced:
             replace_line("")
+
+
+def failure(record: Record) -> str:
+    """Return the line about a row that failed, by the record of its error."""
+    file = f"{storage.label(record['file'])}, " if "file" in record else ""
+    line = record.get("line_number", record.get("line"))
+    return f"gpt-cli: {file}line {line}: {record['error']['message']}"
 
 
 class Progress(StatusLine, Observer):
     """Count the rows and tokens of a job, and show them; the totals are shown at the end.
 
-    Without `totals`, only a terminal shows them, and only if the job takes long.
+    Without `totals`, they are shown only if the job takes long.
     """
 
     def __init__(self, *, shown: bool, notes: bool = True, totals: bool = True):
-        super().__init__(shown=shown, delay=0.0 if totals else LONG, logged=totals)
+        super().__init__(shown=shown, delay=0.0 if totals else LONG, logged=True)
         self._notes = notes
-        self._totals = shown and totals
+        self._totals = totals
         self._total: int | None = None
         self._resumable = False
         self._rows = 0
@@ -91,24 +106,36 @@ class Progress(StatusLine, Observer):
         self._failed = failed
         self._rows = self._before = done
         self.restart()
-        self.show(self._line() + self._left())
+        self._renew()
 
     def advance(self, tokens: int, failed: bool) -> None:
         self._rows += 1
         self._failed += failed
         self._tokens += tokens
-        self.show(self._line() + self._left())
+        self._renew()
+
+    def _renew(self) -> None:
+        if self.is_due:  # a text for each row would cost more than other work for it
+            self.show(self._line() + self._left())
+
+    def dropped(self, record: Record) -> None:
+        if self._notes:
+            self._erase()
+            note(failure(record))
 
     def interrupted(self) -> None:
         self._resumable = True
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        """Show the totals, unless an error message follows, and how to resume the job."""
+        """Show the totals, unless an error message follows, and where an interrupt was."""
         super().__exit__(kind, error, trace)
-        if self._totals and self._rows > self._before and kind in (None, KeyboardInterrupt):
+        is_interrupt = kind is KeyboardInterrupt
+        has_totals = self.shown and (self._totals or self._has_shown)
+        if has_totals and self._rows > self._before and (is_interrupt or kind is None):
             note(f"gpt-cli: {self._line()}")
-        if self._resumable and self._notes:
-            note("gpt-cli: interrupted: the same command with --resume continues")
+        if is_interrupt and self._notes and (self._rows or self._resumable):
+            advice = ": the same command with --resume continues" if self._resumable else ""
+            note(f"gpt-cli: interrupted after {counted(self._rows, 'row')}{advice}")
 
     def _line(self) -> str:
         rows = counted(self._rows, "row")

@@ -10,21 +10,22 @@ from gpt_cli.cli import flags
 from gpt_cli.cli import table as tables
 from gpt_cli.cli.output import on_terminal, token_label
 from gpt_cli.errors import InputError
-from gpt_cli.options.declare import PERCENT, Declared, Range, option
-from gpt_cli.records import Record, json_line
+from gpt_cli.options.declare import ABOVE_0, PERCENT, Declared, option
+from gpt_cli.records import Record, json_line, perplexity_of
 
 _TEXTS = ("text", "token", "word")  # columns of any width
 # The widths of columns of whole numbers; those of other numbers are wider.
 _WIDTHS = {"line": 6, "id": 6, "start": 8, "end": 8, "tokens": 6}
 _NUMBER_WIDTH = 12
 SUMS = ("tokens", "tokens_scored", "total_logprob")
-_OF_RECORDS = ("--output", "--template")
-_POSITIVE = Range(lambda number: number > 0, "above 0")
 
 
 def _bound(words: str) -> Any:
-    help = f"Print only the lines, or rows, with a perplexity of {words} X, unchanged."
-    return option(None, help, _POSITIVE, excludes=_OF_RECORDS)
+    help = (
+        f"Keep only the lines, or rows, with a perplexity of {words} X: they are unchanged, on "
+        "standard output or in the file OUT of --output."
+    )
+    return option(None, help, ABOVE_0, excludes=("--template",))
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -106,11 +107,6 @@ class Form(Declared):
         """Return whether all figures can be added up over texts."""
         no_parts = not (self.by_token or self.words)
         return no_parts and self.min_k is None
-
-    def validate(self) -> None:
-        """Raise InputError if no line could pass the filter."""
-        if (self.min_perplexity or 0) > (self.max_perplexity or math.inf):
-            raise InputError("--min-perplexity is above --max-perplexity: no line could pass")
 
     def check(self, *, as_rows: bool) -> None:
         """Raise InputError for figures that only JSON shows together."""
@@ -220,14 +216,6 @@ def _layers(part: Record) -> dict[str, str]:
     """Return the cells of the layers of a token or a word."""
     values = part.get("layers") or []
     return {f"layer{layer}": _number(value) for layer, value in enumerate(values)}
-
-
-def perplexity_of(record: Record) -> float:
-    """Return the perplexity: NaN if no token is scored, else infinity for null in JSON."""
-    perplexity = record["perplexity"]
-    if perplexity is not None:
-        return float(perplexity)
-    return math.inf if record["tokens_scored"] else math.nan
 
 
 def _number(value: float | None) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gpt_cli.jobs.tasks import (
         Activations,
         Classifying,
+        Filtering,
         Generation,
         Ranking,
         Scoring,
@@ -28,6 +29,7 @@ __all__ = [
     "Activations",
     "Classifying",
     "Cluster",
+    "Filtering",
     "Generation",
     "InputRow",
     "Observer",

@@ -41,7 +41,7 @@ _DELIMITERS = {"csv": ",", "tsv": "\t"}
 ENDINGS = (*_FORMATS, *_COMPRESSED)  # of names that say how a file is stored
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _PARQUET = b"PAR1\x15"
-_NAMES = {"lines": "plain lines", "jsonl": "JSON Lines", "csv": "CSV", "tsv": "TSV"}
+NAMES = {"lines": "plain lines", "jsonl": "JSON Lines", "csv": "CSV", "tsv": "TSV"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class InputFile:
         Raise InputError for a JSON array.
         """
         start = row.removeprefix(BYTE_ORDER_MARK).strip()
-        says_json = PurePosixPath(_plain_name(self.name)).suffix.lower() == ".json"
+        says_json = ending(self.name) == ".json"
         if self.format == "auto" or (self.format == "jsonl" and says_json):
             rest = start[1:].lstrip()
             if start.startswith(b"[") and (says_json or not rest or rest.startswith(b"{")):
@@ -75,17 +75,17 @@ class InputFile:
         return replace(self, format="jsonl" if start.startswith(b"{") else "lines")
 
 
-def _plain_name(name: str) -> str:
-    """Return a name without the ending of a compressed file."""
+def ending(name: str) -> str:
+    """Return the ending of a name that says its format, before that of a compressed file."""
     path = PurePosixPath(name)
-    return name[: -len(path.suffix)] if path.suffix.lower() in _COMPRESSED else name
+    return (path.with_suffix("") if path.suffix.lower() in _COMPRESSED else path).suffix.lower()
 
 
 def named(name: str, format: Format = "auto", delimiter: str | None = None) -> InputFile:
     """Return a file as its name describes it; a format that is not "auto" replaces that."""
     compression = _COMPRESSED.get(PurePosixPath(name).suffix.lower())
     if format == "auto":
-        format = _FORMATS.get(PurePosixPath(_plain_name(name)).suffix.lower(), "auto")
+        format = _FORMATS.get(ending(name), "auto")
     if format == "parquet" and compression:
         raise InputError(f"{name}: Parquet is not read from a compressed file: decompress it")
     if format in _DELIMITERS:
@@ -129,7 +129,7 @@ def _as_table(file: InputFile) -> InputFile:
     """Return a file that begins as Parquet does; raise InputError if it is not read so."""
     label = storage.label(file.name)
     if file.format != "auto":
-        kind = _NAMES[file.format]
+        kind = NAMES[file.format]
         raise InputError(f"{label} is Parquet, not {kind}: rename it, or set its format to parquet")
     if file.compression or storage.is_stream(file.name):
         raise InputError(

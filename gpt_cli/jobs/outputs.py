@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from gpt_cli.errors import InputError
-from gpt_cli.jobs import storage
+from gpt_cli.jobs import formats, storage
 from gpt_cli.jobs.rows import Source
 from gpt_cli.jobs.sinks import (
     ANOTHER,
@@ -40,7 +40,9 @@ def open_sink(
     example = f"{output}/part-0{ending}" if ending else name
     for input in source.names:
         _check_apart(input, example)
-    has_lines = ".jsonl" in task.endings
+    if task.passes_rows:
+        _check_suits(name, source, is_folder=bool(ending))
+    has_lines = ".jsonl" in task.endings and not task.passes_rows
     suffix = PurePosixPath(name).suffix.lower()
     if has_lines and suffix in _TABLES and suffix not in task.endings:
         raise _unsuitable(name, "the answers to requests are JSON Lines: name a .jsonl file")
@@ -52,6 +54,10 @@ def open_sink(
 
     if resume and source.streams:
         raise OptionError("resume", f"needs a file as input, not a pipe, for {name}")
+    if task.passes_rows:
+        if resume and storage.exists(name):
+            return parts.check_filtered(name, job)
+        return parts.FilteredFile(name, job, resume=resume)
     schema = task.layout.table | ({"id": "int64"} if source.whole_ids else {})
     error_of = task.layout.error_of
     if ending:
@@ -73,6 +79,25 @@ def _check_file(path: Path, source: Source, *, resume: bool) -> None:
         raise refusal(f"{path} is not a file")
     if not resume:
         raise existing(path)
+
+
+def _check_suits(name: str, source: Source, *, is_folder: bool) -> None:
+    """Raise InputError if rows that pass a filter cannot be in an output: they keep their format.
+
+    A name without a known ending suits all rows, and so does the ending of an input.
+    """
+    if is_folder:
+        raise _unsuitable(name, "the rows that pass are in one file: name it")
+    output = formats.named(name)
+    ending = PurePosixPath(name).suffix.lower()
+    if output.compression or ending in _OTHER_FORMATS:
+        raise _unsuitable(name, "the rows that pass are as in the input, uncompressed: rename it")
+    if output.format == "auto" or ending in [formats.ending(file.name) for file in source.files]:
+        return
+    for format in source.peek():
+        if format not in (output.format, "auto", "text"):
+            kind = formats.NAMES[format]
+            raise _unsuitable(name, f"the rows that pass stay {kind}: name a file with its ending")
 
 
 def _split(name: str, source: Source, endings: Sequence[str]) -> tuple[str, str]:

@@ -1,8 +1,10 @@
 """Sinks of parts, for Parquet files and addresses, where nothing can be appended."""
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Self
 
@@ -15,6 +17,7 @@ from gpt_cli.jobs.sinks import (
     ANOTHER,
     LATER,
     MANIFEST,
+    LineEnds,
     Manifest,
     Resumed,
     Sink,
@@ -39,13 +42,6 @@ def _format(ending: str, error_of: ErrorOf = error_of) -> RecordFormat:
     from gpt_cli.jobs import arrays  # brings NumPy
 
     return arrays.Npz() if ending == ".npz" else arrays.Safetensors()
-
-
-def _size(record: Record) -> int:
-    """Return roughly how many bytes a record takes in a file."""
-    arrays = record.get("arrays", {})
-    rest = {name: value for name, value in record.items() if name != "arrays"}
-    return len(encode(rest)) + sum(array.nbytes for array in arrays.values())
 
 
 class Folder(Sink):
@@ -135,9 +131,15 @@ class Folder(Sink):
     def write_row(self, records: Sequence[Record]) -> None:
         self._part += records
         self._rows += 1
-        self._bytes += sum(map(_size, records))
+        self._bytes += sum(map(self._size, records))
         if self._bytes >= BYTES or time.perf_counter() - self._since >= SECONDS:
             self._write_part()
+
+    def _size(self, record: Record) -> int:
+        """Return roughly how many bytes a record takes in a file."""
+        arrays = record.get("arrays", {})
+        rest = {name: value for name, value in record.items() if name != "arrays"}
+        return len(encode(rest)) + sum(array.nbytes for array in arrays.values())
 
     def finish(self, rows: int) -> None:
         self._write_part()
@@ -174,6 +176,7 @@ class Folder(Sink):
         return sorted(name for name in names if name and not storage.is_hidden(name))
 
     def _streams(self) -> Iterator[BinaryIO]:
+        """Yield the parts, opened one after the other."""
         for name in self._names():
             path = f"{self._folder}/{name}"
             with storage.reading(self.name), self._fs.open(path, "rb") as stream:
@@ -187,7 +190,8 @@ class Folder(Sink):
 class File(Folder):
     """One file. At the end, it is joined from the parts in FILE.parts, which is then removed.
 
-    Its format is that of the ending of its name, by default JSON Lines.
+    Its format is that of the ending of its name, by default JSON Lines; that of the parts is the
+    same, unless they have another ending.
     """
 
     def __init__(
@@ -198,22 +202,83 @@ class File(Folder):
         *,
         resume: bool,
         error_of: ErrorOf = error_of,
+        ending: str | None = None,
     ):
         if storage.exists(name):
             raise refusal(f"{name} exists")
         self._file = name
         parts = f"{name}.parts"
-        super().__init__(parts, _ending(name), schema, job, resume=resume, error_of=error_of)
+        ending = ending or _ending(name)
+        super().__init__(parts, ending, schema, job, resume=resume, error_of=error_of)
 
     def finish(self, rows: int) -> None:
         super().finish(rows)
         fs, path = storage.filesystem(self._file)
         opened = storage.new_object(fs, path, self._file, LATER)
         with opened as target, storage.writing(self._file, LATER):
-            self._format.join(self._streams, self._schema, target, self._manifest.begin())
+            self._join(target)
         self._locked.close()  # Windows removes no file that is open
         with storage.writing(self.name, "remove it by hand"):
             self._fs.rm(self._folder, recursive=True)
+
+    def _join(self, target: BinaryIO) -> None:
+        """Write the file from the parts."""
+        self._format.join(self._streams, self._schema, target, self._manifest.begin())
+
+
+class FilteredFile(File):
+    """The rows that pass a filter, below the header of their table.
+
+    The parts have a line of JSON for each row of the input: its "index", and its "data" if it
+    passes, or its "error". A hidden file beside the output has the manifest and the counts.
+    """
+
+    keeps_errors = False
+
+    def __init__(self, name: str, job: Mapping[str, Any], *, resume: bool):
+        super().__init__(name, {}, job, resume=resume, ending=".jsonl")
+        self._header = b""
+
+    def begin(self, header: bytes) -> None:
+        self._header = header
+
+    def resume(self) -> Resumed:
+        earlier = super().resume()
+        return replace(earlier, kept=sum("data" in row for row in self._read()))
+
+    def write_row(self, records: Sequence[Record]) -> None:
+        """Write what a part has of a row; a row that passes is Unicode."""
+        (record,) = records
+        row = {"index": record["index"]}
+        if "error" in record:
+            row["error"] = record["error"]["code"]
+        elif "data" in record:
+            row["data"] = record["data"].decode()
+        super().write_row([row])
+
+    def _size(self, record: Record) -> int:
+        return 20 + len(record.get("data", ""))  # to encode it twice would take a while
+
+    def _read(self) -> Iterator[Record]:
+        """Yield the lines of all parts."""
+        for stream in self._streams():
+            yield from map(json.loads, stream)
+
+    def _join(self, target: BinaryIO) -> None:
+        """Write the rows that pass, and then the hidden file."""
+        ends = LineEnds()
+        target.write(ends.complete(self._header) if self._header else b"")
+        counts = {"rows": 0, "failed": 0, "kept": 0}
+        for row in self._read():
+            counts["rows"] += 1
+            counts["failed"] += "error" in row
+            if "data" in row:
+                counts["kept"] += 1
+                target.write(ends.complete(row["data"].encode()))
+        side = _side(self._file)
+        content = counts | {"job": json.loads(self._manifest.begin())}
+        with storage.new_object(*storage.filesystem(side), side, LATER) as stream:
+            stream.write(json.dumps(content, indent=1).encode())
 
 
 def _ending(name: str) -> str:
@@ -236,6 +301,27 @@ def check_complete(name: str, job: Mapping[str, Any], error_of: ErrorOf = error_
             raise refusal(f"{name} has no manifest, so it may be of another job or an old version")
         Manifest(name, name, job).compare(content)
     return resumed
+
+
+def check_filtered(name: str, job: Mapping[str, Any]) -> Resumed:
+    """Return the counts of a complete file; raise InputError if it was made by another job."""
+    side = _side(name)
+    if not storage.exists(side):
+        raise refusal(f"{name} exists, and has no manifest {side}")
+    try:
+        content = json.loads(storage.read_bytes(side))
+        manifest = json.dumps(content["job"]).encode()
+        complete = Resumed(content["rows"], content["failed"], kept=content["kept"])
+    except MALFORMED:
+        raise refusal(f"{side} is not the manifest of a filter") from None
+    Manifest(name, side, job).compare(manifest)
+    return complete
+
+
+def _side(name: str) -> str:
+    """Return the name of the hidden file beside a file."""
+    folder, slash, base = name.rpartition("/")
+    return f"{folder}{slash}.{base}.job.json"
 
 
 def count(name: str, format: RecordFormat) -> Resumed:

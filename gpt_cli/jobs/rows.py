@@ -247,8 +247,8 @@ class Source:
         """Append the ranges of a table; return it with its columns, and a checksum of metadata."""
         if self.reader.layout.passes_rows:
             raise InputError(
-                f"{file.name} is Parquet, whose rows cannot be written to standard output: write "
-                "scores with an output, and filter these"
+                f"{file.name} is Parquet, whose rows cannot pass unchanged: write their scores, "
+                "without a filter, and filter these"
             )
         survey = parquet.survey(file.name, self.reader.layout)
         self._ignore(survey.ignored)

@@ -32,6 +32,7 @@ class Summary:
     rows: int  # of the input
     failed: int  # rows whose record is an error
     reason: str | None = None  # why all rows failed, if it is the same for all
+    kept: int = 0  # rows that have passed a filter
 
 
 @checks_arguments()
@@ -79,7 +80,7 @@ def run(
     sink = open_sink(fspath(output), source, task, job.description, resume=resume)
     if isinstance(sink, Resumed):
         job.observer.note(f"{output} is complete; its content was not checked")
-        return Summary(source.total or 0, sink.failed)
+        return Summary(source.total or 0, sink.failed, kept=sink.kept)
     try:
         return job.run(sink)
     except KeyboardInterrupt:
@@ -155,17 +156,21 @@ class _Job:
         with sink:
             resumed = sink.resume()
             failed = resumed.failed
+            kept = resumed.kept
             self.observer.start(self.source.total, resumed.rows, failed)
             self.task = self.task.with_seed(resumed.seed)
             error_of = self.task.layout.error_of
             # The messages of errors, and None if a row did not fail: at most two of these.
             reasons: set[str | None] = {None} if resumed.rows else set()
             for of_row in self._begun(sink, records(sink, resumed.rows)):
+                kept += self.task.passes_rows and "data" in of_row[0]  # a sink may take it
                 sink.write_row(of_row)
                 errors = list(filter(None, map(error_of, of_row)))
                 good = [record for record in of_row if error_of(record) is None]
                 if errors:
                     failed += 1
+                    if not sink.keeps_errors:
+                        self.observer.dropped(of_row[0])
                 if len(reasons) < 2:
                     reasons.update([None] if good else [error["message"] for error in errors])
                 self.observer.advance(sum(map(self.task.tokens, good)), bool(errors))
@@ -175,7 +180,7 @@ class _Job:
             elif resumed.rows == self.source.total:
                 self.observer.note("nothing is missing: an earlier run has written all rows")
         reason = reasons.pop() if len(reasons) == 1 else None
-        return Summary(self.source.total or 0, failed, reason)
+        return Summary(self.source.total or 0, failed, reason, kept)
 
     def _begun(self, sink: Sink, records: Iterator[list[Record]]) -> Iterator[list[Record]]:
         """Yield records of rows; before, when the input has been opened, begin the output."""

@@ -30,6 +30,7 @@ class Resumed:
     rows: int = 0
     failed: int = 0  # rows whose record is an error
     seed: int | None = None  # the seed to continue with
+    kept: int = 0  # rows that have passed a filter
 
 
 class Observer:
@@ -44,6 +45,9 @@ class Observer:
     def advance(self, tokens: int, failed: bool) -> None:
         """Receive the tokens of one more record, and whether it is an error."""
 
+    def dropped(self, record: Record) -> None:
+        """Receive the record of an error that the output does not have."""
+
     def interrupted(self) -> None:
         """Receive an interrupt of a job that can be resumed."""
 
@@ -57,6 +61,7 @@ class Sink(ABC):
     """
 
     compares: bool = False  # whether `check` needs the rows that an earlier run has written
+    keeps_errors: bool = True  # whether the output has the records of errors, or shows them
 
     def __enter__(self) -> Self:
         """Lock the output against other runs."""
@@ -88,6 +93,19 @@ class Sink(ABC):
 
     def finish(self, rows: int) -> None:  # noqa: B027
         """Complete the output of all rows; raise InputError if it has others, too."""
+
+
+class LineEnds:
+    """Completes rows that are written one after the other: the last one of a file may be open."""
+
+    def __init__(self) -> None:
+        self._is_open = False  # whether the last row lacks its line end
+
+    def complete(self, row: bytes) -> bytes:
+        """Return a row, after the line end that the row before it may lack."""
+        row = b"\n" + row if self._is_open else row
+        self._is_open = not row.endswith(b"\n")
+        return row
 
 
 def _shown(value: Any) -> str:

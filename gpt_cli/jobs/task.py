@@ -35,7 +35,7 @@ class Task(ABC):
     keep_fields: KeepFields | None = "all"
     template: Template | None = None  # a text with fields of a row, instead of the row's text
     every_line: bool = False  # blank lines are rows, too, and records have the "data" of lines
-    passes_rows: bool = False  # records have the "data" of rows, which are all in one format
+    passes_rows: bool = False  # a filter: rows, all in one format, pass as the "data" of records
     has_lines: bool = False  # all records have the line or the row of their file
     reserved: tuple[str, ...] = ()  # names of records besides those in the schema; some with `*`
 

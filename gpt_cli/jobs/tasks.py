@@ -1,6 +1,7 @@
 """The tasks: to continue, score, rank or classify the texts of rows, or to compute activations."""
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -13,7 +14,7 @@ from gpt_cli.jobs import storage
 from gpt_cli.jobs.layout import InputRow, KeepFields, Layout, Template
 from gpt_cli.jobs.task import Rows, Task, comparable
 from gpt_cli.options.arguments import check_type
-from gpt_cli.options.declare import OptionError, check
+from gpt_cli.options.declare import ABOVE_0, OptionError, check
 from gpt_cli.options.edit import check_texts
 from gpt_cli.options.request import CONSTRAINTS, SAMPLES, Options, Samples
 from gpt_cli.records import Record, Schema
@@ -192,7 +193,6 @@ class Scoring(_OfTexts):
     eos: bool = False
     special: bool = False  # of rows without a field "special"
     context: str = ""  # of rows without a field "context" or "prompt"
-    passes_rows: bool = False
 
     fields = ("text", "edits", "special", "context", "prompt", "words")
 
@@ -285,6 +285,50 @@ class Scoring(_OfTexts):
 
     def tokens(self, record: Record) -> int:
         return int(record["tokens_scored"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filtering(Scoring):
+    """Score texts, and pass on the rows with a perplexity within bounds, as they are.
+
+    The record of a row that passes has its bytes as "data"; an output has only these.
+    """
+
+    max_perplexity: float | None = None
+    min_perplexity: float | None = None
+    every_line: bool = True
+    keep_fields: KeepFields | None = field(default=None, kw_only=True)
+
+    passes_rows = True
+
+    def __post_init__(self) -> None:
+        bounds = {name: getattr(self, name) for name in ("max_perplexity", "min_perplexity")}
+        for name, bound in bounds.items():
+            if bound is not None:
+                check_type(name, bound, float | int)
+                check(name, bound, ABOVE_0)
+        if set(bounds.values()) == {None}:
+            raise OptionError("max_perplexity", "or min_perplexity must be set")
+        if (self.min_perplexity or 0) > (self.max_perplexity or math.inf):
+            raise OptionError("min_perplexity", "is above the maximum: no row could pass")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        bounds = {"max_perplexity": self.max_perplexity, "min_perplexity": self.min_perplexity}
+        return super().settings | bounds
+
+    def records(self, engine: "Engine", rows: Rows, first: int = 0) -> Iterator[list[Record]]:
+        """Yield the record of each row; only one that passes has the "data" of its row."""
+        for of_row in super().records(engine, rows, first):
+            for record in of_row:
+                if not self._passes(record):
+                    record.pop("data", None)
+            yield of_row
+
+    def _passes(self, record: Record) -> bool:
+        """Return whether a row passes: one that failed, or has no perplexity, does not."""
+        perplexity = math.nan if "error" in record else records.perplexity_of(record)
+        return (self.min_perplexity or 0) <= perplexity <= (self.max_perplexity or math.inf)
 
 
 @dataclass(frozen=True)

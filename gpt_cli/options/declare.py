@@ -79,6 +79,7 @@ def between(least: float, most: float) -> Range:
 
 AT_LEAST_0 = at_least(0)
 AT_LEAST_1 = at_least(1)
+ABOVE_0 = Range(lambda number: number > 0, "above 0")
 THREADS = between(1, MOST_THREADS)
 PERCENT = Range(lambda number: 0 < number <= 100, "above 0 and at most 100")
 

@@ -365,6 +365,25 @@ def test_the_time_left_is_shown_after_the_first_seconds_and_before_the_end(monke
     ]
 
 
+@pytest.mark.parametrize("end", [29.0, 61.0])
+def test_a_log_of_lines_has_a_row_every_half_minute_and_no_totals_of_a_short_job(
+    end, monkeypatch, capsys
+):
+    now = 0.0
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: now)
+    with progress.Progress(shown=True, totals=False) as shown:
+        shown.start(None, 0, 0)
+        for now in (3.0, 29.0, 31.0, 32.0, 60.0, 61.0):
+            if now <= end:
+                shown.advance(50, failed=False)
+    lines = [
+        "gpt-cli: 3 rows, 150 tokens, 5 a second",
+        "gpt-cli: 6 rows, 300 tokens, 5 a second",
+        "gpt-cli: 6 rows, 300 tokens, 5 a second",  # the totals
+    ]
+    assert capsys.readouterr().err.splitlines() == (lines if end == 61.0 else [])
+
+
 @pytest.mark.parametrize(
     ("rows", "failed"),
     [

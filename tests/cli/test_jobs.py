@@ -531,7 +531,7 @@ def interrupt(self, *arguments):
     raise KeyboardInterrupt
 
 
-HINT = b"gpt-cli: interrupted: the same command with --resume continues\n"
+HINT = b"gpt-cli: interrupted after %d rows: the same command with --resume continues\n"
 
 
 @pytest.mark.parametrize("output", ["out", "out/", "out/*.parquet", "file://{}/out.parquet"])
@@ -543,9 +543,10 @@ def test_resume_takes_the_seed_that_was_drawn(output, here, pa, row_parts, monke
 
     with monkeypatch.context() as patch:
         patch.setattr(Progress, "advance", interrupt)
-        for flags in ([], ["--resume"], ["--resume"]):
+        for done, flags in enumerate(([], ["--resume"], ["--resume"])):
             finished = in_process.finished(*command, output, *flags)
-            assert (finished.returncode, finished.stderr) == (130, HINT)
+            assert finished.returncode == 130
+            assert finished.stderr == (HINT % done).replace(b"1 rows", b"1 row")
     assert in_process.finished(*command, output, "--resume").returncode == 0
     records = records_of(output.partition("*")[0])
     assert len(records) == 6
@@ -708,7 +709,11 @@ def test_a_job_that_cannot_begin_leaves_no_output(output, here, pa):
         ("score", "in --engine ray"),
         ("score", "in --workers 2"),
         ("score", "in --workers 2 -o out"),
-        ("score", "in -o out --max-perplexity 9"),
+        ("score", "in -o out --max-perplexity 9 --json"),
+        ("score", "in -o out/ --max-perplexity 9"),
+        ("score", "in -o out.csv --max-perplexity 9"),
+        ("score", "in -o out --max-perplexity 9 --template {line}"),
+        ("score", "- -o out --max-perplexity 9 --resume"),
         ("score", "in --template {line} --min-perplexity 9"),
         ("score", "empty"),
         ("score", "table.parquet -o out"),

@@ -281,10 +281,15 @@ def alone(tiny, lines):
     return [score(line) for line in lines]
 
 
-def run_lines(lines, *arguments):
-    """Run a command on these lines; the invalid ones are noted, and the exit code is 6."""
+def run_lines(lines, *arguments, kept=None):
+    """Run a command on these lines; the invalid ones are noted, and the exit code is 6.
+
+    A filter keeps a number of them.
+    """
     out, errors = run_here(*SCORE, *arguments, input=b"".join(lines), code=6)
     *notes, last = errors.splitlines()
+    if kept is not None:
+        assert notes.pop() == f"gpt-cli: kept {kept} of {len(lines)} rows"
     for number, line in zip(INVALID, notes, strict=True):
         assert line.startswith(f"gpt-cli: line {number}: the line is not UTF-8")
     assert last == f"gpt-cli: error: 2 of {len(lines)} lines could not be scored"
@@ -504,22 +509,22 @@ def test_totals_of_lines_are_over_all_lines_of_a_file(here, tiny):
 
 def test_lines_that_pass_are_unchanged(lines, alone):
     lines, alone = ([*items[:40], items[-1]] for items in (lines, alone))
-    probable, improbable = run_lines(lines, FEW), run_lines(lines, MANY)
     scored = [(line, score and score.perplexity) for line, score in zip(lines, alone, strict=True)]
-    assert probable == b"".join(line for line, value in scored if value and value <= 1000)
-    assert improbable == b"".join(line for line, value in scored if value and value >= 1000)
+    probable = [line for line, value in scored if value and value <= 1000]
+    improbable = [line for line, value in scored if value and value >= 1000]
+    assert run_lines(lines, FEW, kept=len(probable)) == b"".join(probable)
+    assert run_lines(lines, MANY, kept=len(improbable)) == b"".join(improbable)
     assert lines[0] in probable
-    assert probable.endswith(b"There was once a fox")
+    assert probable[-1] == b"There was once a fox"
     assert "Zoë 🦊\u2028 says\x0c: “où?”\r\n".encode() in improbable
 
 
 def test_records_of_lines_that_pass_are_unchanged(lines, told):
     values = sorted(record["perplexity"] for record in told if record.get("perplexity"))
     least, most = values[10] * (1 - 1e-4), values[-10] * (1 + 1e-4)  # next to that of a line
-    shown = run_lines(
-        lines, "--json", "--min-perplexity", str(least), "--max-perplexity", str(most)
-    )
     expected = [row for row in told if least <= (row.get("perplexity") or 0) <= most]
+    bounds = ["--min-perplexity", str(least), "--max-perplexity", str(most)]
+    shown = run_lines(lines, "--json", *bounds, kept=len(expected))
     assert 0 < len(expected) < len(values)
     assert records(shown) == expected
 
@@ -532,13 +537,15 @@ def test_a_pipeline_keeps_stories_and_drops_shuffled_words(paragraphs, nonsense,
     score = shlex.join([*COMMAND, *SCORE])
     pipeline = f"cat {shlex.quote(str(file))} | {score} {FEW} | {score} - {FEW} | sort"
     finished = subprocess.run(pipeline, shell=True, capture_output=True, timeout=60)
-    assert finished.stderr == b""
+    count = len(paragraphs)
+    notes = [f"gpt-cli: kept {count} of {rows} rows\n" for rows in (2 * count, count)]
+    assert finished.stderr.decode() == "".join(notes)
     assert sorted(finished.stdout.decode().splitlines()) == sorted(paragraphs)
 
 
 def test_tokens_of_lines_that_pass_are_in_their_records():
     data = b"Once upon a time\nblue upon sky\n"
-    (told,) = records(run(FEW, "--json", "--tokens", input=data))
+    (told,) = records(run(FEW, "-q", "--json", "--tokens", input=data))
     assert told["text"] == "Once upon a time"
     assert [token["token"] for token in told["logprobs"]] == ["Once", " upon", " a", " time"]
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from support.in_process import finished, refusal, run_here
+from gpt_cli.cli.progress import Progress
+from support.in_process import finished, refusal, run_here, terminal_here
 
 SCORE = ["score", "--model", "tiny", "--threads", "1"]
 TEXTS = ["Once upon a time", "moon the\nlittle who", "x", "Once upon a time, there"]
@@ -80,8 +81,9 @@ def test_a_filter_passes_rows_unchanged_below_their_header(name, tiny):
     expected = header + b"".join(passed)
     command = [*SCORE, "--max-perplexity", limit]
     flags, data = in_a_pipe(name)
+    kept = "gpt-cli: kept 2 of 4 rows\n"
     for arguments in ([name], [f"{name}.gz"], flags):
-        assert run_here(*command, *arguments, input=data) == (expected, "")
+        assert run_here(*command, *arguments, input=data) == (expected, kept)
     if not expected.endswith(b"\n"):
         expected += b"\n"
     assert run_here(*command, name, f"{name}.gz")[0] == expected + b"".join(passed)
@@ -90,17 +92,58 @@ def test_a_filter_passes_rows_unchanged_below_their_header(name, tiny):
     Path(name).write_bytes(header)
     assert run_here(*none, name)[0] == header
     row = b'{"title": "No note names this field.", "text": "Once upon a time"}\n'
-    assert run_here(*command, input=row) == (row, "")
+    assert run_here(*command, input=row) == (row, "gpt-cli: kept 1 of 1 row\n")
 
 
 def test_a_filter_reports_damaged_rows_and_drops_them():
     Path("rows.csv").write_bytes(b'text,n\nOnce upon a time,1\nragged\nThe moon.,"2')
     done = finished(*SCORE, "--max-perplexity", "1e9", "rows.csv")
     assert (done.returncode, done.stdout) == (6, b"text,n\nOnce upon a time,1\n")
-    first, second, last = done.stderr.decode().splitlines()
+    first, second, kept, last = done.stderr.decode().splitlines()
     assert first == "gpt-cli: line 3: the row has 1 cell, not 2"
     assert second.startswith("gpt-cli: line 4: a quote of the row never closes")
+    assert kept == "gpt-cli: kept 1 of 3 rows"
     assert last == "gpt-cli: error: 2 of 3 lines could not be scored"
+    again = finished(*SCORE, "--max-perplexity", "1e9", "rows.csv", "-o", "kept.csv")
+    assert (again.returncode, Path("kept.csv").read_bytes()) == (6, done.stdout)
+    *notes, _, last = again.stderr.decode().splitlines()
+    assert notes[:2] == [first, second]
+    assert notes[2].startswith("gpt-cli: 3 of 3 rows (2 failed), 3 tokens")
+    assert last == "gpt-cli: error: 2 of 3 rows failed"
+
+
+def test_an_interrupted_filter_leaves_no_file_and_is_resumed(monkeypatch):
+    """On standard output and with `-q`, too, the exit code and the rows are what they were."""
+    command = [*SCORE, "--max-perplexity", "100", "rows.csv"]
+    expected, _ = run_here(*command)
+    advance = Progress.advance
+
+    def interrupt(self, *arguments):
+        advance(self, *arguments)
+        if self._rows == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "advance", interrupt)
+        out, shown = run_here(*command, code=130)
+        assert expected.startswith(out)
+        assert shown == "gpt-cli: interrupted after 3 rows\n"
+        assert run_here(*command, "-q", code=130) == (out, "")
+        _, shown = run_here(*command, "-o", "kept.csv", code=130)
+    totals, last = shown.splitlines()
+    assert totals.startswith("gpt-cli: 3 of 4 rows, ")
+    hint = "gpt-cli: interrupted after 3 rows: the same command with --resume continues"
+    assert (last, Path("kept.csv").exists()) == (hint, False)
+    assert "--resume is not set, and kept.csv.parts exists" in refusal(*command, "-o", "kept.csv")
+    for _ in range(2):  # and complete
+        _, shown = run_here(*command, "-o", "kept.csv", "--resume")
+        assert Path("kept.csv").read_bytes() == expected
+        assert shown.splitlines()[-1] == "gpt-cli: kept 2 of 4 rows"
+    assert "--max-perplexity of kept.csv was 100.0, and is now 9.0" in refusal(
+        *command, "-o", "kept.csv", "--resume", "--max-perplexity", "9"
+    )
+    code, shown = terminal_here(*command)
+    assert (code, shown.splitlines()[-1]) == (0, "gpt-cli: kept 2 of 4 rows")
 
 
 def test_a_filter_needs_rows_of_one_format():

@@ -308,7 +308,7 @@ def test_rows_that_are_passed_on_have_one_format_and_their_data(tmp_path, stdin)
     for other in ("c.csv", "d.jsonl", "e.txt", "f.tsv"):
         with pytest.raises(InputError, match="has another format or other columns than the files"):
             passed("a.csv", other)
-    with pytest.raises(InputError, match="is Parquet, whose rows cannot be written to standard"):
+    with pytest.raises(InputError, match="is Parquet, whose rows cannot pass unchanged"):
         passed("g.parquet")
     stdin(BOM + CSV)
     found = Source(["-"], "csv", layout, 4)

@@ -1,5 +1,6 @@
 """The sinks for names of outputs, and the names that are refused."""
 
+import gzip
 import json
 import os
 from io import BytesIO
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpt_cli.errors import InputError
-from gpt_cli.jobs import Scoring, jsonl, parquet, storage
+from gpt_cli.jobs import Filtering, Scoring, jsonl, parquet, storage
 from gpt_cli.jobs.outputs import open_sink
 from gpt_cli.jobs.parts import File, Folder
 from gpt_cli.jobs.rows import Source
@@ -29,9 +30,10 @@ def inputs(here, memory):
     memory.pipe_file("/bucket/rows/a", b"one\n")
 
 
-def open_output(name, *inputs, resume=False, form="lines"):
-    source = Source(inputs or ["in"], form, Scoring().layout, 4)
-    return open_sink(name, source, Scoring(), JOB, resume=resume)
+def open_output(name, *inputs, resume=False, form="lines", task=None):
+    task = task or Scoring()
+    source = Source(inputs or ["in"], form, task.layout, 4)
+    return open_sink(name, source, task, JOB, resume=resume)
 
 
 def refused(name, *arguments, **options):
@@ -220,3 +222,37 @@ def test_a_part_of_an_output_is_refused(base, memory):
     assert refused(part, resume=True) == message
     assert open_output(f"{base}/new.jsonl")
     assert open_output("part-1.jsonl")
+
+
+# --- rows that pass a filter ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "input", "says"),
+    [
+        *((name, "in", None) for name in ("new", "new.txt", "new.log", "memory://bucket/new.txt")),
+        ("new.csv", "in", "stay plain lines: name a file with its ending"),
+        ("new.jsonl", "-", "stay plain lines"),
+        *((f"new{ending}", "rows.csv.gz", None) for ending in (".csv", ".CSV", "")),
+        *((f"new.{ending}", "rows.csv.gz", "stay CSV") for ending in ("jsonl", "txt", "parquet")),
+        ("new.txt", "text.txt", None),  # whatever its format is
+        *(
+            (f"new{end}", "in", "are as in the input, uncompressed")
+            for end in (".txt.bz2", ".xlsx")
+        ),
+        *((name, "in", "are in one file: name it") for name in ("new/", "*.jsonl", "rows")),
+        ("in", "in", "in exists: name another output"),
+        ("rows/c.txt", "rows", "would be among the files of rows"),
+        ("no/new", "in", "there is no folder no"),
+    ],
+)
+def test_rows_that_pass_keep_their_format(name, input, says, stdin):
+    Path("rows.csv.gz").write_bytes(gzip.compress(b"text\none\n"))
+    Path("text.txt").write_bytes(b'{"text": "one"}\n')
+    stdin(b"one\n")
+    form = "jsonl" if input == "text.txt" else "auto"
+    options = {"form": form, "task": Filtering(max_perplexity=9)}
+    if says:
+        assert says in refused(name, input, **options)
+    else:
+        assert open_output(name, input, **options).name == f"{name}.parts"

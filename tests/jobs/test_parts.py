@@ -1,5 +1,6 @@
 """Sinks of parts: folders, and files that are joined from parts."""
 
+import gzip
 import json
 import sys
 from io import BytesIO
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpt_cli import jobs
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError
 from gpt_cli.jobs import parquet, parts, storage
 from gpt_cli.jobs.jsonl import encode
@@ -340,3 +342,95 @@ def test_tables_need_pyarrow(base, monkeypatch):
     said = refused(lambda: folder(base, ".parquet"), kind=ResourceError)
     assert said.startswith("Parquet needs pyarrow (import of pyarrow halted")
     assert said.endswith("): pip install pyarrow")
+
+
+# --- rows that pass a filter ---------------------------------------------------------------------
+
+
+class Short(jobs.Filtering):
+    """A filter whose perplexity of a text is its length."""
+
+    def results(self, engine, rows):
+        return [row.fields["text"] for row in rows]
+
+    def record(self, engine, row, result):
+        return {"tokens_scored": len(result), "perplexity": len(result) or None}
+
+
+class Stopping(jobs.Observer):
+    """An observer that interrupts a job after a number of rows, and receives errors."""
+
+    def __init__(self, rows):
+        self.rows = rows
+        self.dropped_lines = []
+
+    def dropped(self, record):
+        self.dropped_lines.append(record["line"])
+
+    def advance(self, tokens, failed):
+        self.rows -= 1
+        if self.rows == 0:
+            raise KeyboardInterrupt
+
+
+# The header, the rows, those that pass, and the number of the line that is damaged.
+LINES = [
+    b"\xef\xbb\xbfOne\r\n",
+    b"\n",
+    b"too long\n",
+    b"\xff\n",
+    "Zo\u00eb\u2028\0\n".encode(),
+    b"two",
+]
+FILES = {
+    "rows.txt": (b"", LINES, [0, 4, 5], 4),
+    "rows.jsonl": (
+        b"",
+        [b'{"text":  "One", "n": 1}\r\n', b'{"text": "too long"}\n', b"{}\n",
+         b'{"text": "\\u0000"}\n'],
+        [0, 3],
+        3,
+    ),
+    "rows.csv": (
+        b'\xef\xbb\xbf"n","text"\r\n',
+        [b"1,One\r\n", b"ragged\n", b'2,"t\nw"\r\n', b"3,too long\n", b"4,four"],
+        [0, 2, 4],
+        3,
+    ),
+}  # fmt: skip
+FILES["rows.csv.gz"] = FILES["rows.csv"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_filter_that_is_killed_at_any_row_loses_and_doubles_nothing(name, base, monkeypatch):
+    monkeypatch.setattr("gpt_cli.jobs.runner.load", lambda *names, **options: None)
+    monkeypatch.setattr(parts, "BYTES", 1)
+    header, rows, passing, damaged = FILES[name]
+    data = header + b"".join(rows)
+    Path(name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    twice = [name, name]
+    ends = b"\n" if not rows[-1].endswith(b"\n") else b""
+    kept = b"".join(rows[index] for index in passing)
+    expected = header + kept + ends + kept
+    task = Short(max_perplexity=5)
+    complete = jobs.Summary(2 * len(rows), 2, None, 2 * len(passing))
+    for stop in range(1, 2 * len(rows) + 1):
+        out = f"{base}/{stop}.{name.split('.')[1]}"
+        with pytest.raises(KeyboardInterrupt):
+            jobs.run(task, twice, out, observer=Stopping(stop))
+        assert not storage.exists(out)
+        assert len(names(f"{out}.parts")) == 1 + stop
+        if stop > 1 and stop % 2:  # the run was killed while it wrote the last part
+            fs, path = storage.filesystem(f"{out}.parts/part-{stop - 1:012}.jsonl")
+            fs.mv(path, path.replace("/part", "/.part"))
+        observer = Stopping(0)
+        assert jobs.run(task, twice, out, resume=True, observer=observer) == complete
+        assert storage.read_bytes(out) == expected
+        assert not storage.exists(f"{out}.parts")
+        assert set(observer.dropped_lines) <= {damaged}
+        fs, path = storage.filesystem(f"{out}.parts")  # which a run was killed before it removed
+        fs.makedirs(path)
+        assert jobs.run(task, twice, out, resume=True) == complete
+    assert len(observer.dropped_lines) == 0
+    jobs.run(task, name, f"{base}/whole", observer=observer)
+    assert observer.dropped_lines == [damaged]

@@ -23,6 +23,7 @@ _CONSTRUCTORS = {
     "Classifying",
     "Cluster",
     "Edit",
+    "Filtering",
     "Generation",
     "Generator",
     "InputRow",
@@ -30,7 +31,8 @@ _CONSTRUCTORS = {
 }
 _CONSTRUCTORS |= {"Ranker", "Ranking", "Resumed", "Scorer", "Scoring", "Settings", "Template"}
 # Dataclasses whose parameters are kept, and no members. (gpt_cli.ray.Activations is none.)
-_OPTIONS = {"Activations", "Classifying", "Generation", "Options", "Ranking", "Scoring", "Settings"}
+_OPTIONS = {"Activations", "Classifying", "Filtering", "Generation", "Options", "Ranking"}
+_OPTIONS |= {"Scoring", "Settings"}
 # Members that only the program itself needs.
 _INTERNAL = {"Completion.add", "Score.initial_layers", "Score.initial_logprobs", "Trace.model"}
 _INTERNAL |= {f"Engine.{name}" for name in ("activation_rows", "check_constraint", "loaded")}

@@ -3,14 +3,16 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from gpt_cli import jobs, records
 from gpt_cli.cli import flags, inputs
 from gpt_cli.cli.jobs import RowLines, run
 from gpt_cli.cli.output import note, write
-from gpt_cli.cli.score_format import SUMS, Form, ScoreTable, as_text, perplexity_of, total
+from gpt_cli.cli.score_format import SUMS, Form, ScoreTable, as_text, total
 from gpt_cli.errors import InputError, RowsError, counted
 from gpt_cli.jobs import storage
+from gpt_cli.jobs.sinks import LineEnds
 from gpt_cli.records import Record, json_line
 
 
@@ -38,9 +40,12 @@ def score(
     If there are several files, each row begins with the name of its file. On a terminal, tables are
     aligned and have a header.
 
-    With --output, --format or --template, FILE has rows: lines, JSON Lines with a "text" (or a
-    "prompt"), or Parquet with these columns. A record with the numbers and the other fields is
-    written for each row.
+    With --max-perplexity or --min-perplexity, the lines or rows that pass are written unchanged,
+    and the number of them is shown on standard error.
+
+    Without these, but with --output, --format or --template, FILE has rows: lines, JSON Lines with
+    a "text" (or a "prompt"), or tables. A record with the numbers and the other fields is written
+    for each row.
 
     Examples:
         echo 'The fox was happy.' | gpt-cli score -m tiny
@@ -53,27 +58,39 @@ def score(
     as_rows = rows.output is not None or filled is not None or (rows.used and not by_line)
     form.check(as_rows=as_rows)
     if placement.engine == "ray" and not as_rows:
-        raise InputError("--engine ray needs a file of records: add --output OUT")
+        raise InputError("--engine ray needs a file as output: add --output OUT")
+    if form.filters and form.as_json and rows.output is not None:
+        raise InputError("--json shows the rows that pass as records: leave out --output")
     if len(files) == 1 and not as_rows:
         inputs.check_files(files, "to score a text, pipe it: echo TEXT | gpt-cli score")
         _check_text(files[0])
-    task = jobs.Scoring(
-        form.stride,
-        form.by_token,
-        form.words,
-        form.bos,
-        filled,
-        details=form.as_json or as_rows,
-        layers=form.layers,
-        min_k=form.min_k,
-        eos=form.eos,
-        special=form.special,
-        context=form.before,
-    )
+    task = _task(form, filled, details=form.as_json or as_rows)
     if as_rows:
         run(task, files, rows, loading, placement)
     else:
         _score_files(task, files, form, rows, loading, placement)
+
+
+def _task(form: Form, template: jobs.Template | None, *, details: bool) -> jobs.Scoring:
+    """Return the task; raise InputError if no line could pass its filter."""
+    options: dict[str, Any] = {
+        "stride": form.stride,
+        "logprobs": form.by_token,
+        "words": form.words,
+        "bos": form.bos,
+        "template": template,
+        "details": details,
+        "layers": form.layers,
+        "min_k": form.min_k,
+        "eos": form.eos,
+        "special": form.special,
+        "context": form.before,
+    }
+    if not form.filters:
+        return jobs.Scoring(**options)
+    return jobs.Filtering(
+        **options, max_perplexity=form.max_perplexity, min_perplexity=form.min_perplexity
+    )
 
 
 def _score_files(
@@ -86,10 +103,12 @@ def _score_files(
 ) -> None:
     """Write the scores of whole files or of their lines; raise RowsError if some have none."""
     errors = _errors(files, quiet=loading.quiet)
-    if form.lines or form.filters:
-        task = replace(task, every_line=True, passes_rows=form.filters)
+    if form.filters:
+        sink: Files = KeptRows(form, files, errors)
+    elif form.lines:
+        task = replace(task, every_line=True)
         kind = Totals if form.total else ScoredLines
-        sink: Files = kind(form, files, errors)
+        sink = kind(form, files, errors)
     else:
         task = replace(task, whole_files=True)
         sink = WholeTexts(form, files, errors)
@@ -154,6 +173,12 @@ class Files(RowLines):
         if len(self._files) > 1:
             record = {"index": record["index"], "file": self.readable[0]} | record
         super().write(record)
+
+    def json(self, record: Record) -> str:
+        """Return the record of a line as JSON."""
+        if len(self._files) == 1 and "error" not in record:
+            del record["line"]
+        return json_line(record)
 
 
 class WholeTexts(Files):
@@ -275,42 +300,41 @@ class Totals(Files):
 
 
 class ScoredLines(Files):
-    """Lines with their scores, or unchanged where the filter lets them pass."""
+    """Lines with their scores."""
 
     def __init__(self, form: Form, files: Sequence[str], errors: Mapping[str, InputError]):
         super().__init__(form, files, errors)
         self._table = ScoreTable(form, files)
-        self._is_open = False  # whether the last row lacks its line end
         self.has_fields = form.as_json
 
     def line(self, record: Record) -> str | bytes:
-        """Return the output for a line, which is empty if the filter does not let it pass."""
+        """Return the output for a line."""
         line = record.pop("data", None)
-        form = self._form
-        perplexity = math.nan if "error" in record else perplexity_of(record)
-        least = form.min_perplexity or 0
-        most = form.max_perplexity or math.inf
-        if form.filters and not least <= perplexity <= most:  # NaN never passes
-            return b""
-        if form.as_json:
-            if len(self._files) == 1 and "error" not in record:
-                del record["line"]
-            return json_line(record)
-        if form.filters:
-            return self._complete(line)
+        if self._form.as_json:
+            return self.json(record)
         if line is None:  # a row, whose text may have line ends
             text = record.get("text", "").replace("\r", "\\r").replace("\n", "\\n")
         else:
             text = line.removesuffix(b"\n").decode(errors="surrogateescape")
         return self._table.rows(record, text)
 
-    def _complete(self, row: bytes) -> bytes:
-        """Return a row that passes, after the line end that the row before it may lack."""
-        row = b"\n" + row if self._is_open else row
-        self._is_open = not row.endswith(b"\n")
-        return row
+
+class KeptRows(Files):
+    """The rows that pass a filter: their records, or the rows unchanged, below their header."""
+
+    def __init__(self, form: Form, files: Sequence[str], errors: Mapping[str, InputError]):
+        super().__init__(form, files, errors)
+        self._ends = LineEnds()
+        self.has_fields = form.as_json
 
     def begin(self, header: bytes) -> None:
-        """Write the header of a table whose rows are filtered."""
-        if self._form.filters and not self._form.as_json:
-            write(self._complete(header) if header else b"")
+        """Write the header of a table."""
+        if header and not self._form.as_json:
+            write(self._ends.complete(header))
+
+    def line(self, record: Record) -> str | bytes:
+        """Return the output for a row, which is empty if the row does not pass."""
+        row = record.pop("data", None)
+        if row is None:
+            return b""
+        return self.json(record) if self._form.as_json else self._ends.complete(row)
