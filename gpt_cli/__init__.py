@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gpt_cli.scoring.rank import Choice
     from gpt_cli.scoring.score import Score
     from gpt_cli.scoring.trace import Trace
-    from gpt_cli.scoring.tree import Node
+    from gpt_cli.scoring.tree import Node, Tree
     from gpt_cli.scoring.vectors import Direction
     from gpt_cli.texts.text import Word
 
@@ -65,6 +65,7 @@ __all__ = [
     "Score",
     "Step",
     "Trace",
+    "Tree",
     "Weights",
     "Word",
     "load",

@@ -5,13 +5,14 @@ from dataclasses import replace
 from functools import cached_property, partial
 from io import BytesIO
 from itertools import count
-from typing import Any, TypeAlias, Unpack, get_args
+from typing import Any, TypeAlias, TypeVar, Unpack, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli.compression.archive import SEGMENT_TOKENS, ArchiveReader
 from gpt_cli.compression.codec import Codec
+from gpt_cli.display.results import ResultDisplay
 from gpt_cli.errors import InputError, checked, compute_valid, counted, single
 from gpt_cli.folder.tokenizer import check_bytes
 from gpt_cli.generation.generate import Completion, Run, complete
@@ -38,16 +39,18 @@ from gpt_cli.scoring.classify import Classification, LongTexts, classify
 from gpt_cli.scoring.rank import Choice, Question, RankBy, rank
 from gpt_cli.scoring.score import Score, ScoreOptions, score, too_short, with_words
 from gpt_cli.scoring.trace import Trace, trace
-from gpt_cli.scoring.tree import Node, tree
+from gpt_cli.scoring.tree import Tree, tree
 from gpt_cli.scoring.vectors import Direction, VectorPool, direction
 from gpt_cli.texts import measures
 from gpt_cli.texts.loaded import LoadedModel
 from gpt_cli.texts.measures import Measure
+from gpt_cli.texts.result import Arrays, Result
 from gpt_cli.texts.speculator import Speculator
 from gpt_cli.texts.text import Text
 from gpt_cli.texts.words import among, initial_tokens, split_words
 
 Data: TypeAlias = bytes | bytearray | memoryview
+R = TypeVar("R", bound=Result | InputError)
 
 
 class Engine:
@@ -120,6 +123,14 @@ class Engine:
         loaded = replace(self.loaded, **changes)
         return Engine(loaded, self.name, self.load_seconds, self.adapter)
 
+    def _shown(self, result: R) -> R:
+        """Return a result itself, which now knows how it is shown; or an error."""
+        return result if isinstance(result, InputError) else result.shown_by(self._display)
+
+    @cached_property
+    def _display(self) -> ResultDisplay:
+        return ResultDisplay(self.name, self.adapter, self.load_seconds, self.tokenizer)
+
     @checks_arguments()
     def run(self, prompts: Sequence[str], options: Options) -> Run:
         """Return an iterator that continues prompts side by side.
@@ -131,7 +142,10 @@ class Engine:
             Request.of_prompt(self.loaded, prompt, options, index)
             for index, prompt in enumerate(prompts)
         ]
-        return Run(self.loaded, requests)
+        run = Run(self.loaded, requests)
+        for completion in run.completions:
+            self._shown(completion)
+        return run
 
     @checks_arguments(Options)
     def stream(self, prompt: str, **options: Unpack[OptionFields]) -> Iterator[str]:
@@ -182,7 +196,7 @@ class Engine:
 
         numbered = zip(count() if indices is None else indices, rows, strict=False)
         run = partial(complete, self.loaded, batch_size=batch_size)
-        return compute_valid(numbered, request_of, run)
+        return map(self._shown, compute_valid(numbered, request_of, run))
 
     @checks_arguments()
     def score(self, text: str, **options: Unpack[ScoreOptions]) -> Score:
@@ -267,7 +281,7 @@ class Engine:
                 check_bytes(self.tokenizer, "the surprisal of words", instead=instead)
             return text
 
-        return list(compute_valid(texts, text_of, scores))
+        return list(map(self._shown, compute_valid(texts, text_of, scores)))
 
     @checks_arguments()
     def compress(self, data: Data, *, segment: int = SEGMENT_TOKENS) -> bytes:
@@ -337,7 +351,10 @@ class Engine:
             compute_valid(
                 rows,
                 partial(self._question, special=special, neutral=calibrate),
-                lambda questions: rank(self.loaded, list(questions), by),
+                lambda questions: [
+                    list(map(self._shown, choices))
+                    for choices in rank(self.loaded, list(questions), by)
+                ],
             )
         )
 
@@ -382,11 +399,10 @@ class Engine:
             self.loaded.check_fits(len(text.ids), "text")
             return text
 
-        return list(
-            compute_valid(
-                texts, text_of, lambda valid: classify(self.loaded, classifier, list(valid))
-            )
-        )
+        def classified(valid: Iterator[Text]) -> list[Classification]:
+            return classify(self.loaded, classifier, list(valid))
+
+        return list(map(self._shown, compute_valid(texts, text_of, classified)))
 
     # --- inside the model -------------------------------------------------------------------------
 
@@ -414,7 +430,7 @@ class Engine:
     @checks_arguments()
     def trace(self, text: str, *, special: bool = False) -> Trace:
         """Return the residual stream, the attention and the lens of a text."""
-        return trace(self.model, self.loaded.prompt(text, special=special))
+        return self._shown(trace(self.model, self.loaded.prompt(text, special=special)))
 
     @checks_arguments()
     def activations(
@@ -444,8 +460,8 @@ class Engine:
         """
         rows = map(checked, self.activation_rows(texts, hooks, pool, bos=bos, special=special))
         if pool in ("last", "mean"):
-            return ({name: value[0] for name, value in row.values.items()} for row in rows)
-        return (row.word_columns | row.values for row in rows)
+            return (Arrays((name, value[0]) for name, value in row.values.items()) for row in rows)
+        return (Arrays(row.word_columns | row.values) for row in rows)
 
     def activation_rows(
         self,
@@ -521,12 +537,12 @@ class Engine:
         return direction(name, *sets, pca=pca)
 
     @checks_arguments()
-    def tree(self, prompt: str, count: int = 20, *, special: bool = False) -> list[Node]:
+    def tree(self, prompt: str, count: int = 20, *, special: bool = False) -> Tree:
         """Return the likeliest continuations of a prompt, of any length, as a tree."""
         check("count", count, AT_LEAST_1)
         n_positions = self.model.config.n_positions
         text = self.loaded.prompt(prompt, special=special, final_length=n_positions)
-        return tree(self.model, text, count)
+        return self._shown(Tree(tree(self.model, text, count), prompt))
 
     @checks_arguments()
     def attribution(
@@ -541,7 +557,8 @@ class Engine:
             special: read names such as `<|endoftext|>` in the prompt as special tokens.
         """
         text = self.loaded.prompt(prompt, special=special)
-        return attribute(self.model, text, self._answers(answer, wrong))
+        result = attribute(self.model, text, self._answers(answer, wrong))
+        return self._shown(replace(result, prompts=[prompt]))
 
     @checks_arguments()
     def patch(
@@ -561,7 +578,9 @@ class Engine:
         """
         clean_text = self.loaded.prompt(clean, special=special)
         corrupt_text = self.loaded.prompt(corrupt, special=special)
-        return patch(self.model, clean_text, corrupt_text, self._answers(answer, wrong), what)
+        answers = self._answers(answer, wrong)
+        result = patch(self.model, clean_text, corrupt_text, answers, what)
+        return self._shown(replace(result, prompts=[clean, corrupt]))
 
     @checks_arguments()
     def ablate(
@@ -569,7 +588,8 @@ class Engine:
     ) -> Ablation:
         """Return the logit after a prompt without each head, and each MLP: see `attribution`."""
         text = self.loaded.prompt(prompt, special=special)
-        return ablate(self.model, text, self._answers(answer, wrong))
+        result = ablate(self.model, text, self._answers(answer, wrong))
+        return self._shown(replace(result, prompts=[prompt]))
 
     def _answers(self, answer: str, wrong: str | None) -> Answers:
         """Return the ids of answers; OptionError if one is not a token, or both are the same."""

@@ -49,6 +49,7 @@ COVERED = {
         f"cli/show/{x}" for x in ("colours", "commands", "picture", "terminal", "views")
     ],
     "cli/test_vector.py": ["scoring/vectors"],
+    "display/test_results.py": ["texts/result"],
     "gpt2/test_edits.py": ["folder/array_file"],
     "gpt2/test_model.py": ["gpt2/run_state"],
     "gpt2/test_weights.py": ["gpt2/assembly"],
