@@ -63,7 +63,7 @@ test-gpu: $(VENV)/.dev  ## the tests that need an NVIDIA GPU, and nothing else; 
 	$(BIN)/python -m pytest -m gpu
 
 test-browser: $(VENV)/.browser  ## the pages of `gpt-cli show --html` and `gpt-cli serve` in Chromium or Google Chrome
-	$(BIN)/python -m pytest tests/cli/test_page.py tests/serve/test_page.py -m browser
+	$(BIN)/python -m pytest tests/display tests/serve/test_page.py -m browser
 
 # Ray's clusters would send a report of their use to its makers.
 test-ray: export RAY_USAGE_STATS_ENABLED = 0

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "1.0.0"
 
 if TYPE_CHECKING:
+    from gpt_cli.display.page import Page
     from gpt_cli.engine import Engine
     from gpt_cli.errors import (
         CheckpointError,
@@ -58,6 +59,7 @@ __all__ = [
     "ModelNotFoundError",
     "Node",
     "Options",
+    "Page",
     "Patching",
     "ResourceError",
     "RowsError",
@@ -103,4 +105,5 @@ __getattr__, __dir__ = on_first_use(
     "scoring.attribution",
     "scoring.vectors",
     "gpt2.weights",
+    "display.page",
 )

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from io import BytesIO
 from itertools import count
-from typing import Any, TypeAlias, TypeVar, Unpack, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Unpack, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,9 @@ from gpt_cli.texts.result import Arrays, Result
 from gpt_cli.texts.speculator import Speculator
 from gpt_cli.texts.text import Text
 from gpt_cli.texts.words import among, initial_tokens, split_words
+
+if TYPE_CHECKING:
+    from gpt_cli.display.page import Page
 
 Data: TypeAlias = bytes | bytearray | memoryview
 R = TypeVar("R", bound=Result | InputError)
@@ -543,6 +546,28 @@ class Engine:
         n_positions = self.model.config.n_positions
         text = self.loaded.prompt(prompt, special=special, final_length=n_positions)
         return self._shown(Tree(tree(self.model, text, count), prompt))
+
+    def show(self, view: str, *texts: str, **options: Any) -> "Page":
+        """Return a view of a text as a page, which notebooks display, and `save` writes.
+
+        Args:
+            view: "attention" (with `layer` and `head` for one of them), "lens" (`count` tokens),
+                "surprise", "tree", "attribution", "patch" or "ablate": see `gpt-cli show`.
+            texts: the text; for "patch", the clean and the corrupt one.
+            options: those of the method that computes the view: of `trace` for attention and lens,
+                of `score` for surprise, and else of the method of the same name.
+        """
+        from inspect import signature
+
+        from gpt_cli.display.page import Page
+        from gpt_cli.display.views import VIEWS
+
+        if view not in VIEWS:
+            raise OptionError("view", f"must be one of {', '.join(VIEWS)}, not {view!r:.40}")
+        method, draw = VIEWS[view]
+        drawn = {name: options.pop(name) for name in signature(draw).parameters if name in options}
+        result = getattr(self, method)(*texts, **options)
+        return Page(draw(self._display, result, **drawn))
 
     @checks_arguments()
     def attribution(

@@ -11,7 +11,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from gpt_cli.cli.show import page, terminal, views
+from gpt_cli.cli.show import terminal
+from gpt_cli.display import page, views
 from gpt_cli.errors import InputError
 from support.in_process import run_here
 from support.pages import GRIDS, HOSTILE, KINDS, Parts, view_of
@@ -223,7 +224,7 @@ def test_a_chosen_token_shows_its_attention_in_the_chosen_head(look, see):
 
 @browser_only
 def test_attention_begins_with_the_mean_that_the_text_shows(look, see, tiny):
-    one_layer = views.attention(tiny, PROMPT, 1, None, special=False)
+    one_layer = tiny.show("attention", PROMPT, layer=1, head=None).view
     titles = "Mean of all heads", "Layer 1, mean of the heads"
     for view, title in zip((see("attention"), one_layer), titles, strict=True):
         tab = look(view)
@@ -306,7 +307,7 @@ def test_the_maps_have_the_colours_of_the_weights(look, see):
 
 @browser_only
 def test_a_page_of_one_head_has_no_grid(look, tiny):
-    view = views.attention(tiny, PROMPT, 2, 3, special=False)
+    view = tiny.show("attention", PROMPT, layer=2, head=3).view
     tab = look(view)
     assert tab.locator("h2").inner_text() == "Layer 2, head 3"
     assert tab.locator(".heads").count() == 0
@@ -525,7 +526,7 @@ def test_the_perplexity_looks_as_on_a_terminal(look, see):
 
 @browser_only
 def test_surprise_counts_a_first_token_after_the_start_token(look, tiny):
-    tab = look(views.surprise(tiny, "The moon", bos=True))
+    tab = look(tiny.show("surprise", "The moon", bos=True).view)
     assert "(2 scored)" in tab.locator("main > p").first.inner_text()
 
 
@@ -557,9 +558,9 @@ def test_the_colours_of_surprise_are_in_steps(look):
 
 @browser_only
 def test_invisible_characters_are_shown(look, tiny):
-    tab = look(views.surprise(tiny, "a\u202eb\x07 \u200bc"))
+    tab = look(tiny.show("surprise", "a\u202eb\x07 \u200bc").view)
     assert tab.locator(".text").inner_text() == "a\\u202eb\\u0007 \u200bc"
-    tab = look(views.attention(tiny, "a\u202eb\x07 \u200bc", 0, 0, special=False))
+    tab = look(tiny.show("attention", "a\u202eb\x07 \u200bc", layer=0, head=0).view)
     chips = tab.locator(".flow").inner_text()
     assert "\u202e" not in chips
     assert "\\u0007" in chips
