@@ -17,6 +17,8 @@ from gpt_cli.system.atomic import write_file
 from gpt_cli.texts.result import Result
 
 _MAX_BYTES = 64_000_000  # of a page, so that a phone can show it
+_MAX_FRAME = 10_000_000  # characters of a page in a notebook, whose file has all outputs
+_HEIGHTS = {"attention": 720}  # of frames, in pixels
 _MAX_TOKENS = 20_000  # of a text in `surprise`; all are nodes, and more take many seconds
 
 
@@ -39,14 +41,24 @@ class Page(Result):
         return f"{self.view.model}, {self.view.view}"
 
     def _repr_html_(self) -> str:
-        return framed(self.html)
+        return framed(self)
 
 
-def framed(text: str, height: int = 640) -> str:
-    """Return a page in a frame of a notebook, where it can neither load nor change anything."""
+def framed(page: Page) -> str:
+    """Return a page in a frame of a notebook, where it can neither load nor change anything.
+
+    If the page is too large, return a line that says so.
+    """
+    try:
+        text = page.html
+    except InputError as error:
+        return f"<p>{html.escape(str(error))}</p>"
+    if len(text) > _MAX_FRAME:
+        size = f"the page of {page.view.view} has {len(text) / 1e6:,.0f} MB, much for a notebook"
+        return f"<p>{size}: show less, or save the page of Engine.show</p>"
+    height = _HEIGHTS.get(page.view.view, 520)
     style = f"width: 100%; height: {height}px; border: 1px solid #8884; border-radius: 4px"
-    frame = f'sandbox="allow-scripts" loading="lazy" style="{style}"'
-    return f'<iframe srcdoc="{html.escape(text)}" {frame}></iframe>'
+    return f'<iframe srcdoc="{html.escape(text)}" sandbox="allow-scripts" style="{style}"></iframe>'
 
 
 def page(view: View) -> str:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from gpt_cli import records
 from gpt_cli.display.labels import in_quotation_marks, token_data, token_label
+from gpt_cli.errors import counted
 from gpt_cli.options.declare import OptionError
 from gpt_cli.records import Record, Source, json_line
 from gpt_cli.scoring.attribution import Ablation, Attribution, OfAnswer, Patching
@@ -75,7 +76,17 @@ class SurpriseView(View):
 
     view = "surprise"
     tokens: list[Record]
-    perplexity: float | None  # None if infinite
+    perplexity: float | None  # None if infinite, or if no token is scored
+
+    @property
+    def summary(self) -> str:
+        """Return the number of tokens, their mean bits and their perplexity, in words."""
+        bits = [-t["logprob"] / math.log(2) for t in self.tokens if t["logprob"] is not None]
+        size = f"{counted(len(self.tokens), 'token')} ({len(bits):,} scored)"
+        if not bits:
+            return size
+        perplexity = "infinite" if self.perplexity is None else _number(self.perplexity)
+        return f"{size}, {math.fsum(bits) / len(bits):.2f} bits each, perplexity {perplexity}"
 
 
 @dataclass(frozen=True)
@@ -178,6 +189,11 @@ def surprise(source: Source, score: Score) -> SurpriseView:
     return SurpriseView(
         source.name, record["logprobs"], record["perplexity"], adapter=source.adapter
     )
+
+
+def _number(value: float) -> str:
+    """Return a number with 4 significant digits, such as 9.711 or 42,910."""
+    return f"{value:.3e}" if value >= 1e10 else f"{float(f'{value:.4g}'):,.11g}"
 
 
 def characters(tokens: Sequence[Record]) -> Iterator[tuple[bytes, float | None]]:

@@ -1,4 +1,4 @@
-"""The pages of `gpt-cli show --html`: as files, and in a browser (`make test-browser`)."""
+"""Pages: as files, and in a browser (`make test-browser`)."""
 
 import base64
 import hashlib
@@ -114,6 +114,36 @@ def test_a_text_with_too_many_tokens_is_refused(see):
     page.page(views.SurpriseView("x", [token] * 20_000, 1.0))
     with pytest.raises(InputError, match=r"20,001 tokens.*shorten the text"):
         page.page(views.SurpriseView("x", [token] * 20_001, 1.0))
+
+
+def test_a_page_is_shown_and_saved_from_python(see, tiny, tmp_path, monkeypatch):
+    shown = tiny.show("attention", PROMPT, layer=1)
+    assert repr(shown) == "<Page: tiny, attention>"
+    assert shown.view.layers == [1]
+    file = tmp_path / "page.html"
+    file.write_text("an earlier page")
+    shown.save(str(file))
+    assert file.read_text("utf-8") == shown.html == page.page(shown.view)
+    with pytest.raises(InputError, match=r"folder .* does not exist"):
+        shown.save(tmp_path / "missing" / "page.html")
+    ((tag, frame),) = Parts(shown._repr_html_()).tags
+    assert (tag, frame["sandbox"], frame["srcdoc"]) == ("iframe", "allow-scripts", shown.html)
+    monkeypatch.setattr(page, "_MAX_FRAME", 1000)
+    assert "attention has 0 MB, much for a notebook" in shown._repr_html_()
+    monkeypatch.setattr(page, "_MAX_BYTES", 1000)
+    again = tiny.show("lens", PROMPT, count=1, special=True)
+    assert re.fullmatch("<p>the page would have .*</p>", again._repr_html_())
+
+
+def test_a_view_refuses_what_it_cannot_show(tiny):
+    for arguments, options, error, message in (
+        (("heads", PROMPT), {}, InputError, "view must be one of attention, lens, .* not 'heads'"),
+        (("attention", PROMPT), {"layer": 4}, InputError, "layer must be from 0 to 3"),
+        (("tree", PROMPT), {"layer": 1}, TypeError, "layer"),
+        (("patch", PROMPT), {"answer": " Emma"}, TypeError, "corrupt"),
+    ):
+        with pytest.raises(error, match=message):
+            tiny.show(*arguments, **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)

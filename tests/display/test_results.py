@@ -71,6 +71,30 @@ def test_a_result_has_the_record_of_its_command(results, tmp_path):
     assert results["generate"].tokens[0].keys() == {"id", "token", "bytes", "logprob", "top"}
 
 
+def test_results_have_pictures(tiny, results):
+    frames = {"trace": 2, "tree": 1, "attribution": 1, "patch": 1, "ablate": 1}
+    for name, result in results.items():
+        if name in ("score", "generate", "batch"):
+            assert result._repr_html_().startswith("<div>")
+        elif name != "weights" and name != "activations":
+            html = result._repr_html_() or ""
+            assert html.count("<iframe ") == frames.get(name, 0), name
+    assert pickle.loads(pickle.dumps(results["tree"]))._repr_html_() is None
+    assert "1 token (0 scored)" in tiny.score_many(["Once"])[0]._repr_html_()
+
+
+def test_grids_have_the_records_of_show(results):
+    prompt, answer, wrong = ANSWERS
+    texts = [prompt, prompt.replace("moon", "fox")]
+    for name in ("attribution", "patch", "ablate"):
+        more = [*texts, "--what", "z"] if name == "patch" else [prompt]
+        flags = ["-m", "tiny", "--json", "--answer", answer, "--wrong", wrong]
+        assert records_here("show", name, *flags, *more) == [results[name].to_dict()]
+    assert records_here("show", "tree", "-m", "tiny", "--json", prompt) == [
+        results["tree"].to_dict()
+    ]
+
+
 def test_a_pickled_result_has_its_record_and_no_tokenizer(results):
     for name in ("score", "generate", "rank", "tree", "attribution"):
         data = pickle.dumps(results[name])

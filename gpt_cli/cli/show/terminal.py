@@ -17,7 +17,6 @@ from gpt_cli.cli.output import bar, on_terminal, visible, write
 from gpt_cli.display import views
 from gpt_cli.display.colours import BITS, SHARES, SIGNED, between, ink, of_bits
 from gpt_cli.display.labels import quoted, token_data, token_label
-from gpt_cli.errors import counted
 from gpt_cli.records import Record
 
 _MOST_BITS = max(BITS)  # of a bar
@@ -158,22 +157,12 @@ def _surprise(view: views.SurpriseView, width: int, coloured: bool) -> Iterator[
             line = f"{number:>{digits}}  {label}  {_bits_bar(bits or 0, room)}"
             yield Text(line.rstrip(), no_wrap=True)
         yield Text()
-    known = [-t["logprob"] / math.log(2) for t in view.tokens if t["logprob"] is not None]
-    perplexity = "infinite" if view.perplexity is None else _number(view.perplexity)
-    yield Text(
-        f"{view.model}: {counted(len(view.tokens), 'token')} ({len(known):,} scored), "
-        f"{math.fsum(known) / len(known):.2f} bits each, perplexity {perplexity}"
-    )
+    yield Text(f"{view.model}: {view.summary}")
 
 
 def _bits_bar(bits: float, columns: int) -> str:
     """Return a bar; one that is cut off at `_MOST_BITS` ends in `>`."""
     return bar(columns - 1) + ">" if bits > _MOST_BITS else bar(bits / _MOST_BITS * columns)
-
-
-def _number(value: float) -> str:
-    """Return a number with 4 significant digits, such as 9.711 or 42,910."""
-    return f"{value:.3e}" if value >= 1e10 else f"{float(f'{value:.4g}'):,.11g}"
 
 
 def _tree(view: views.TreeView, width: int, coloured: bool) -> Iterator[Text]:
