@@ -44,6 +44,7 @@ from gpt_cli.scoring.vectors import Direction, VectorPool, direction
 from gpt_cli.texts import measures
 from gpt_cli.texts.loaded import LoadedModel
 from gpt_cli.texts.measures import Measure
+from gpt_cli.texts.progress import counted_rows, counted_texts, new_bar
 from gpt_cli.texts.result import Arrays, Result
 from gpt_cli.texts.speculator import Speculator
 from gpt_cli.texts.text import Text
@@ -160,11 +161,21 @@ class Engine:
         return (step.text for step in run if step.text and not step.hypothesis)
 
     @checks_arguments(Options)
-    def generate(self, prompts: Sequence[str], **options: Unpack[OptionFields]) -> list[Completion]:
-        """Continue prompts; a result does not depend on the other prompts."""
+    def generate(
+        self, prompts: Sequence[str], *, progress: bool = False, **options: Unpack[OptionFields]
+    ) -> list[Completion]:
+        """Continue prompts; a result does not depend on the other prompts.
+
+        `progress` shows a bar of the tokens; it is a widget in a notebook.
+        """
         run = self.run(prompts, Options(**options))  # type: ignore[arg-type]
-        for _ in run:
-            pass
+        if progress:
+            with new_bar("token") as bar:
+                for _ in run:
+                    bar.update()
+        else:
+            for _ in run:
+                pass
         return run.completions
 
     @checks_arguments()
@@ -175,6 +186,7 @@ class Engine:
         *,
         batch_size: int | None = None,
         indices: Iterable[int] | None = None,
+        progress: bool = False,
     ) -> Iterator[Completion | InputError]:
         """Continue any number of prompts, a batch at a time.
 
@@ -185,6 +197,7 @@ class Engine:
             options: the defaults of the rows.
             batch_size: rows to compute side by side; by default as many as memory and speed allow.
             indices: of the rows; by default 0, 1, 2, ...
+            progress: show a bar of the rows.
 
         Returns:
             An iterator over the completions, in order; a row that cannot be continued has an error.
@@ -199,7 +212,8 @@ class Engine:
 
         numbered = zip(count() if indices is None else indices, rows, strict=False)
         run = partial(complete, self.loaded, batch_size=batch_size)
-        return map(self._shown, compute_valid(numbered, request_of, run))
+        results = map(self._shown, compute_valid(numbered, request_of, run))
+        return counted_rows(results, rows) if progress else results
 
     @checks_arguments()
     def score(self, text: str, **options: Unpack[ScoreOptions]) -> Score:
@@ -226,6 +240,7 @@ class Engine:
         gaps: bool = False,
         words: bool = False,
         layers: bool = False,
+        progress: bool = False,
     ) -> list[Score | InputError]:
         """Return the log-likelihoods of texts, token by token, or errors.
 
@@ -251,6 +266,7 @@ class Engine:
                 those of a mapping, or what white space divides.
             layers: also return the log-probabilities of tokens, and the surprisal of words, if the
                 model ended after 0 (the embedding), 1, ... layers. The last are its own.
+            progress: show a bar of the texts, or of the windows of long ones.
         """
         fields: dict[str, Measure] = {}
         if ranks:
@@ -284,7 +300,8 @@ class Engine:
                 check_bytes(self.tokenizer, "the surprisal of words", instead=instead)
             return text
 
-        return list(map(self._shown, compute_valid(texts, text_of, scores)))
+        with counted_texts(progress=progress):
+            return list(map(self._shown, compute_valid(texts, text_of, scores)))
 
     @checks_arguments()
     def compress(self, data: Data, *, segment: int = SEGMENT_TOKENS) -> bytes:
@@ -344,22 +361,22 @@ class Engine:
         by: RankBy = "total",
         calibrate: str | None = None,
         special: bool = False,
+        progress: bool = False,
     ) -> list[list[Choice] | InputError]:
         """Rank the choices of prompts, or return errors; see `rank`.
 
         A row is a prompt and its choices, or a mapping with a "prompt", "choices" and perhaps
         "edits" and "special". The tokens that prompts share at their beginning are computed once.
+        `progress` shows a bar of the prompts and the choices.
         """
-        return list(
-            compute_valid(
-                rows,
-                partial(self._question, special=special, neutral=calibrate),
-                lambda questions: [
-                    list(map(self._shown, choices))
-                    for choices in rank(self.loaded, list(questions), by)
-                ],
-            )
-        )
+
+        def ranked(questions: Iterator[Question]) -> list[list[Choice]]:
+            results = rank(self.loaded, list(questions), by)
+            return [list(map(self._shown, choices)) for choices in results]
+
+        question_of = partial(self._question, special=special, neutral=calibrate)
+        with counted_texts(progress=progress):
+            return list(compute_valid(rows, question_of, ranked))
 
     def _question(
         self, row: Sequence[Any] | Mapping[str, Any], *, special: bool, neutral: str | None
@@ -378,6 +395,7 @@ class Engine:
         *,
         overflow: LongTexts = "error",
         special: bool = False,
+        progress: bool = False,
     ) -> list[Classification | InputError]:
         """Return the labels of texts, or errors, with a model that is a classifier.
 
@@ -389,6 +407,7 @@ class Engine:
                 classified ("truncate").
             special: read names such as `<|endoftext|>` in texts as special tokens; a mapping may
                 have its own "special".
+            progress: show a bar of the texts.
         """
         classifier = self.loaded.classifier
         if overflow not in get_args(LongTexts):
@@ -405,7 +424,8 @@ class Engine:
         def classified(valid: Iterator[Text]) -> list[Classification]:
             return classify(self.loaded, classifier, list(valid))
 
-        return list(map(self._shown, compute_valid(texts, text_of, classified)))
+        with counted_texts(progress=progress):
+            return list(map(self._shown, compute_valid(texts, text_of, classified)))
 
     # --- inside the model -------------------------------------------------------------------------
 
@@ -444,6 +464,7 @@ class Engine:
         pool: Pool | None = None,
         bos: bool = False,
         special: bool = False,
+        progress: bool = False,
     ) -> Iterator[dict[str, NDArray[Any]]]:
         """Return an iterator over the values at hook points of texts, float32 by name, in order.
 
@@ -460,8 +481,10 @@ class Engine:
             bos: put the start token before texts; it is no part of a mean.
             special: read names such as `<|endoftext|>` in texts as special tokens; a mapping may
                 have its own "special".
+            progress: show a bar of the texts.
         """
-        rows = map(checked, self.activation_rows(texts, hooks, pool, bos=bos, special=special))
+        results = self.activation_rows(texts, hooks, pool, bos=bos, special=special)
+        rows = map(checked, counted_rows(results, texts) if progress else results)
         if pool in ("last", "mean"):
             return (Arrays((name, value[0]) for name, value in row.values.items()) for row in rows)
         return (Arrays(row.word_columns | row.values) for row in rows)
@@ -515,6 +538,7 @@ class Engine:
         pool: VectorPool = "mean",
         pca: bool = False,
         special: bool = False,
+        progress: bool = False,
     ) -> Direction:
         """Return the vector from the activations of some texts to those of others, at a hook point.
 
@@ -525,6 +549,7 @@ class Engine:
             pool: the activations of the last token of a text ("last"), or their mean.
             pca: return the first principal component of all texts, not the difference of the means.
             special: read names such as `<|endoftext|>` in texts as special tokens.
+            progress: show a bar of the texts.
         """
         name, *others = select_hooks(self.model.config, [hook])
         if others:
@@ -534,9 +559,10 @@ class Engine:
         if pool not in get_args(VectorPool):
             raise OptionError("pool", f"must be one of {', '.join(get_args(VectorPool))}")
         sets = []
-        for texts in (positive, negative):
-            rows = self.activations(texts, [name], pool=pool, special=special)
-            sets.append(np.array([values[name] for values in rows]))
+        with counted_texts(progress=progress):
+            for texts in (positive, negative):
+                rows = self.activations(texts, [name], pool=pool, special=special)
+                sets.append(np.array([values[name] for values in rows]))
         return direction(name, *sets, pca=pca)
 
     @checks_arguments()
@@ -595,25 +621,39 @@ class Engine:
         *,
         what: What = "resid_pre",
         special: bool = False,
+        progress: bool = False,
     ) -> Patching:
         """Return the logit after a corrupt text with activations of a clean one, one at a time.
 
         The texts have equally many tokens. `what` names the activations: those of each layer and
-        position, or "z" of each head. For the other arguments, see `attribution`.
+        position, or "z" of each head. `progress` shows a bar of the passes, one for each of them.
+        For the other arguments, see `attribution`.
         """
         clean_text = self.loaded.prompt(clean, special=special)
         corrupt_text = self.loaded.prompt(corrupt, special=special)
         answers = self._answers(answer, wrong)
-        result = patch(self.model, clean_text, corrupt_text, answers, what)
+        with counted_texts(progress=progress):
+            result = patch(self.model, clean_text, corrupt_text, answers, what)
         return self._shown(replace(result, prompts=[clean, corrupt]))
 
     @checks_arguments()
     def ablate(
-        self, prompt: str, answer: str, wrong: str | None = None, *, special: bool = False
+        self,
+        prompt: str,
+        answer: str,
+        wrong: str | None = None,
+        *,
+        special: bool = False,
+        progress: bool = False,
     ) -> Ablation:
-        """Return the logit after a prompt without each head, and each MLP: see `attribution`."""
+        """Return the logit after a prompt without each head, and each MLP: see `attribution`.
+
+        `progress` shows a bar of the passes, one for each of them.
+        """
         text = self.loaded.prompt(prompt, special=special)
-        result = ablate(self.model, text, self._answers(answer, wrong))
+        answers = self._answers(answer, wrong)
+        with counted_texts(progress=progress):
+            result = ablate(self.model, text, answers)
         return self._shown(replace(result, prompts=[prompt]))
 
     def _answers(self, answer: str, wrong: str | None) -> Answers:

@@ -37,6 +37,7 @@ class ScoreOptions(TypedDict, total=False):
     gaps: bool
     words: bool
     layers: bool
+    progress: bool
 
 
 @dataclass(frozen=True, repr=False)
