@@ -45,7 +45,7 @@ from gpt_cli.texts import measures
 from gpt_cli.texts.loaded import LoadedModel
 from gpt_cli.texts.measures import Measure
 from gpt_cli.texts.progress import counted_rows, counted_texts, new_bar
-from gpt_cli.texts.result import Arrays, Result
+from gpt_cli.texts.result import Arrays, Result, shown_by
 from gpt_cli.texts.speculator import Speculator
 from gpt_cli.texts.text import Text
 from gpt_cli.texts.words import among, initial_tokens, split_words
@@ -129,7 +129,7 @@ class Engine:
 
     def _shown(self, result: R) -> R:
         """Return a result itself, which now knows how it is shown; or an error."""
-        return result if isinstance(result, InputError) else result.shown_by(self._display)
+        return result if isinstance(result, InputError) else shown_by(self._display, result)
 
     @cached_property
     def _display(self) -> ResultDisplay:

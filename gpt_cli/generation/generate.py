@@ -17,7 +17,7 @@ from gpt_cli.gpt2.model import GPT2
 from gpt_cli.system.machine import check_room
 from gpt_cli.texts.loaded import LoadedModel
 from gpt_cli.texts.measures import TopLogprobs
-from gpt_cli.texts.result import Recorded, beginning
+from gpt_cli.texts.result import Recorded, beginning, shown_by
 
 _MAX_ROWS = 64  # of a batch; more need memory and gain little speed on a CPU
 _READ_AHEAD = 4  # batches, whose requests are sorted by length
@@ -55,7 +55,7 @@ class Completion(Recorded):
         if step.hypothesis:
             while len(self.others) < step.hypothesis:
                 other = Completion(self.prompt_tokens, self.seed)
-                self.others.append(other.shown_by(self._display))
+                self.others.append(shown_by(self._display, other))
             self.others[step.hypothesis - 1].add(step._replace(hypothesis=0))
             return
         self.text += step.text

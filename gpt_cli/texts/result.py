@@ -1,8 +1,9 @@
 """What the results of an engine have in common: they know how they are shown."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, TypeVar
 
+R = TypeVar("R", bound="Result")
 _LONGEST = 32  # characters of a text in a line
 
 
@@ -25,12 +26,7 @@ class Display(Protocol):
 class Result:
     """A result, which is one line in Python, and a picture in a notebook if it has one."""
 
-    _display: Display | None = None  # set by the engine
-
-    def shown_by(self, display: Display | None) -> Self:
-        """Return the result itself, which this display shows from now on."""
-        object.__setattr__(self, "_display", display)  # also if it is frozen
-        return self
+    _display: Display | None = None  # set by `shown_by`
 
     def _facts(self) -> str:
         """Return what matters most, in a few words."""
@@ -47,6 +43,12 @@ class Result:
         """Return the beginning of the text of ids in quotes; `...` if it is unknown."""
         text = self._display.text(ids[:_LONGEST]) if self._display else None
         return "..." if text is None else beginning(text)
+
+
+def shown_by(display: Display | None, result: R) -> R:
+    """Return a result itself, which a display shows from now on."""
+    object.__setattr__(result, "_display", display)  # also if it is frozen
+    return result
 
 
 class Recorded(Result):
