@@ -18,7 +18,7 @@ NATIVE := hatch_build.py gpt_cli/ops/constants.inc $(wildcard gpt_cli/ops/native
 COMPUTED_BY = @$(BIN)/python -c 'from gpt_cli.ops import get_ops; ops = get_ops("cpu", "float32"); \
   print("computed by", "native " + ops.level if ops.name == "native" else "NumPy: see `gpt-cli doctor`")' >&2
 
-.PHONY: demo test faults soak soak-serve round-trips fuzz mutants test-gpu test-browser test-ray test-s3 test-eval test-serve sanitize test-arm check format bench pictures man site check-release test-oldest test-fresh wheel clean help
+.PHONY: demo test faults soak soak-serve round-trips fuzz mutants test-gpu test-browser test-notebook test-ray test-s3 test-eval test-serve sanitize test-arm check format bench pictures man site check-release test-oldest test-fresh wheel clean help
 
 demo: $(VENV)/.demo  ## stream a story from the bundled model
 	$(COMPUTED_BY)
@@ -63,7 +63,10 @@ test-gpu: $(VENV)/.dev  ## the tests that need an NVIDIA GPU, and nothing else; 
 	$(BIN)/python -m pytest -m gpu
 
 test-browser: $(VENV)/.browser  ## the pages of `gpt-cli show --html` and `gpt-cli serve` in Chromium or Google Chrome
-	$(BIN)/python -m pytest tests/cli/test_page.py tests/serve/test_page.py -m browser
+	$(BIN)/python -m pytest tests/display tests/serve/test_page.py -m browser
+
+test-notebook: $(VENV)/.browser $(VENV)/.notebook  ## docs/notebook.md as a notebook, and its pictures in Chromium or Google Chrome
+	$(BIN)/python -m pytest tests/test_notebook.py tests/display/test_results.py -m "browser or not browser"
 
 # Ray's clusters would send a report of their use to its makers.
 test-ray: export RAY_USAGE_STATS_ENABLED = 0
@@ -174,6 +177,10 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/.demo
 
 $(VENV)/.browser: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --editable ".[browser]"
+	touch $@
+
+$(VENV)/.notebook: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --editable ".[notebook]"
 	touch $@
 
 $(VENV)/.site: $(VENV)/.dev

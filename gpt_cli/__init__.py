@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "1.0.0"
 
 if TYPE_CHECKING:
+    from gpt_cli.display.page import Page
     from gpt_cli.engine import Engine
     from gpt_cli.errors import (
         CheckpointError,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from gpt_cli.scoring.rank import Choice
     from gpt_cli.scoring.score import Score
     from gpt_cli.scoring.trace import Trace
-    from gpt_cli.scoring.tree import Node
+    from gpt_cli.scoring.tree import Node, Tree
     from gpt_cli.scoring.vectors import Direction
     from gpt_cli.texts.text import Word
 
@@ -60,6 +61,7 @@ __all__ = [
     "ModelNotFoundError",
     "Node",
     "Options",
+    "Page",
     "Patching",
     "ResourceError",
     "RowsError",
@@ -67,6 +69,7 @@ __all__ = [
     "Score",
     "Step",
     "Trace",
+    "Tree",
     "Weights",
     "Word",
     "load",
@@ -105,4 +108,5 @@ __getattr__, __dir__ = on_first_use(
     "scoring.attribution",
     "scoring.vectors",
     "gpt2.weights",
+    "display.page",
 )

@@ -5,13 +5,14 @@ from dataclasses import replace
 from functools import cached_property, partial
 from io import BytesIO
 from itertools import count
-from typing import Any, TypeAlias, Unpack, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Unpack, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli.compression.archive import SEGMENT_TOKENS, ArchiveReader
 from gpt_cli.compression.codec import Codec
+from gpt_cli.display.results import ResultDisplay
 from gpt_cli.errors import InputError, checked, compute_valid, counted, single
 from gpt_cli.folder.tokenizer import check_bytes
 from gpt_cli.generation.generate import Completion, Run, complete
@@ -39,16 +40,22 @@ from gpt_cli.scoring.classify import Classification, LongTexts, classify
 from gpt_cli.scoring.rank import Choice, Question, RankBy, rank
 from gpt_cli.scoring.score import Score, ScoreOptions, score, too_short, with_words
 from gpt_cli.scoring.trace import Trace, trace
-from gpt_cli.scoring.tree import Node, tree
+from gpt_cli.scoring.tree import Tree, tree
 from gpt_cli.scoring.vectors import Direction, VectorPool, direction
 from gpt_cli.texts import measures
 from gpt_cli.texts.loaded import LoadedModel
 from gpt_cli.texts.measures import Measure
+from gpt_cli.texts.progress import counted_rows, counted_texts, new_bar
+from gpt_cli.texts.result import Arrays, Result, shown_by
 from gpt_cli.texts.speculator import Speculator
 from gpt_cli.texts.text import Text
 from gpt_cli.texts.words import among, initial_tokens, split_words
 
+if TYPE_CHECKING:
+    from gpt_cli.display.page import Page
+
 Data: TypeAlias = bytes | bytearray | memoryview
+R = TypeVar("R", bound=Result | InputError)
 
 
 class Engine:
@@ -148,6 +155,14 @@ class Engine:
         loaded = replace(self.loaded, **changes)
         return Engine(loaded, self.name, self.load_seconds, self.adapter)
 
+    def _shown(self, result: R) -> R:
+        """Return a result itself, which now knows how it is shown; or an error."""
+        return result if isinstance(result, InputError) else shown_by(self._display, result)
+
+    @cached_property
+    def _display(self) -> ResultDisplay:
+        return ResultDisplay(self.name, self.adapter, self.load_seconds, self.tokenizer)
+
     @checks_arguments()
     def run(self, prompts: Sequence[str], options: Options) -> Run:
         """Return an iterator that continues prompts side by side.
@@ -159,7 +174,10 @@ class Engine:
             Request.of_prompt(self.loaded, prompt, options, index)
             for index, prompt in enumerate(prompts)
         ]
-        return Run(self.loaded, requests)
+        run = Run(self.loaded, requests)
+        for completion in run.completions:
+            self._shown(completion)
+        return run
 
     @checks_arguments(Options)
     def stream(self, prompt: str, **options: Unpack[OptionFields]) -> Iterator[str]:
@@ -171,11 +189,21 @@ class Engine:
         return (step.text for step in run if step.text and not step.hypothesis)
 
     @checks_arguments(Options)
-    def generate(self, prompts: Sequence[str], **options: Unpack[OptionFields]) -> list[Completion]:
-        """Continue prompts; a result does not depend on the other prompts."""
+    def generate(
+        self, prompts: Sequence[str], *, progress: bool = False, **options: Unpack[OptionFields]
+    ) -> list[Completion]:
+        """Continue prompts; a result does not depend on the other prompts.
+
+        `progress` shows a bar of the tokens; it is a widget in a notebook.
+        """
         run = self.run(prompts, Options(**options))  # type: ignore[arg-type]
-        for _ in run:
-            pass
+        if progress:
+            with new_bar("token") as bar:
+                for _ in run:
+                    bar.update()
+        else:
+            for _ in run:
+                pass
         return run.completions
 
     @checks_arguments()
@@ -186,6 +214,7 @@ class Engine:
         *,
         batch_size: int | None = None,
         indices: Iterable[int] | None = None,
+        progress: bool = False,
     ) -> Iterator[Completion | InputError]:
         """Continue any number of prompts, a batch at a time.
 
@@ -196,6 +225,7 @@ class Engine:
             options: the defaults of the rows.
             batch_size: rows to compute side by side; by default as many as memory and speed allow.
             indices: of the rows; by default 0, 1, 2, ...
+            progress: show a bar of the rows.
 
         Returns:
             An iterator over the completions, in order; a row that cannot be continued has an error.
@@ -210,7 +240,8 @@ class Engine:
 
         numbered = zip(count() if indices is None else indices, rows, strict=False)
         run = partial(complete, self.loaded, batch_size=batch_size)
-        return compute_valid(numbered, request_of, run)
+        results = map(self._shown, compute_valid(numbered, request_of, run))
+        return counted_rows(results, rows) if progress else results
 
     @checks_arguments()
     def score(self, text: str, **options: Unpack[ScoreOptions]) -> Score:
@@ -237,6 +268,7 @@ class Engine:
         gaps: bool = False,
         words: bool = False,
         layers: bool = False,
+        progress: bool = False,
     ) -> list[Score | InputError]:
         """Return the log-likelihoods of texts, token by token, or errors.
 
@@ -262,6 +294,7 @@ class Engine:
                 those of a mapping, or what white space divides.
             layers: also return the log-probabilities of tokens, and the surprisal of words, if the
                 model ended after 0 (the embedding), 1, ... layers. The last are its own.
+            progress: show a bar of the texts, or of the windows of long ones.
         """
         fields: dict[str, Measure] = {}
         if ranks:
@@ -295,7 +328,8 @@ class Engine:
                 check_bytes(self.tokenizer, "the surprisal of words", instead=instead)
             return text
 
-        return list(compute_valid(texts, text_of, scores))
+        with counted_texts(progress=progress):
+            return list(map(self._shown, compute_valid(texts, text_of, scores)))
 
     @checks_arguments()
     def compress(self, data: Data, *, segment: int = SEGMENT_TOKENS) -> bytes:
@@ -355,19 +389,22 @@ class Engine:
         by: RankBy = "total",
         calibrate: str | None = None,
         special: bool = False,
+        progress: bool = False,
     ) -> list[list[Choice] | InputError]:
         """Rank the choices of prompts, or return errors; see `rank`.
 
         A row is a prompt and its choices, or a mapping with a "prompt", "choices" and perhaps
         "edits" and "special". The tokens that prompts share at their beginning are computed once.
+        `progress` shows a bar of the prompts and the choices.
         """
-        return list(
-            compute_valid(
-                rows,
-                partial(self._question, special=special, neutral=calibrate),
-                lambda questions: rank(self.loaded, list(questions), by),
-            )
-        )
+
+        def ranked(questions: Iterator[Question]) -> list[list[Choice]]:
+            results = rank(self.loaded, list(questions), by)
+            return [list(map(self._shown, choices)) for choices in results]
+
+        question_of = partial(self._question, special=special, neutral=calibrate)
+        with counted_texts(progress=progress):
+            return list(compute_valid(rows, question_of, ranked))
 
     def _question(
         self, row: Sequence[Any] | Mapping[str, Any], *, special: bool, neutral: str | None
@@ -386,6 +423,7 @@ class Engine:
         *,
         overflow: LongTexts = "error",
         special: bool = False,
+        progress: bool = False,
     ) -> list[Classification | InputError]:
         """Return the labels of texts, or errors, with a model that is a classifier.
 
@@ -397,6 +435,7 @@ class Engine:
                 classified ("truncate").
             special: read names such as `<|endoftext|>` in texts as special tokens; a mapping may
                 have its own "special".
+            progress: show a bar of the texts.
         """
         classifier = self.loaded.classifier
         if overflow not in get_args(LongTexts):
@@ -410,11 +449,11 @@ class Engine:
             self.loaded.check_fits(len(text.ids), "text")
             return text
 
-        return list(
-            compute_valid(
-                texts, text_of, lambda valid: classify(self.loaded, classifier, list(valid))
-            )
-        )
+        def classified(valid: Iterator[Text]) -> list[Classification]:
+            return classify(self.loaded, classifier, list(valid))
+
+        with counted_texts(progress=progress):
+            return list(map(self._shown, compute_valid(texts, text_of, classified)))
 
     # --- inside the model -------------------------------------------------------------------------
 
@@ -442,7 +481,7 @@ class Engine:
     @checks_arguments()
     def trace(self, text: str, *, special: bool = False) -> Trace:
         """Return the residual stream, the attention and the lens of a text."""
-        return trace(self.model, self.loaded.prompt(text, special=special))
+        return self._shown(trace(self.model, self.loaded.prompt(text, special=special)))
 
     @checks_arguments()
     def activations(
@@ -453,6 +492,7 @@ class Engine:
         pool: Pool | None = None,
         bos: bool = False,
         special: bool = False,
+        progress: bool = False,
     ) -> Iterator[dict[str, NDArray[Any]]]:
         """Return an iterator over the values at hook points of texts, float32 by name, in order.
 
@@ -469,11 +509,13 @@ class Engine:
             bos: put the start token before texts; it is no part of a mean.
             special: read names such as `<|endoftext|>` in texts as special tokens; a mapping may
                 have its own "special".
+            progress: show a bar of the texts.
         """
-        rows = map(checked, self.activation_rows(texts, hooks, pool, bos=bos, special=special))
+        results = self.activation_rows(texts, hooks, pool, bos=bos, special=special)
+        rows = map(checked, counted_rows(results, texts) if progress else results)
         if pool in ("last", "mean"):
-            return ({name: value[0] for name, value in row.values.items()} for row in rows)
-        return (row.word_columns | row.values for row in rows)
+            return (Arrays((name, value[0]) for name, value in row.values.items()) for row in rows)
+        return (Arrays(row.word_columns | row.values) for row in rows)
 
     def activation_rows(
         self,
@@ -524,6 +566,7 @@ class Engine:
         pool: VectorPool = "mean",
         pca: bool = False,
         special: bool = False,
+        progress: bool = False,
     ) -> Direction:
         """Return the vector from the activations of some texts to those of others, at a hook point.
 
@@ -534,6 +577,7 @@ class Engine:
             pool: the activations of the last token of a text ("last"), or their mean.
             pca: return the first principal component of all texts, not the difference of the means.
             special: read names such as `<|endoftext|>` in texts as special tokens.
+            progress: show a bar of the texts.
         """
         name, *others = select_hooks(self.model.config, [hook])
         if others:
@@ -543,18 +587,41 @@ class Engine:
         if pool not in get_args(VectorPool):
             raise OptionError("pool", f"must be one of {', '.join(get_args(VectorPool))}")
         sets = []
-        for texts in (positive, negative):
-            rows = self.activations(texts, [name], pool=pool, special=special)
-            sets.append(np.array([values[name] for values in rows]))
+        with counted_texts(progress=progress):
+            for texts in (positive, negative):
+                rows = self.activations(texts, [name], pool=pool, special=special)
+                sets.append(np.array([values[name] for values in rows]))
         return direction(name, *sets, pca=pca)
 
     @checks_arguments()
-    def tree(self, prompt: str, count: int = 20, *, special: bool = False) -> list[Node]:
+    def tree(self, prompt: str, count: int = 20, *, special: bool = False) -> Tree:
         """Return the likeliest continuations of a prompt, of any length, as a tree."""
         check("count", count, AT_LEAST_1)
         n_positions = self.model.config.n_positions
         text = self.loaded.prompt(prompt, special=special, final_length=n_positions)
-        return tree(self.model, text, count)
+        return self._shown(Tree(tree(self.model, text, count), prompt))
+
+    def show(self, view: str, *texts: str, **options: Any) -> "Page":
+        """Return a view of a text as a page, which notebooks display, and `save` writes.
+
+        Args:
+            view: "attention" (with `layer` and `head` for one of them), "lens" (`count` tokens),
+                "surprise", "tree", "attribution", "patch" or "ablate": see `gpt-cli show`.
+            texts: the text; for "patch", the clean and the corrupt one.
+            options: those of the method that computes the view: of `trace` for attention and lens,
+                of `score` for surprise, and else of the method of the same name.
+        """
+        from inspect import signature
+
+        from gpt_cli.display.page import Page
+        from gpt_cli.display.views import VIEWS
+
+        if view not in VIEWS:
+            raise OptionError("view", f"must be one of {', '.join(VIEWS)}, not {view!r:.40}")
+        method, draw = VIEWS[view]
+        drawn = {name: options.pop(name) for name in signature(draw).parameters if name in options}
+        result = getattr(self, method)(*texts, **options)
+        return Page(draw(self._display, result, **drawn))
 
     @checks_arguments()
     def attribution(
@@ -569,7 +636,8 @@ class Engine:
             special: read names such as `<|endoftext|>` in the prompt as special tokens.
         """
         text = self.loaded.prompt(prompt, special=special)
-        return attribute(self.model, text, self._answers(answer, wrong))
+        result = attribute(self.model, text, self._answers(answer, wrong))
+        return self._shown(replace(result, prompts=[prompt]))
 
     @checks_arguments()
     def patch(
@@ -581,23 +649,40 @@ class Engine:
         *,
         what: What = "resid_pre",
         special: bool = False,
+        progress: bool = False,
     ) -> Patching:
         """Return the logit after a corrupt text with activations of a clean one, one at a time.
 
         The texts have equally many tokens. `what` names the activations: those of each layer and
-        position, or "z" of each head. For the other arguments, see `attribution`.
+        position, or "z" of each head. `progress` shows a bar of the passes, one for each of them.
+        For the other arguments, see `attribution`.
         """
         clean_text = self.loaded.prompt(clean, special=special)
         corrupt_text = self.loaded.prompt(corrupt, special=special)
-        return patch(self.model, clean_text, corrupt_text, self._answers(answer, wrong), what)
+        answers = self._answers(answer, wrong)
+        with counted_texts(progress=progress):
+            result = patch(self.model, clean_text, corrupt_text, answers, what)
+        return self._shown(replace(result, prompts=[clean, corrupt]))
 
     @checks_arguments()
     def ablate(
-        self, prompt: str, answer: str, wrong: str | None = None, *, special: bool = False
+        self,
+        prompt: str,
+        answer: str,
+        wrong: str | None = None,
+        *,
+        special: bool = False,
+        progress: bool = False,
     ) -> Ablation:
-        """Return the logit after a prompt without each head, and each MLP: see `attribution`."""
+        """Return the logit after a prompt without each head, and each MLP: see `attribution`.
+
+        `progress` shows a bar of the passes, one for each of them.
+        """
         text = self.loaded.prompt(prompt, special=special)
-        return ablate(self.model, text, self._answers(answer, wrong))
+        answers = self._answers(answer, wrong)
+        with counted_texts(progress=progress):
+            result = ablate(self.model, text, answers)
+        return self._shown(replace(result, prompts=[prompt]))
 
     def _answers(self, answer: str, wrong: str | None) -> Answers:
         """Return the ids of answers; OptionError if one is not a token, or both are the same."""

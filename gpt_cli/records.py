@@ -3,12 +3,12 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from gpt_cli.errors import InputError
 
 if TYPE_CHECKING:
-    from gpt_cli.engine import Engine
+    from gpt_cli.folder.tokenizer import Tokenizer
     from gpt_cli.generation.generate import Completion
     from gpt_cli.scoring.classify import Classification
     from gpt_cli.scoring.rank import Choice
@@ -23,6 +23,27 @@ Schema: TypeAlias = dict[str, Any]
 
 # Why no token can follow a text, which is an error where a result must be whole.
 STUCK = "the constraint has no end there, or is too complex"
+
+
+class Source(Protocol):
+    """What a result comes from: an engine, or what a result keeps of it."""
+
+    @property
+    def name(self) -> str:
+        """Return the name of the model."""
+
+    @property
+    def adapter(self) -> str | None:
+        """Return the name of its adapter."""
+
+    @property
+    def load_seconds(self) -> float:
+        """Return the time to load it."""
+
+    @property
+    def tokenizer(self) -> "Tokenizer":
+        """Return its tokenizer."""
+
 
 IDENTITY: Schema = {"index": "int64", "id": "string"}
 ERROR: Schema = {"error": {"code": "string", "message": "string"}}
@@ -92,12 +113,12 @@ def json_line(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def timing(engine: "Engine", completion: "Completion") -> Record:
+def timing(source: Source, completion: "Completion") -> Record:
     """Return seconds to load and to the first token, tokens per second after it, and drafts."""
     times = completion.seconds
     rate = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else None
     return {
-        "load_s": round(engine.load_seconds, 4),
+        "load_s": round(source.load_seconds, 4),
         "ttft_s": round(times[0], 4) if times else None,
         "decode_tok_s": rate and round(rate, 2),
         "drafted": completion.drafted,
@@ -105,19 +126,19 @@ def timing(engine: "Engine", completion: "Completion") -> Record:
     }
 
 
-def of_completion(engine: "Engine", completion: "Completion", *, logprobs: bool = False) -> Record:
+def of_completion(source: Source, completion: "Completion", *, logprobs: bool = False) -> Record:
     """Return the record of a completion; `logprobs` adds the log-probabilities of its tokens."""
     record: Record = {
         "text": completion.text,
         "finish_reason": completion.finish_reason,
         "seed": completion.seed,
-        "model": engine.name,
-        "adapter": engine.adapter,
+        "model": source.name,
+        "adapter": source.adapter,
         "usage": {
             "prompt_tokens": completion.prompt_tokens,
             "completion_tokens": len(completion.ids),
         },
-        "timing": timing(engine, completion),
+        "timing": timing(source, completion),
     }
     if completion.score is not None:
         record["score"] = completion.score
@@ -125,15 +146,15 @@ def of_completion(engine: "Engine", completion: "Completion", *, logprobs: bool 
         tokens = []
         steps = zip(completion.ids, completion.logprobs, completion.top_logprobs, strict=True)
         for id, logprob, top in steps:
-            token = of_token(engine, id, logprob)
-            token["top"] = [of_token(engine, *pair) for pair in top]
+            token = of_token(source, id, logprob)
+            token["top"] = [of_token(source, *pair) for pair in top]
             tokens.append(token)
         record["logprobs"] = tokens
     return record
 
 
 def of_score(
-    engine: "Engine", score: "Score", *, logprobs: bool = False, min_k: float | None = None
+    source: Source, score: "Score", *, logprobs: bool = False, min_k: float | None = None
 ) -> Record:
     """Return the record of a score, with its words, if any.
 
@@ -141,8 +162,8 @@ def of_score(
     computed; `min_k` adds Min-K% and Min-K%++ of this percentage of tokens.
     """
     record: Record = {
-        "model": engine.name,
-        "adapter": engine.adapter,
+        "model": source.name,
+        "adapter": source.adapter,
         "tokens": len(score.ids),
         "tokens_scored": score.tokens_scored,
         "total_logprob": score.total_logprob,
@@ -153,16 +174,16 @@ def of_score(
         record["min_k"] = score.min_k(min_k)
         record["min_k_plus_plus"] = finite(score.min_k_plus_plus(min_k))
     if logprobs:
-        record["logprobs"] = _scored_tokens(engine, score)
+        record["logprobs"] = _scored_tokens(source, score)
     if score.words is not None:
         record["words"] = [_of_word(word, layers=score.layers is not None) for word in score.words]
     return record
 
 
-def _scored_tokens(engine: "Engine", score: "Score") -> list[Record]:
+def _scored_tokens(source: Source, score: "Score") -> list[Record]:
     """Return the records of the tokens of a score, with all that was computed for them."""
     pairs = zip(score.ids, score.token_logprobs, strict=True)
-    tokens = [of_token(engine, id, logprob) for id, logprob in pairs]
+    tokens = [of_token(source, id, logprob) for id, logprob in pairs]
     moments = score.moments or []
     columns = {
         "rank": score.ranks,
@@ -209,7 +230,7 @@ def perplexity_of(record: Record) -> float:
 
 
 def of_ranking(
-    engine: "Engine",
+    source: Source,
     ranked: "Sequence[Choice]",
     written: Mapping[str, str],
     *,
@@ -221,27 +242,31 @@ def of_ranking(
     """
     choices: list[Record] = []
     for rank, choice in enumerate(ranked, 1):
-        record: Record = {
-            "rank": rank,
-            "choice": written[choice.text],
-            "text": choice.text,
-            "probability": choice.probability,
-            "logprob": choice.logprob,
-            "tokens": len(choice.ids),
-            "bytes": choice.bytes,
-            "model": engine.name,
-            "adapter": engine.adapter,
-        }
-        if choice.neutral_logprob is not None:
-            record["neutral_logprob"] = choice.neutral_logprob
-        if logprobs:
-            pairs = zip(choice.ids, choice.token_logprobs, strict=True)
-            record["logprobs"] = [of_token(engine, id, logprob) for id, logprob in pairs]
-        choices.append(record)
+        identity: Record = {"rank": rank, "choice": written[choice.text]}
+        choices.append(identity | of_choice(source, choice, logprobs=logprobs))
     return choices
 
 
-def of_classification(engine: "Engine", result: "Classification") -> Record:
+def of_choice(source: Source, choice: "Choice", *, logprobs: bool = False) -> Record:
+    """Return the record of a choice; `logprobs` adds the log-probabilities of its tokens."""
+    record: Record = {
+        "text": choice.text,
+        "probability": choice.probability,
+        "logprob": choice.logprob,
+        "tokens": len(choice.ids),
+        "bytes": choice.bytes,
+        "model": source.name,
+        "adapter": source.adapter,
+    }
+    if choice.neutral_logprob is not None:
+        record["neutral_logprob"] = choice.neutral_logprob
+    if logprobs:
+        pairs = zip(choice.ids, choice.token_logprobs, strict=True)
+        record["logprobs"] = [of_token(source, id, logprob) for id, logprob in pairs]
+    return record
+
+
+def of_classification(source: Source, result: "Classification") -> Record:
     """Return the record of the labels of a text."""
     return {
         "label": result.label,
@@ -249,8 +274,8 @@ def of_classification(engine: "Engine", result: "Classification") -> Record:
         "value": result.value,
         "logits": result.logits,
         "tokens": len(result.ids),
-        "model": engine.name,
-        "adapter": engine.adapter,
+        "model": source.name,
+        "adapter": source.adapter,
     }
 
 
@@ -264,15 +289,15 @@ def error_of(record: Record) -> Record | None:
     return record.get("error")
 
 
-def of_token(engine: "Engine", id: int, logprob: float | None) -> Record:
+def of_token(source: Source, id: int, logprob: float | None) -> Record:
     """Return the record of a token; U+FFFD stands for an incomplete character in its text.
 
     A model may have more ids than its tokenizer; such an id has a name and no bytes. The tokens of
     some tokenizers have no bytes, either.
     """
     try:
-        name = engine.tokenizer.token_name(id)
-        data = engine.tokenizer.token_bytes(id)
+        name = source.tokenizer.token_name(id)
+        data = source.tokenizer.token_bytes(id)
     except InputError:
         name = f"<{id}>"
         data = None

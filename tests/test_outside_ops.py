@@ -79,8 +79,10 @@ def assert_same(both, compute):
 
 
 def fields(result):
-    """Return a record without the model that some have."""
-    return {name: value for name, value in vars(result).items() if name != "model"}
+    """Return the fields of a result without the model that some have."""
+    return {
+        name: value for name, value in vars(result).items() if name not in ("model", "_display")
+    }
 
 
 # --- generation ----------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ from typing import Any
 
 from gpt_cli.cli import flags
 from gpt_cli.cli import table as tables
-from gpt_cli.cli.output import on_terminal, token_label
+from gpt_cli.cli.output import on_terminal
+from gpt_cli.display.labels import token_label
 from gpt_cli.errors import InputError
 from gpt_cli.options.declare import ABOVE_0, PERCENT, Declared, option
 from gpt_cli.records import Record, json_line, perplexity_of

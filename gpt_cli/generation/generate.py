@@ -4,7 +4,9 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from typing import Any
 
+from gpt_cli.errors import counted
 from gpt_cli.generation.beams import new_row
 from gpt_cli.generation.decode import Batch
 from gpt_cli.generation.row import FinishReason, Request, Step
@@ -15,13 +17,14 @@ from gpt_cli.gpt2.model import GPT2
 from gpt_cli.system.machine import check_room
 from gpt_cli.texts.loaded import LoadedModel
 from gpt_cli.texts.measures import TopLogprobs
+from gpt_cli.texts.result import Recorded, beginning, shown_by
 
 _MAX_ROWS = 64  # of a batch; more need memory and gain little speed on a CPU
 _READ_AHEAD = 4  # batches, whose requests are sorted by length
 
 
-@dataclass
-class Completion:
+@dataclass(repr=False)
+class Completion(Recorded):
     """The continuation of one prompt."""
 
     prompt_tokens: int  # their number
@@ -38,11 +41,21 @@ class Completion:
     score: float | None = None  # of a beam search
     others: list["Completion"] = field(default_factory=list)  # its next best texts, best first
 
+    @property
+    def tokens(self) -> list[dict[str, Any]]:
+        """Return the new tokens as `gpt-cli generate --json --logprobs N`."""
+        return self._tokens()
+
+    def _facts(self) -> str:
+        size = counted(len(self.ids), "token")
+        return f"{size}, {self.finish_reason}, seed {self.seed}: {beginning(self.text)}"
+
     def add(self, step: Step) -> None:
         """Append the next step of this row, or of a hypothesis, of which the best comes last."""
         if step.hypothesis:
             while len(self.others) < step.hypothesis:
-                self.others.append(Completion(self.prompt_tokens, self.seed))
+                other = Completion(self.prompt_tokens, self.seed)
+                self.others.append(shown_by(self._display, other))
             self.others[step.hypothesis - 1].add(step._replace(hypothesis=0))
             return
         self.text += step.text

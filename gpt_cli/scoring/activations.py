@@ -8,12 +8,14 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from gpt_cli.errors import counted
 from gpt_cli.gpt2.hooks import has_key_axis
 from gpt_cli.gpt2.model import GPT2
 from gpt_cli.gpt2.weights import check_finite
 from gpt_cli.ops import Array, Ops
 from gpt_cli.options.declare import OptionError
 from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.result import Arrays, Result
 from gpt_cli.texts.states import states, value_bytes
 from gpt_cli.texts.text import Text, Word
 from gpt_cli.texts.words import split_words
@@ -27,13 +29,16 @@ _MAX_BYTES = 32_000_000  # of the values of texts side by side
 _GROUP_TOKENS = 4096  # of texts that are sorted by length
 
 
-@dataclass(frozen=True)
-class TextActivations:
+@dataclass(frozen=True, repr=False)
+class TextActivations(Result):
     """The values of a text: (n, ...) for its n tokens, for its n words, or for n = 1 pooled."""
 
     ids: list[int]  # with the start token, if any
     values: Values  # only those with keys, which are never pooled, are (H, T, T)
     words: list[Word] | None = None
+
+    def _facts(self) -> str:
+        return f"{counted(len(self.ids), 'token')}, {Arrays(self.values)!r}"
 
     @property
     def token_columns(self) -> dict[str, NDArray[Any]]:

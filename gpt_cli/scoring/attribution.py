@@ -8,7 +8,7 @@ Sources: Elhage et al., "A Mathematical Framework for Transformer Circuits", 202
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -23,6 +23,7 @@ from gpt_cli.ops import Array, Ops
 from gpt_cli.options.declare import OptionError
 from gpt_cli.options.edit import Edit
 from gpt_cli.scoring.activations import activations
+from gpt_cli.texts.result import Recorded
 from gpt_cli.texts.states import states
 from gpt_cli.texts.text import Text
 
@@ -31,8 +32,21 @@ Answers: TypeAlias = Sequence[int]  # the id of the answer, and of the wrong one
 _PRECISION = 1e-4  # of an answer logit
 
 
-@dataclass(frozen=True)
-class Attribution:
+@dataclass(frozen=True, repr=False, kw_only=True)
+class OfAnswer(Recorded):
+    """A result about an answer logit."""
+
+    ids: list[int]  # of the text, or of the clean one
+    answers: Answers
+    prompts: list[str] = field(default_factory=list)  # the text, or the clean and the corrupt one
+
+    def _about(self) -> str:
+        """Return what the result is about: the answer, and the text before it."""
+        return f"logit {self._quoted(self.answers[:1])} after {self._quoted(self.ids)}"
+
+
+@dataclass(frozen=True, repr=False)
+class Attribution(OfAnswer):
     """The terms that parts of a model add to the answer logit."""
 
     heads: NDArray[np.float64]  # (L, H)
@@ -52,28 +66,40 @@ class Attribution:
         layers = self.attention.sum() + self.mlp.sum()
         return float(abs(layers + self.embedding + self.position + self.bias - self.total))
 
+    def _facts(self) -> str:
+        L, H = self.heads.shape
+        return f"{L} layers x {H} heads, {self._about()}: {self.total:.4g}"
 
-@dataclass(frozen=True)
-class Patching:
+
+@dataclass(frozen=True, repr=False)
+class Patching(OfAnswer):
     """The answer logits of a clean and a corrupt text, and of the corrupt one with patches."""
 
     clean: float  # after the clean text
     corrupt: float  # after the corrupt one
     patched: NDArray[np.float64]  # (L, T): by layer and position; or (L, H): by layer and head
+    what: What = "resid_pre"  # the activations that are patched
 
     @property
     def recovered(self) -> NDArray[np.float64]:
         """Return the share of the difference that a patch recovers: 0 corrupt, 1 clean."""
         return (self.patched - self.corrupt) / (self.clean - self.corrupt)
 
+    def _facts(self) -> str:
+        return f"{self.what} {self.patched.shape}, {self._about()}: {self.clean:.4g}"
 
-@dataclass(frozen=True)
-class Ablation:
+
+@dataclass(frozen=True, repr=False)
+class Ablation(OfAnswer):
     """The answer logits of a text, by the whole model and without each part."""
 
     whole: float  # by the whole model
     heads: NDArray[np.float64]  # (L, H)
     mlp: NDArray[np.float64]  # (L,)
+
+    def _facts(self) -> str:
+        L, H = self.heads.shape
+        return f"{L} layers x {H} heads, {self._about()}: {self.whole:.4g}"
 
 
 def attribute(model: GPT2, text: Text, answers: Answers) -> Attribution:
@@ -113,6 +139,8 @@ def attribute(model: GPT2, text: Text, answers: Answers) -> Attribution:
         position=float(last["hook_pos_embed"] @ direction),
         bias=float(offset @ toward),
         total=float(_difference(_on_host(ops, logits[0, ops.xp.asarray(answers)]))),
+        ids=text.ids,
+        answers=answers,
     )
 
 
@@ -146,7 +174,7 @@ def patch(
 
     patched = [_with_edit(corrupt, bound) for name in names for bound in patches(name)]
     grid = np.array(_answer_logits(model, patched, answers)).reshape(config.n_layer, -1)
-    return Patching(of_clean, of_corrupt, grid)
+    return Patching(of_clean, of_corrupt, grid, what, ids=clean.ids, answers=answers)
 
 
 def ablate(model: GPT2, text: Text, answers: Answers) -> Ablation:
@@ -162,7 +190,7 @@ def ablate(model: GPT2, text: Text, answers: Answers) -> Ablation:
             ablated.append(_with_edit(text, Bound(edit, [(0, T)])))
     whole, *logits = _answer_logits(model, [text, *ablated], answers)
     grid = np.array(logits).reshape(config.n_layer, len(parts))
-    return Ablation(whole, grid[:, :-1], grid[:, -1])
+    return Ablation(whole, grid[:, :-1], grid[:, -1], ids=text.ids, answers=answers)
 
 
 def _with_edit(text: Text, bound: Bound) -> Text:

@@ -7,18 +7,20 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from gpt_cli.errors import counted
 from gpt_cli.gpt2.classifier import ClassifierHead
 from gpt_cli.gpt2.weights import check_finite
 from gpt_cli.ops import Array
 from gpt_cli.texts.loaded import LoadedModel
+from gpt_cli.texts.result import Recorded, beginning
 from gpt_cli.texts.states import states
 from gpt_cli.texts.text import Text
 
 LongTexts: TypeAlias = Literal["error", "truncate"]
 
 
-@dataclass(frozen=True)
-class Classification:
+@dataclass(frozen=True, repr=False)
+class Classification(Recorded):
     """The labels of a text.
 
     Attributes:
@@ -39,6 +41,14 @@ class Classification:
         """Return the number that a regression with one output gives; None for labels."""
         numbers = list(self.logits.values())
         return numbers[0] if self.probabilities is None and len(numbers) == 1 else None
+
+    def _facts(self) -> str:
+        size = counted(len(self.ids), "token")
+        if self.label is None or self.probabilities is None:
+            numbers = ", ".join(f"{number:.4g}" for number in [*self.logits.values()][:4])
+            return f"{numbers}, {size}: {self._quoted(self.ids)}"
+        share = self.probabilities[self.label]
+        return f"{beginning(self.label)} {share:.4g}, {size}: {self._quoted(self.ids)}"
 
 
 def classify(

@@ -17,14 +17,15 @@ from gpt_cli.options.edit import AnyEdit
 from gpt_cli.texts.loaded import LoadedModel, special_of
 from gpt_cli.texts.measures import log_probabilities, measure_states
 from gpt_cli.texts.prefix_cache import common_length
+from gpt_cli.texts.result import Recorded, beginning
 from gpt_cli.texts.states import states
 from gpt_cli.texts.text import Text
 
 RankBy: TypeAlias = Literal["total", "token", "byte"]
 
 
-@dataclass(frozen=True)
-class Choice:
+@dataclass(frozen=True, repr=False)
+class Choice(Recorded):
     """A continuation of a prompt, and its likelihood."""
 
     text: str  # without the prompt
@@ -34,6 +35,15 @@ class Choice:
     probability: float  # normalized over the choices
     token_logprobs: list[float]  # of the ids
     neutral_logprob: float | None = None  # of the choice after a neutral text, if it counts
+
+    @property
+    def tokens(self) -> list[dict[str, Any]]:
+        """Return the tokens as `gpt-cli rank --tokens --json`."""
+        return self._tokens()
+
+    def _facts(self) -> str:
+        text = beginning(self.text)
+        return f"{text}, probability {self.probability:.4g}, log-likelihood {self.logprob:.2f}"
 
 
 @dataclass(frozen=True)

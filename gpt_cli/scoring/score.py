@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, TypedDict
 
-from gpt_cli.errors import InputError
+from gpt_cli.errors import InputError, counted
 from gpt_cli.folder.base_tokenizer import Tokenizer
 from gpt_cli.gpt2.hooks import select_hooks
 from gpt_cli.gpt2.model import GPT2
@@ -14,6 +14,7 @@ from gpt_cli.options.declare import PERCENT, OptionError, check
 from gpt_cli.texts.loaded import LoadedModel
 from gpt_cli.texts.measures import Columns, Measure, log_probabilities, measure_states
 from gpt_cli.texts.prefix_cache import Prefix
+from gpt_cli.texts.result import Recorded
 from gpt_cli.texts.states import Computed, states
 from gpt_cli.texts.text import Text, Word
 from gpt_cli.texts.words import find_words, with_layers
@@ -36,10 +37,11 @@ class ScoreOptions(TypedDict, total=False):
     gaps: bool
     words: bool
     layers: bool
+    progress: bool
 
 
-@dataclass(frozen=True)
-class Score:
+@dataclass(frozen=True, repr=False)
+class Score(Recorded):
     """Log-likelihoods in nats; the first token is scored only if the start token is before it.
 
     All fields from `ranks` on are None unless they were requested.
@@ -56,6 +58,11 @@ class Score:
     words: list[Word] | None = None
     layers: list[list[float | None]] | None = None  # `token_logprobs` after 0 to n_layer layers
     initial_layers: list[list[float | None]] | None = None  # of `initial_logprobs`
+
+    @property
+    def tokens(self) -> list[dict[str, Any]]:
+        """Return the tokens as `gpt-cli score --tokens --json`, with all that was computed."""
+        return self._tokens()
 
     @property
     def entropies(self) -> list[float | None] | None:
@@ -106,6 +113,11 @@ class Score:
                 mean, std = moments
                 standardized.append(_standardized(logprob, mean, std))
         return _mean_of_lowest(standardized, percent)
+
+    def _facts(self) -> str:
+        size = f"{counted(len(self.ids), 'token')}, {self.tokens_scored:,} scored"
+        fit = "" if self.perplexity is None else f", perplexity {self.perplexity:.4g}"
+        return f"{size}{fit}: {self._quoted(self.ids)}"
 
 
 def perplexity(total_logprob: float, tokens: int) -> float | None:

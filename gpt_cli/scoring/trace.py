@@ -1,6 +1,6 @@
 """Trace a forward pass: the state, attention and prediction of every layer."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -13,17 +13,18 @@ from gpt_cli.gpt2.model import GPT2, unembed
 from gpt_cli.ops import Array, Ops
 from gpt_cli.system.machine import check_room
 from gpt_cli.texts.measures import likeliest
+from gpt_cli.texts.result import Result
 from gpt_cli.texts.states import states
 from gpt_cli.texts.text import Text
 
 _LENS_ROWS = 64  # of logits at a time: a row of GPT-2 takes 200 kB
 
 
-@dataclass(frozen=True)
-class Trace:
+@dataclass(frozen=True, repr=False)
+class Trace(Result):
     """A trace of a pass, on the host. L is n_layer; index 0 of L + 1 is before the first layer."""
 
-    model: GPT2 = field(repr=False)
+    model: GPT2
     ids: list[int]  # (T,)
     residual: NDArray[np.float32]  # (L + 1, T, C): the embedding, then the output of every layer
     attention: NDArray[np.float32]  # (L, H, T, T): of the tokens (columns) for a token (row)
@@ -52,6 +53,10 @@ class Trace:
         ids, logprobs = (ops.xp.concatenate(parts) for parts in zip(*best, strict=True))
         shape = depth, T, -1
         return ops.to_host(ids).reshape(shape), ops.to_host(logprobs).reshape(shape)
+
+    def _facts(self) -> str:
+        shapes = f"residual {self.residual.shape}, attention {self.attention.shape}"
+        return f"{shapes}: {self._quoted(self.ids)}"
 
     def _unembed(self, states: NDArray[np.float32]) -> Array:
         ops = self.model.ops

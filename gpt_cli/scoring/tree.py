@@ -1,24 +1,46 @@
 """The likeliest continuations of a text, as a tree."""
 
 import heapq
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count as count_from_0
 from typing import NamedTuple
 
+from gpt_cli.errors import counted
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import GPT2, hidden_states, unembed
 from gpt_cli.texts.measures import likeliest
+from gpt_cli.texts.result import Recorded, Result, beginning
 from gpt_cli.texts.text import Text, editing_hook
 
 
-@dataclass
-class Node:
+@dataclass(repr=False)
+class Node(Result):
     """A possible next token, and its continuations."""
 
     id: int  # of the token
     logprob: float  # in nats, after all tokens before it
     total_logprob: float  # of the continuation that ends with it
     children: list["Node"] = field(default_factory=list)  # possible next tokens, likeliest first
+
+    def _facts(self) -> str:
+        return f"id {self.id}, logprob {self.logprob:.4g}, {len(self.children)} children"
+
+
+class Tree(Recorded, list[Node]):
+    """The likeliest continuations of a prompt: its possible next tokens, likeliest first."""
+
+    def __init__(self, nodes: Iterable[Node], prompt: str):
+        super().__init__(nodes)
+        self.prompt: str = prompt
+
+    def _facts(self) -> str:
+        return f"{counted(_size(self), 'continuation')} of {beginning(self.prompt)}"
+
+
+def _size(nodes: Sequence[Node]) -> int:
+    """Return the number of all nodes of a tree."""
+    return sum(1 + _size(node.children) for node in nodes)
 
 
 class _Candidate(NamedTuple):

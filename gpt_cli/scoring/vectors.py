@@ -8,19 +8,27 @@ from numpy.typing import NDArray
 
 from gpt_cli.errors import InputError
 from gpt_cli.options.edit import Vector
+from gpt_cli.texts.result import Result
 
 VectorPool: TypeAlias = Literal["last", "mean"]
 _FOLD = 5  # every fifth text of both sets tests the vector
 
 
-@dataclass(frozen=True)
-class Direction(Vector):
+@dataclass(frozen=True, repr=False)
+class Direction(Result, Vector):
     """A vector at a hook point, and how well it separates texts; `2.5 * direction` is an edit."""
 
     hook: str  # name of the hook point
     vector: NDArray[np.float32]  # (C,), or (H, D) of heads
     accuracy: float | None  # of the sign of the projection, on texts that its fit had left out
     tested: int  # number of these texts
+
+    def _facts(self) -> str:
+        length = float(np.linalg.norm(self.vector))
+        tested = (
+            "" if self.accuracy is None else f", right for {self.accuracy:.0%} of {self.tested}"
+        )
+        return f"{self.hook}, {self.vector.shape}, length {length:.4g}{tested}"
 
 
 def direction(

@@ -16,6 +16,7 @@ from gpt_cli.gpt2.model import GPT2
 from gpt_cli.gpt2.prefill import row_states
 from gpt_cli.ops import Array
 from gpt_cli.texts.prefix_cache import Prefix, PrefixCache, cache_budget
+from gpt_cli.texts.progress import expect_texts
 from gpt_cli.texts.text import Text, editing_hook
 
 
@@ -60,7 +61,7 @@ def states(
     prefixes: PrefixCache | None = None,
     max_bytes: int | None = None,
 ) -> Iterator[Computed]:
-    """Run the model over texts, a pass at a time; continuations of texts come after them.
+    """Return an iterator over passes of the model over texts; their continuations come after them.
 
     Each text is in one pass. A text that is all prefix has no states: see `Computed.prefix`.
 
@@ -75,6 +76,26 @@ def states(
         prefixes = None
         if any(text.continuations for text in texts):
             raise ValueError("values at hook points of continuations are not computed")
+    computed = _all_passes(model, texts, names, prefixes, max_bytes)
+    advance = expect_texts(len(texts) + sum(len(text.continuations) for text in texts))
+    if advance is None:
+        return computed
+
+    def counted(computed: Computed) -> Computed:
+        advance(len(computed.rows))
+        return computed
+
+    return map(counted, computed)  # which keeps no pass, as a loop would
+
+
+def _all_passes(
+    model: GPT2,
+    texts: Sequence[Text],
+    names: Sequence[str],
+    prefixes: PrefixCache | None,
+    max_bytes: int | None,
+) -> Iterator[Computed]:
+    """Yield the passes of `states`."""
     for n, group in _groups(texts, prefixes):
         members = list(group.values())
         longest = max(len(text.ids) for text in members) - n

@@ -1,7 +1,7 @@
 """A text as tokens, prepared for a model."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from gpt_cli.errors import InputError
@@ -19,7 +19,9 @@ class Word:
     end: int  # behind its last byte
     tokens: int  # those of its bytes and of the white space before it
     surprisal: float | None  # in bits; None if one of its tokens is not scored
-    layers: list[float | None] | None = None  # surprisal after 0 to n_layer layers, if requested
+    layers: list[float | None] | None = field(
+        default=None, repr=False
+    )  # surprisal after 0 to n_layer layers, if requested
 
 
 @dataclass(frozen=True)

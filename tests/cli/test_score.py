@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gpt_cli
-from gpt_cli.cli.output import quoted
+from gpt_cli.display.labels import quoted
 from gpt_cli.errors import InputError
 from gpt_cli.texts.loaded import LoadedModel
 from support.in_process import refusal, run_here, terminal_here

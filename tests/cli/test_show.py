@@ -14,7 +14,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 import gpt_cli
-from gpt_cli.cli.show import picture, terminal, views
+from gpt_cli.cli.show import picture, terminal
+from gpt_cli.display import views
 from support.in_process import records_here, refusal, run_here, terminal_here
 from support.pages import GRIDS, KINDS, view_of
 from support.processes import COMMAND, posix, run_on_terminal
@@ -245,7 +246,7 @@ def test_a_wide_map_shows_numbers(tiny):
     lines = shown(view, 200)
     assert lines[0].endswith("attends to earlier tokens, mean of all 16 heads")
     for head, title in ((1, ", head 1 of layer 2"), (None, ", mean of the 4 heads of layer 2")):
-        of_layer = views.attention(tiny, TEXT, 2, head, special=False)
+        of_layer = tiny.show("attention", TEXT, layer=2, head=head).view
         assert shown(of_layer, 200)[0].endswith(title)
     check_ruler(lines, 5, 1)
     rows = rows_of_map(lines)
@@ -532,10 +533,10 @@ def test_maps_are_labelled_with_tokens_or_heads(tiny):
         sides = axes.get_xticklabels(), axes.get_yticklabels()
         return [[text.get_text() for text in side] for side in sides]
 
-    one = views.attention(tiny, TEXT + " x" * 5, 2, 1, special=False)
+    one = tiny.show("attention", TEXT + " x" * 5, layer=2, head=1).view
     names = [json.dumps(token["token"]) for token in one.tokens]
     assert labels(one) == [names, names]
-    layer = views.attention(tiny, TEXT, 2, None, special=False)
+    layer = tiny.show("attention", TEXT, layer=2, head=None).view
     assert labels(layer) == [["0", "1", "2", "3"], ["2"]]
 
 

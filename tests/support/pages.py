@@ -2,22 +2,18 @@
 
 from html.parser import HTMLParser
 
-from gpt_cli.cli.show import views
-
 KINDS = ["attention", "lens", "surprise", "tree"]
 GRIDS = ["attribution", "patch", "ablate"]
 
 
 def view_of(engine, kind, text, top):
     """Return a view of a text, with `top` tokens or continuations if it is a lens or a tree."""
-    if kind == "surprise":
-        return views.surprise(engine, text)
     if kind in GRIDS:
-        texts = (f"{text} moon", f"{text} fox") if kind == "patch" else text
-        more = ["z"] if kind == "patch" else []
-        return getattr(views, kind)(engine, texts, " Emma", " Leo", *more, special=False)
-    details = [None, None] if kind == "attention" else [top]
-    return getattr(views, kind)(engine, text, *details, special=False)
+        texts = [f"{text} moon", f"{text} fox"] if kind == "patch" else [text]
+        more = {"what": "z"} if kind == "patch" else {}
+        return engine.show(kind, *texts, answer=" Emma", wrong=" Leo", **more).view
+    details = {"count": top} if kind in ("lens", "tree") else {}
+    return engine.show(kind, text, **details).view
 
 
 HOSTILE = [

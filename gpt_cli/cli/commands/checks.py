@@ -11,9 +11,10 @@ from gpt_cli import records
 from gpt_cli.checks.plan import Plan
 from gpt_cli.cli import flags, inputs
 from gpt_cli.cli.files import check_picture
-from gpt_cli.cli.output import note, quoted, write, write_json
+from gpt_cli.cli.output import note, write, write_json
 from gpt_cli.cli.progress import LONG, StatusLine
 from gpt_cli.cli.table import Column, Table, facts_table
+from gpt_cli.display.labels import quoted
 from gpt_cli.errors import CheckpointError, ResourceError, counted
 from gpt_cli.options.declare import option
 from gpt_cli.system.atomic import write_file

@@ -10,8 +10,9 @@ from typing import Literal
 from gpt_cli import jobs
 from gpt_cli.cli import flags, inputs
 from gpt_cli.cli.jobs import AnswerLines, run
-from gpt_cli.cli.output import bar, on_terminal, quoted, token_label, write, write_json
+from gpt_cli.cli.output import bar, on_terminal, write, write_json
 from gpt_cli.cli.table import Column, Table
+from gpt_cli.display.labels import quoted, token_label
 from gpt_cli.errors import InputError
 from gpt_cli.options.declare import AT_LEAST_1, Declared, option, split_commas
 from gpt_cli.options.request import CHOICES

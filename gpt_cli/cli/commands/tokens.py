@@ -8,8 +8,9 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from gpt_cli.cli import flags, inputs
-from gpt_cli.cli.output import note, on_terminal, remark, token_label, write, write_json
+from gpt_cli.cli.output import note, on_terminal, remark, write, write_json
 from gpt_cli.cli.table import Column, Table
+from gpt_cli.display.labels import token_label
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.storage import find, read_bytes
 from gpt_cli.options.declare import option

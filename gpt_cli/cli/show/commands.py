@@ -64,20 +64,16 @@ class Output(Declared):
     def show(
         self, name: str, prompt: str | list[str], loading: flags.Loading, **details: Any
     ) -> None:
-        """Compute a view, and write its files or print it.
-
-        The view comes from the function of this name in `views`, which takes the details, too.
-        """
-        engine = loading.load()
-        from gpt_cli.cli.show import page, views
-
-        view = getattr(views, name)(engine, prompt, special=self.special, **details)
+        """Compute a view of a prompt, or of two, and write its files or print it."""
+        texts = [prompt] if isinstance(prompt, str) else prompt
+        page = loading.load().show(name, *texts, special=self.special, **details)
+        view: Any = page.view
         files = {}
         html = self.html
         if html is None and self.open_page:
             html = Path(mkdtemp(prefix="gpt-cli-")) / f"{name}.html"
         if html is not None:
-            files[html] = page.page(view).encode()
+            files[html] = page.html.encode()
         if self.png is not None:
             from gpt_cli.cli.show.picture import picture
 
@@ -189,7 +185,7 @@ def lens(
         gpt-cli show lens -m tiny 'Every day, the fox'
         gpt-cli show lens -m tiny --html new.html 'Every day, the fox'
     """
-    output.show_prompt("lens", words, file, loading, top=top)
+    output.show_prompt("lens", words, file, loading, count=top)
 
 
 def surprise(
@@ -231,7 +227,7 @@ def tree(
         gpt-cli show tree -m tiny 'Once upon a time'
         gpt-cli show tree -m tiny -k 60 --html new.html 'Once upon a time'
     """
-    output.show_prompt("tree", words, file, loading, top=top)
+    output.show_prompt("tree", words, file, loading, count=top)
 
 
 def attribution(

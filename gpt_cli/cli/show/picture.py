@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli.cli.files import rendered
-from gpt_cli.cli.output import token_label
-from gpt_cli.cli.show.colours import SIGNED
 from gpt_cli.cli.show.terminal import cut
-from gpt_cli.cli.show.views import AttentionView, GridView, pooled
+from gpt_cli.display.colours import SIGNED
+from gpt_cli.display.labels import token_label
+from gpt_cli.display.views import AttentionView, GridView, pooled
 
 _MAX_LABELS = 80  # beside a map
 _MAX_LABEL = 20  # characters of a label

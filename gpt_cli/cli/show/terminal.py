@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from gpt_cli.cli.output import bar, on_terminal, quoted, token_data, token_label, visible, write
-from gpt_cli.cli.show import views
-from gpt_cli.cli.show.colours import BITS, SHARES, SIGNED
-from gpt_cli.errors import counted
+from gpt_cli.cli.output import bar, on_terminal, visible, write
+from gpt_cli.display import views
+from gpt_cli.display.colours import BITS, SHARES, SIGNED, between, ink, of_bits
+from gpt_cli.display.labels import quoted, token_data, token_label
 from gpt_cli.records import Record
 
 _MOST_BITS = max(BITS)  # of a bar
@@ -133,7 +133,7 @@ def _lens(view: views.LensView, width: int, coloured: bool) -> Iterator[Text]:
 
 
 def _surprise(view: views.SurpriseView, width: int, coloured: bool) -> Iterator[Text]:
-    pieces = list(_characters(view.tokens))
+    pieces = list(views.characters(view.tokens))
     if coloured:
         text = Text()
         for data, bits in pieces:
@@ -157,38 +157,12 @@ def _surprise(view: views.SurpriseView, width: int, coloured: bool) -> Iterator[
             line = f"{number:>{digits}}  {label}  {_bits_bar(bits or 0, room)}"
             yield Text(line.rstrip(), no_wrap=True)
         yield Text()
-    known = [-t["logprob"] / math.log(2) for t in view.tokens if t["logprob"] is not None]
-    perplexity = "infinite" if view.perplexity is None else _number(view.perplexity)
-    yield Text(
-        f"{view.model}: {counted(len(view.tokens), 'token')} ({len(known):,} scored), "
-        f"{math.fsum(known) / len(known):.2f} bits each, perplexity {perplexity}"
-    )
+    yield Text(f"{view.model}: {view.summary}")
 
 
 def _bits_bar(bits: float, columns: int) -> str:
     """Return a bar; one that is cut off at `_MOST_BITS` ends in `>`."""
     return bar(columns - 1) + ">" if bits > _MOST_BITS else bar(bits / _MOST_BITS * columns)
-
-
-def _number(value: float) -> str:
-    """Return a number with 4 significant digits, such as 9.711 or 42,910."""
-    return f"{value:.3e}" if value >= 1e10 else f"{float(f'{value:.4g}'):,.11g}"
-
-
-def _characters(tokens: Sequence[Record]) -> Iterator[tuple[bytes, float | None]]:
-    """Yield tokens and their bits; tokens that share a character are merged."""
-    data = b""
-    bits = 0.0
-    for token in tokens:
-        data += token_data(token)
-        bits -= (token["logprob"] or 0.0) / math.log(2)
-        try:
-            data.decode()
-        except UnicodeDecodeError:
-            continue
-        yield data, None if token["logprob"] is None else bits
-        data = b""
-        bits = 0.0
 
 
 def _tree(view: views.TreeView, width: int, coloured: bool) -> Iterator[Text]:
@@ -277,35 +251,22 @@ def _share_legend(coloured: bool) -> Text:
 
 
 def _share_style(share: float, coloured: bool = True) -> Style:
-    return _between(SHARES, math.sqrt(share)) if coloured else Style.null()
+    return _on(between(SHARES, math.sqrt(share))) if coloured else Style.null()
 
 
 def _signed_style(share: float) -> Style:
     """Return the colour of a share from -1 to 1."""
-    return _between(SIGNED, (share + 1) / 2)
-
-
-def _between(colours: Sequence[str], share: float) -> Style:
-    position = share * (len(colours) - 1)
-    channels = np.array([list(_rgb(colour)) for colour in colours]).T  # red, green and blue
-    mixed = [round(np.interp(position, range(len(colours)), channel)) for channel in channels]
-    return _on(bytes(mixed))
+    return _on(between(SIGNED, (share + 1) / 2))
 
 
 def _bits_style(bits: float) -> Style:
-    colours = [colour for bound, colour in BITS.items() if bits >= bound]
-    return _on(_rgb(colours[-1])) if colours else Style.null()
+    colour = of_bits(bits)
+    return _on(colour) if colour else Style.null()
 
 
-def _rgb(colour: str) -> bytes:
-    return bytes.fromhex(colour.removeprefix("#"))
-
-
-def _on(colour: bytes) -> Style:
-    """Return a background with black or white text, whichever has the higher contrast."""
-    light = (np.frombuffer(colour, np.uint8) / 255) ** 2.2
-    bright = light @ (0.2126, 0.7152, 0.0722) > 0.18  # equal contrast
-    return Style(color="#000000" if bright else "#ffffff", bgcolor=f"#{colour.hex()}")
+def _on(colour: str) -> Style:
+    """Return a background, with text that can be read on it."""
+    return Style(color=ink(colour), bgcolor=colour)
 
 
 def _column(texts: Sequence[str], most: int) -> list[str]:

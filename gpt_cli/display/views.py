@@ -1,19 +1,24 @@
-"""The views of `gpt-cli show` as data, for JSON, text, pages and pictures."""
+"""The views of `gpt-cli show` as data, for JSON, text, pages and pictures.
+
+A view is drawn from a result of an engine, by the function of its name.
+"""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli import records
-from gpt_cli.cli.output import in_quotation_marks, token_label
-from gpt_cli.engine import Engine
+from gpt_cli.display.labels import in_quotation_marks, token_data, token_label
+from gpt_cli.errors import counted
 from gpt_cli.options.declare import OptionError
-from gpt_cli.records import Record, json_line
-from gpt_cli.scoring.attribution import What
-from gpt_cli.scoring.tree import Node
+from gpt_cli.records import Record, Source, json_line
+from gpt_cli.scoring.attribution import Ablation, Attribution, OfAnswer, Patching
+from gpt_cli.scoring.score import Score
+from gpt_cli.scoring.trace import Trace
+from gpt_cli.scoring.tree import Node, Tree
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,17 @@ class SurpriseView(View):
 
     view = "surprise"
     tokens: list[Record]
-    perplexity: float | None  # None if infinite
+    perplexity: float | None  # None if infinite, or if no token is scored
+
+    @property
+    def summary(self) -> str:
+        """Return the number of tokens, their mean bits and their perplexity, in words."""
+        bits = [-t["logprob"] / math.log(2) for t in self.tokens if t["logprob"] is not None]
+        size = f"{counted(len(self.tokens), 'token')} ({len(bits):,} scored)"
+        if not bits:
+            return size
+        perplexity = "infinite" if self.perplexity is None else _number(self.perplexity)
+        return f"{size}, {math.fsum(bits) / len(bits):.2f} bits each, perplexity {perplexity}"
 
 
 @dataclass(frozen=True)
@@ -102,16 +117,15 @@ class GridView(View):
 
 
 def attention(
-    engine: Engine, prompt: str, layer: int | None, head: int | None, *, special: bool
+    source: Source, trace: Trace, layer: int | None = None, head: int | None = None
 ) -> AttentionView:
-    """Compute the attention of all heads, of one layer, or of one head."""
-    config = engine.model.config
-    layers = _indices("layer", layer, config.n_layer)
-    heads = _indices("head", head, config.n_head)
-    trace = engine.trace(prompt, special=special)
+    """Show the attention of all heads, of one layer, or of one head."""
+    n_layer, n_head = trace.attention.shape[:2]
+    layers = _indices("layer", layer, n_layer)
+    heads = _indices("head", head, n_head)
     weights = trace.attention[np.ix_(layers, heads)]
-    tokens = _tokens(engine, trace.ids)
-    return AttentionView(engine.name, tokens, layers, heads, weights, adapter=engine.adapter)
+    tokens = _tokens(source, trace.ids)
+    return AttentionView(source.name, tokens, layers, heads, weights, adapter=source.adapter)
 
 
 def pooled(weights: NDArray[np.float32], most: int) -> tuple[NDArray[np.float32], int]:
@@ -154,83 +168,97 @@ def _indices(name: str, index: int | None, count: int) -> list[int]:
     return [index]
 
 
-def lens(engine: Engine, prompt: str, top: int, *, special: bool) -> LensView:
-    """Compute the `top` likeliest tokens after every token, by the prediction of every layer."""
-    trace = engine.trace(prompt, special=special)
-    ids, logprobs = trace.lens(top)  # (layers, T, top)
+def lens(source: Source, trace: Trace, count: int = 5) -> LensView:
+    """Show the `count` likeliest tokens after every token, by the prediction of every layer."""
+    ids, logprobs = trace.lens(count)  # (layers, T, count)
     depth, T, _ = ids.shape
 
     def likeliest(layer: int, position: int) -> list[Record]:
         pairs = zip(ids[layer, position].tolist(), logprobs[layer, position].tolist(), strict=True)
-        return [records.of_token(engine, id, logprob) for id, logprob in pairs]
+        return [records.of_token(source, id, logprob) for id, logprob in pairs]
 
     predictions = [[likeliest(layer, t) for t in range(T)] for layer in range(depth)]
     layers = ["embedding"] + [f"h.{layer}" for layer in range(depth - 1)]
-    tokens = _tokens(engine, trace.ids)
-    return LensView(engine.name, tokens, layers, predictions, adapter=engine.adapter)
+    tokens = _tokens(source, trace.ids)
+    return LensView(source.name, tokens, layers, predictions, adapter=source.adapter)
 
 
-def surprise(
-    engine: Engine, text: str, *, special: bool = False, bos: bool = False
-) -> SurpriseView:
-    """Compute the probabilities of the tokens of a text, which may exceed the context."""
-    score = engine.score(text, special=special, bos=bos)
-    record = records.of_score(engine, score, logprobs=True)
+def surprise(source: Source, score: Score) -> SurpriseView:
+    """Show the probabilities of the tokens of a text, which may exceed the context."""
+    record = records.of_score(source, score, logprobs=True)
     return SurpriseView(
-        engine.name, record["logprobs"], record["perplexity"], adapter=engine.adapter
+        source.name, record["logprobs"], record["perplexity"], adapter=source.adapter
     )
 
 
-def tree(engine: Engine, prompt: str, top: int, *, special: bool) -> TreeView:
-    """Compute the `top` likeliest continuations."""
+def _number(value: float) -> str:
+    """Return a number with 4 significant digits, such as 9.711 or 42,910."""
+    return f"{value:.3e}" if value >= 1e10 else f"{float(f'{value:.4g}'):,.11g}"
+
+
+def characters(tokens: Sequence[Record]) -> Iterator[tuple[bytes, float | None]]:
+    """Yield tokens and their bits; tokens that share a character are merged."""
+    data = b""
+    bits = 0.0
+    for token in tokens:
+        data += token_data(token)
+        bits -= (token["logprob"] or 0.0) / math.log(2)
+        try:
+            data.decode()
+        except UnicodeDecodeError:
+            continue
+        yield data, None if token["logprob"] is None else bits
+        data = b""
+        bits = 0.0
+
+
+def tree(source: Source, tree: Tree) -> TreeView:
+    """Show the likeliest continuations."""
 
     def branch(node: Node) -> Record:
         return {
-            "token": records.of_token(engine, node.id, node.logprob),
+            "token": records.of_token(source, node.id, node.logprob),
             "probability": math.exp(node.total_logprob),
             "branches": [branch(child) for child in node.children],
         }
 
-    branches = [branch(node) for node in engine.tree(prompt, top, special=special)]
-    return TreeView(engine.name, prompt, branches, adapter=engine.adapter)
+    branches = [branch(node) for node in tree]
+    return TreeView(source.name, tree.prompt, branches, adapter=source.adapter)
 
 
-def attribution(
-    engine: Engine, prompt: str, answer: str, wrong: str | None, *, special: bool
-) -> GridView:
-    """Compute what each part of the model adds to the logit of an answer."""
-    added = engine.attribution(prompt, answer, wrong, special=special)
+def attribution(source: Source, added: Attribution) -> GridView:
+    """Show what each part of the model adds to the logit of an answer."""
     constants = {"embedding": added.embedding, "position": added.position, "bias": added.bias}
     sums = {"attn and mlp": added.attention.sum() + added.mlp.sum()} | constants
     terms = ", ".join(f"{name} {value:+z.2f}" for name, value in sums.items())
-    heads = [str(head) for head in range(added.heads.shape[1])]
+    facts = _common(source, added, len(added.heads))
     return GridView(
         view="attribution",
-        **_common(engine, [prompt], answer, wrong),
-        columns=[*heads, "attn", "mlp"],
+        **facts,
+        columns=[*_heads(added.heads), "attn", "mlp"],
         values=np.column_stack([added.heads, added.attention, added.mlp]).tolist(),
         measures=constants | {"total": added.total},
-        title=f"what each head (column) of each layer (row) adds to {_measure(answer, wrong)}",
-        notes=[_after(prompt, added.total), f"{terms} add up to it within {added.error:.1e}"],
+        title=f"what each head (column) of each layer (row) adds to {_measure(facts)}",
+        notes=[
+            _after(added.prompts[0], added.total),
+            f"{terms} add up to it within {added.error:.1e}",
+        ],
     )
 
 
-def patch(
-    engine: Engine, texts: list[str], answer: str, wrong: str | None, what: What, *, special: bool
-) -> GridView:
-    """Compute what each patch from a clean text recovers in a corrupt one."""
-    clean, corrupt = texts
-    result = engine.patch(clean, corrupt, answer, wrong, what=what, special=special)
-    facts = _common(engine, texts, answer, wrong)
+def patch(source: Source, result: Patching) -> GridView:
+    """Show what each patch from a clean text recovers in a corrupt one."""
+    clean, corrupt = result.prompts
+    facts = _common(source, result, len(result.patched))
     recovered = result.recovered  # (layers, heads or tokens)
     patched = result.patched
-    if what == "z":
+    if result.what == "z":
         parts = "head (column) of each layer (row)"
-        columns = [str(head) for head in range(recovered.shape[1])]
+        columns = _heads(recovered)
     else:  # tokens have long names, so they are rows
         parts = "token (row) and layer (column)"
         columns = facts["rows"]
-        tokens = _tokens(engine, engine.loaded.prompt(clean, special=special).ids)
+        tokens = _tokens(source, result.ids)
         facts["axes"] = ["token", "layer"]
         facts["rows"] = [
             f"{position} {token_label(token)}" for position, token in enumerate(tokens)
@@ -244,7 +272,7 @@ def patch(
         values=recovered.tolist(),
         patched=patched.tolist(),
         measures={"clean": result.clean, "corrupt": result.corrupt},
-        title=f"the share of {_measure(answer, wrong)} that {what} of each {parts} recovers",
+        title=f"the share of {_measure(facts)} that {result.what} of each {parts} recovers",
         notes=[
             f"clean: {_after(clean, result.clean)}",
             f"corrupt: {_after(corrupt, result.corrupt)}",
@@ -252,51 +280,63 @@ def patch(
     )
 
 
-def ablate(
-    engine: Engine, prompt: str, answer: str, wrong: str | None, *, special: bool
-) -> GridView:
-    """Compute how the logit of an answer changes without each head, and each MLP."""
-    without = engine.ablate(prompt, answer, wrong, special=special)
-    heads = [str(head) for head in range(without.heads.shape[1])]
+def ablate(source: Source, without: Ablation) -> GridView:
+    """Show how the logit of an answer changes without each head, and each MLP."""
     logits = np.column_stack([without.heads, without.mlp])
-    measure = _measure(answer, wrong)
+    facts = _common(source, without, len(without.heads))
     return GridView(
         view="ablate",
-        **_common(engine, [prompt], answer, wrong),
-        columns=[*heads, "mlp"],
+        **facts,
+        columns=[*_heads(without.heads), "mlp"],
         values=(logits - without.whole).tolist(),
         measures={"total": without.whole},
-        title=f"the change of {measure} without each head (column) of each layer (row)",
-        notes=[_after(prompt, without.whole)],
+        title=f"the change of {_measure(facts)} without each head (column) of each layer (row)",
+        notes=[_after(without.prompts[0], without.whole)],
     )
 
 
-def _common(engine: Engine, prompts: list[str], answer: str, wrong: str | None) -> Record:
+# Each view by its name: the method of the engine that computes its result, and its function.
+VIEWS: dict[str, tuple[str, Callable[..., View]]] = {
+    "attention": ("trace", attention),
+    "lens": ("trace", lens),
+    "surprise": ("score", surprise),
+    "tree": ("tree", tree),
+    "attribution": ("attribution", attribution),
+    "patch": ("patch", patch),
+    "ablate": ("ablate", ablate),
+}
+
+
+def _common(source: Source, result: OfAnswer, layers: int) -> Record:
     """Return the fields that grids of heads have in common."""
-    ids = [engine.loaded.text_ids(text)[0] for text in (answer, wrong) if text is not None]
-    first, *others = _tokens(engine, ids)
+    first, *others = _tokens(source, result.answers)
     return {
-        "model": engine.name,
-        "adapter": engine.adapter,
+        "model": source.name,
+        "adapter": source.adapter,
         "answer": first,
         "wrong": others[0] if others else None,
-        "prompts": prompts,
+        "prompts": result.prompts,
         "axes": ["layer", "head"],
-        "rows": [str(layer) for layer in range(engine.model.config.n_layer)],
+        "rows": [str(layer) for layer in range(layers)],
     }
 
 
-def _measure(answer: str, wrong: str | None) -> str:
+def _heads(grid: NDArray[np.float64]) -> list[str]:
+    """Return the names of the heads of a grid (layers, heads)."""
+    return [str(head) for head in range(grid.shape[1])]
+
+
+def _measure(facts: Record) -> str:
     """Return what a grid measures, such as `logit “ a” - logit “ b”`."""
-    answers = (text for text in (answer, wrong) if text is not None)
-    return " - ".join(f"logit {in_quotation_marks(text)}" for text in answers)
+    answers = [facts["answer"], facts["wrong"]]
+    return " - ".join(f"logit {in_quotation_marks(x['token'])}" for x in answers if x)
 
 
 def _after(prompt: str, measure: float) -> str:
     return f"after {in_quotation_marks(prompt)}: {measure:+z.4f}"
 
 
-def _tokens(engine: Engine, ids: list[int]) -> list[Record]:
+def _tokens(source: Source, ids: Sequence[int]) -> list[Record]:
     """Return records without log-probabilities."""
-    tokens = [records.of_token(engine, id, None) for id in ids]
+    tokens = [records.of_token(source, id, None) for id in ids]
     return [{name: token[name] for name in ("id", "token", "bytes")} for token in tokens]

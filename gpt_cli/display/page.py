@@ -1,20 +1,64 @@
-"""Views of `gpt-cli show` as web pages: interactive files that load nothing."""
+"""Views as web pages: interactive files that load nothing."""
 
 import base64
 import hashlib
 import html
 import json
+from functools import cached_property
 from pathlib import Path
 from string import Template
 
 import numpy as np
 
-from gpt_cli.cli.show.colours import BITS, SHARES, SIGNED
-from gpt_cli.cli.show.views import AttentionView, GridView, SurpriseView, View
+from gpt_cli.display.colours import BITS, SHARES, SIGNED
+from gpt_cli.display.views import AttentionView, GridView, SurpriseView, View
 from gpt_cli.errors import InputError
+from gpt_cli.system.atomic import write_file
+from gpt_cli.texts.result import Result
 
 _MAX_BYTES = 64_000_000  # of a page, so that a phone can show it
+_MAX_FRAME = 10_000_000  # characters of a page in a notebook, whose file has all outputs
+_HEIGHTS = {"attention": 720}  # of frames, in pixels
 _MAX_TOKENS = 20_000  # of a text in `surprise`; all are nodes, and more take many seconds
+
+
+class Page(Result):
+    """A view as a page: a notebook displays it, and `save` writes it to a file."""
+
+    def __init__(self, view: View):
+        self.view: View = view  # its data
+
+    @cached_property
+    def html(self) -> str:
+        """The page; InputError if a browser could not show it."""
+        return page(self.view)
+
+    def save(self, path: str | Path) -> None:
+        """Write the page to a file, which is replaced if it exists."""
+        write_file(Path(path), self.html.encode(), replace=True)
+
+    def _facts(self) -> str:
+        return f"{self.view.model}, {self.view.view}"
+
+    def _repr_html_(self) -> str:
+        return framed(self)
+
+
+def framed(page: Page) -> str:
+    """Return a page in a frame of a notebook, where it can neither load nor change anything.
+
+    If the page is too large, return a line that says so.
+    """
+    try:
+        text = page.html
+    except InputError as error:
+        return f"<p>{html.escape(str(error))}</p>"
+    if len(text) > _MAX_FRAME:
+        size = f"the page of {page.view.view} has {len(text) / 1e6:,.0f} MB, much for a notebook"
+        return f"<p>{size}: show less, or save the page of Engine.show</p>"
+    height = _HEIGHTS.get(page.view.view, 520)
+    style = f"width: 100%; height: {height}px; border: 1px solid #8884; border-radius: 4px"
+    return f'<iframe srcdoc="{html.escape(text)}" sandbox="allow-scripts" style="{style}"></iframe>'
 
 
 def page(view: View) -> str:

@@ -1,4 +1,4 @@
-"""The pages of `gpt-cli show --html`: as files, and in a browser (`make test-browser`)."""
+"""Pages: as files, and in a browser (`make test-browser`)."""
 
 import base64
 import hashlib
@@ -11,7 +11,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from gpt_cli.cli.show import page, terminal, views
+from gpt_cli.cli.show import terminal
+from gpt_cli.display import page, views
 from gpt_cli.errors import InputError
 from support.in_process import run_here
 from support.pages import GRIDS, HOSTILE, KINDS, Parts, view_of
@@ -113,6 +114,36 @@ def test_a_text_with_too_many_tokens_is_refused(see):
     page.page(views.SurpriseView("x", [token] * 20_000, 1.0))
     with pytest.raises(InputError, match=r"20,001 tokens.*shorten the text"):
         page.page(views.SurpriseView("x", [token] * 20_001, 1.0))
+
+
+def test_a_page_is_shown_and_saved_from_python(see, tiny, tmp_path, monkeypatch):
+    shown = tiny.show("attention", PROMPT, layer=1)
+    assert repr(shown) == "<Page: tiny, attention>"
+    assert shown.view.layers == [1]
+    file = tmp_path / "page.html"
+    file.write_text("an earlier page")
+    shown.save(str(file))
+    assert file.read_text("utf-8") == shown.html == page.page(shown.view)
+    with pytest.raises(InputError, match=r"folder .* does not exist"):
+        shown.save(tmp_path / "missing" / "page.html")
+    ((tag, frame),) = Parts(shown._repr_html_()).tags
+    assert (tag, frame["sandbox"], frame["srcdoc"]) == ("iframe", "allow-scripts", shown.html)
+    monkeypatch.setattr(page, "_MAX_FRAME", 1000)
+    assert "attention has 0 MB, much for a notebook" in shown._repr_html_()
+    monkeypatch.setattr(page, "_MAX_BYTES", 1000)
+    again = tiny.show("lens", PROMPT, count=1, special=True)
+    assert re.fullmatch("<p>the page would have .*</p>", again._repr_html_())
+
+
+def test_a_view_refuses_what_it_cannot_show(tiny):
+    for arguments, options, error, message in (
+        (("heads", PROMPT), {}, InputError, "view must be one of attention, lens, .* not 'heads'"),
+        (("attention", PROMPT), {"layer": 4}, InputError, "layer must be from 0 to 3"),
+        (("tree", PROMPT), {"layer": 1}, TypeError, "layer"),
+        (("patch", PROMPT), {"answer": " Emma"}, TypeError, "corrupt"),
+    ):
+        with pytest.raises(error, match=message):
+            tiny.show(*arguments, **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -223,7 +254,7 @@ def test_a_chosen_token_shows_its_attention_in_the_chosen_head(look, see):
 
 @browser_only
 def test_attention_begins_with_the_mean_that_the_text_shows(look, see, tiny):
-    one_layer = views.attention(tiny, PROMPT, 1, None, special=False)
+    one_layer = tiny.show("attention", PROMPT, layer=1, head=None).view
     titles = "Mean of all heads", "Layer 1, mean of the heads"
     for view, title in zip((see("attention"), one_layer), titles, strict=True):
         tab = look(view)
@@ -306,7 +337,7 @@ def test_the_maps_have_the_colours_of_the_weights(look, see):
 
 @browser_only
 def test_a_page_of_one_head_has_no_grid(look, tiny):
-    view = views.attention(tiny, PROMPT, 2, 3, special=False)
+    view = tiny.show("attention", PROMPT, layer=2, head=3).view
     tab = look(view)
     assert tab.locator("h2").inner_text() == "Layer 2, head 3"
     assert tab.locator(".heads").count() == 0
@@ -525,7 +556,7 @@ def test_the_perplexity_looks_as_on_a_terminal(look, see):
 
 @browser_only
 def test_surprise_counts_a_first_token_after_the_start_token(look, tiny):
-    tab = look(views.surprise(tiny, "The moon", bos=True))
+    tab = look(tiny.show("surprise", "The moon", bos=True).view)
     assert "(2 scored)" in tab.locator("main > p").first.inner_text()
 
 
@@ -557,9 +588,9 @@ def test_the_colours_of_surprise_are_in_steps(look):
 
 @browser_only
 def test_invisible_characters_are_shown(look, tiny):
-    tab = look(views.surprise(tiny, "a\u202eb\x07 \u200bc"))
+    tab = look(tiny.show("surprise", "a\u202eb\x07 \u200bc").view)
     assert tab.locator(".text").inner_text() == "a\\u202eb\\u0007 \u200bc"
-    tab = look(views.attention(tiny, "a\u202eb\x07 \u200bc", 0, 0, special=False))
+    tab = look(tiny.show("attention", "a\u202eb\x07 \u200bc", layer=0, head=0).view)
     chips = tab.locator(".flow").inner_text()
     assert "\u202e" not in chips
     assert "\\u0007" in chips

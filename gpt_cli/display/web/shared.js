@@ -93,7 +93,7 @@ function hintMore(box) {
 
 const named = (tokens, i) => `token ${i} “${label(tokens[i])}”`;
 
-// As `_number` and `_percent` of terminal.py write them.
+// As `_number` of views.py and `_percent` of terminal.py write them.
 const number = (value) => (
   value < 1e10 ? value.toLocaleString("en", { maximumSignificantDigits: 4 }) : value.toExponential(3));
 const percent = (share) => (share > 0 && share < 0.0005 ? "<0.1%" : `${(100 * share).toFixed(1)}%`);
