@@ -578,8 +578,10 @@ IN_PARTS = (
     ("number", "code", "output"),
     [
         (signal.SIGINT, 130, "out"),
-        (signal.SIGHUP, 129, "out"),
-        *((signal.SIGKILL, -9, output) for output in ("out", "out/", "out.parquet")),
+        (signal.SIGKILL, -9, "out"),
+        (signal.SIGKILL, -9, "out.parquet"),
+        pytest.param(signal.SIGKILL, -9, "out/", marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, 129, "out", marks=pytest.mark.slow),
     ],
 )
 def test_a_process_that_ends_early_loses_and_repeats_no_row(number, code, output, long_job, here):
