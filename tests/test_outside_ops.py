@@ -103,7 +103,7 @@ def generated(model, tokenizer, prompts, speculator=None, **options):
         {"ignore_eos": st.booleans(), "use_cache": st.booleans(), "top_logprobs": st.just(3)}
     ),
 )
-@settings(max_examples=12)
+@settings(max_examples=6)
 def test_texts(both, tokenizer, sampling, others):
     shared = list(range(40, 60))
     prompts = [PROMPTS[0], [*shared, 3], [*shared, 7, 1]]

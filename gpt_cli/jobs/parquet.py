@@ -310,7 +310,9 @@ def _opened(file: str) -> "Iterator[tuple[ParquetFile, BinaryIO]]":
         try:
             yield pyarrow.parquet.ParquetFile(stream), stream
         except pyarrow.ArrowException as error:
-            raise InputError(f"{file} cannot be read as Parquet: {error!s:.200}") from None
+            cure = "copy or write it again, or set its format"
+            reason = str(error).rstrip(".")[:200]
+            raise InputError(f"{file} cannot be read as Parquet ({reason}): {cure}") from None
 
 
 def library() -> ModuleType:

@@ -1,10 +1,8 @@
 """`gpt-cli batch` and `score` with tables, folders and addresses: the records are the same."""
 
-import bz2
 import csv
 import gzip
 import io
-import itertools
 import json
 import signal
 import subprocess
@@ -238,13 +236,23 @@ def parts_of_8(monkeypatch):
     monkeypatch.setattr(Folder, "write_row", counted)
 
 
-@pytest.mark.parametrize("output", OUTPUTS)
-@pytest.mark.parametrize("command", FIELD)
+@pytest.mark.parametrize(
+    ("command", "output", "inputs"),
+    [
+        *(
+            (command, output, INPUTS)
+            for command in FIELD
+            for output in ("out.parquet", "out/*.jsonl")
+        ),
+        *(("score", output, ["in.parquet", "in.csv", "lines"]) for output in OUTPUTS),
+    ],
+)
 def test_records_do_not_depend_on_the_form_of_input_and_output(
-    command, output, expected, here, pa, parts_of_8
+    command, output, inputs, expected, here, pa, parts_of_8
 ):
     write_inputs(here, command)
-    for number, (name, file) in enumerate(INPUTS.items()):
+    for number, name in enumerate(inputs):
+        file = INPUTS[name]
         folder = here / str(number)
         folder.mkdir()
         target = output.format(folder) if "://" in output else f"{number}/{output}"
@@ -583,8 +591,10 @@ IN_PARTS = (
     ("number", "code", "output"),
     [
         (signal.SIGINT, 130, "out"),
-        (signal.SIGHUP, 129, "out"),
-        *((signal.SIGKILL, -9, output) for output in ("out", "out/", "out.parquet")),
+        (signal.SIGKILL, -9, "out"),
+        (signal.SIGKILL, -9, "out.parquet"),
+        pytest.param(signal.SIGKILL, -9, "out/", marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, 129, "out", marks=pytest.mark.slow),
     ],
 )
 def test_a_process_that_ends_early_loses_and_repeats_no_row(number, code, output, long_job, here):
@@ -630,51 +640,6 @@ def test_two_processes_do_not_write_one_output(job):
     assert finished.stderr.endswith(b" out is being written by another run: wait until it ends\n")
     assert snapshot(job) == before
     run("batch", "in", "-o", "out/", "--resume", "-q", code=6)
-
-
-def interrupt_at(number):
-    """Return a function that is interrupted at a call."""
-    calls = itertools.count(1)
-
-    def advance(*arguments):
-        if next(calls) == number:
-            raise KeyboardInterrupt
-
-    return advance
-
-
-@pytest.mark.parametrize("output", ["out.jsonl", "out.csv", "out/*.parquet"])
-@pytest.mark.parametrize("name", ["in.csv", "in.tsv.gz", "in.jsonl.bz2", "in.csv.zst"])
-def test_tables_and_compressed_files_are_resumed_at_a_row(name, output, here, pa, row_parts):
-    rows = [{"id": str(n), "prompt": f"Once\n\nupon, {'time ' * (n % 3)}{n}"} for n in range(12)]
-    write_jsonl(here / "in.jsonl", rows)
-    run("batch", "in.jsonl", "-o", "expected", "-q")
-    packed = Path(name).suffix in (".gz", ".bz2", ".zst")
-    plain = here / (Path(name).stem if packed else name)
-    if plain.suffix != ".jsonl":
-        write_csv(plain, rows, "," if plain.suffix == ".csv" else "\t")
-    if packed:
-        zstandard = pytest.importorskip("zstandard")
-        kinds = {".gz": gzip.compress, ".bz2": bz2.compress}
-        compress = kinds.get(Path(name).suffix, zstandard.ZstdCompressor().compress)
-        Path(name).write_bytes(compress(plain.read_bytes()))
-        plain.unlink()
-
-    for done in (False, False, True):
-        with pytest.MonkeyPatch.context() as patch:
-            if not done:
-                patch.setattr(Progress, "advance", interrupt_at(5))
-            flags = [*FLAGS["batch"], "--resume", "-q"]
-            code = in_process.finished("batch", name, "-o", output, *flags).returncode
-        assert code == (0 if done else 130)
-    records = records_of(output.partition("*")[0])
-    assert len(records) == 12
-    if output.endswith("csv"):
-        records = [record | {"id": str(record["id"])} for record in records]
-    texts = [(record["id"], record["prompt"], record["text"]) for record in records]
-    assert texts == [
-        (record["id"], record["prompt"], record["text"]) for record in records_of("expected")
-    ]
 
 
 # --- refused before a model is searched ----------------------------------------------------------

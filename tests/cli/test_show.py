@@ -498,8 +498,10 @@ def test_a_picture_is_a_colour_png(words, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["picture.PNG"]
 
 
-@pytest.mark.parametrize(("ending", "beginning"), [(".svg", b"<?xml"), (".PDF", b"%PDF")])
-@pytest.mark.parametrize("words", [["attention"], ["attribution", *ANSWER]])
+@pytest.mark.parametrize(
+    ("words", "ending", "beginning"),
+    [(["attention"], ".svg", b"<?xml"), (["attribution", *ANSWER], ".PDF", b"%PDF")],
+)
 def test_the_ending_chooses_the_format_and_a_picture_has_no_date(
     words, ending, beginning, tmp_path, monkeypatch
 ):

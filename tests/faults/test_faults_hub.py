@@ -332,8 +332,15 @@ def test_a_download_killed_at_any_moment_is_whole_or_not_there(hub, world, files
 
 
 @pytest.mark.fault(33, "a limit on the size of files, as a full disk", 5, intact=NONE)
-@pytest.mark.parametrize("xet", [False, True], ids=["HTTP", "Xet"])
-@pytest.mark.parametrize("to", [(), ("--to", "new")], ids=["cache", "folder"])
+@pytest.mark.parametrize(
+    ("xet", "to"),
+    [
+        pytest.param(False, (), id="cache-HTTP"),
+        pytest.param(True, ("--to", "new"), id="folder-Xet"),
+        pytest.param(True, (), id="cache-Xet", marks=SLOW),
+        pytest.param(False, ("--to", "new"), id="folder-HTTP", marks=SLOW),
+    ],
+)
 def test_a_file_that_finds_no_room_is_told(xet, to, hub, world, files, suffer):
     hub.xet = xet
 

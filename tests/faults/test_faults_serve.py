@@ -751,7 +751,7 @@ def test_what_runs_is_finished(number, stream, serve):
 def test_what_waits_is_finished(serve):
     with serve("--batch-size", 1) as server:
         expected = server.complete(**SHORT)["choices"]
-        running = server.begin(**LONG | {"n": 4, "max_tokens": 400})
+        running = server.begin(**LONG | {"n": 2, "max_tokens": 400})
         count = server.wait_for(is_running)["gpt_cli_texts_waiting"]
         waiting = server.begin(**SHORT)
         server.wait_for(lambda values: values["gpt_cli_texts_waiting"] != count)
@@ -783,10 +783,10 @@ def test_what_takes_too_long_is_ended(serve):
 @pytest.mark.parametrize(
     ("number", "code"),
     [
-        pytest.param(number, code, id=number.name, marks=fault(
+        pytest.param(number, code, id=number.name, marks=[*marks, fault(
             81, f"a second {number.name}", code, "no error is said"
-        ))
-        for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130))
+        )])
+        for number, code, *marks in ((signal.SIGTERM, 143), (signal.SIGINT, 130, SLOW))
     ],
 )  # fmt: skip
 def test_a_second_signal_ends_it_at_once(number, code, serve):
@@ -804,10 +804,10 @@ def test_a_second_signal_ends_it_at_once(number, code, serve):
 @pytest.mark.parametrize(
     "number",
     [
-        pytest.param(number, id=number.name, marks=fault(
+        pytest.param(number, id=number.name, marks=[*marks, fault(
             81, f"{number.name} while the model is loaded", 128 + number, "nothing is said"
-        ))
-        for number in (signal.SIGTERM, signal.SIGINT)
+        )])
+        for number, *marks in ((signal.SIGTERM, SLOW), (signal.SIGINT,))
     ],
 )  # fmt: skip
 def test_a_signal_while_it_starts_is_quiet(number, world):

@@ -77,7 +77,11 @@ def test_no_code_of_a_checkpoint_is_run_or_opened(model, world, watched):
 
 
 @pytest.mark.fault(70, "commands that have their model here", 0, intact="no network is touched")
-@pytest.mark.parametrize("command", ["generate", "batch", "score", "next", "tokenize", "models"])
+@pytest.mark.parametrize(
+    "command",
+    ["generate", "score", "models"]
+    + [pytest.param(command, marks=pytest.mark.slow) for command in ("batch", "next", "tokenize")],
+)
 def test_nothing_is_sent_anywhere(command, watched):
     arguments = () if command == "models" else TINY
     did = watched(command, *arguments, stdin=b"Once upon a time")

@@ -354,18 +354,19 @@ WORDS = [f"word{number:04x}" for number in range(10_000)]
 
 
 @pytest.mark.parametrize(
-    ("names", "flags", "unit"),
+    ("names", "flags", "unit", "adds_space"),
     [
-        (WORDS, {}, "word0fff and "),
-        (WORDS, {}, "word"),
-        (WORDS, {"lstrip": True, "rstrip": True}, " \n word0fff "),
-        (NESTED, {}, "aaaaab"),
-        ([f"{name}!" for name in NESTED], {}, "a"),
-        (["a.*b", "(a+)+$", "[x", "\\y", "a|b", "^z", "(?=x)"], {}, "a|b(a+)+$ aaaa"),
-        (WORDS, {"special": True}, "word0fff and "),
+        (WORDS, {}, "word0fff and ", False),
+        (WORDS, {}, "word0fff and ", True),
+        (WORDS, {}, "word", True),
+        (WORDS, {"lstrip": True, "rstrip": True}, " \n word0fff ", False),
+        (NESTED, {}, "aaaaab", False),
+        (NESTED, {}, "aaaaab", True),
+        ([f"{name}!" for name in NESTED], {}, "a", True),
+        (["a.*b", "(a+)+$", "[x", "\\y", "a|b", "^z", "(?=x)"], {}, "a|b(a+)+$ aaaa", False),
+        (WORDS, {"special": True}, "word0fff and ", False),
     ],
 )
-@pytest.mark.parametrize("adds_space", [False, True])
 def test_many_added_tokens_take_linear_time(tmp_path, names, flags, unit, adds_space):
     folder = copied("german", tmp_path)
     listed = {str(320 + n): {"content": name} | flags for n, name in enumerate(names)}

@@ -354,7 +354,7 @@ rows = st.lists(st.tuples(prompts, sampling_options, options), min_size=1, max_s
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(rows=rows, plans=plans)
-@settings(max_examples=20)
+@settings(max_examples=12)
 def test_a_text_is_the_same_with_any_drafts(native, tokenizer, dtype, rows, plans):
     model, requests = model_of(native(dtype), dtype, **SMALL), requests_of(rows)
     expected = outcomes(completions_of(model, tokenizer, requests))

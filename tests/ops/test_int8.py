@@ -1,5 +1,7 @@
 """Int8 weights: quantization, operations, and accuracy relative to float32."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -169,16 +171,15 @@ def test_products_differ_only_by_the_rounding_of_activations(int8_ops, rows, n_i
 
 @pytest.mark.parametrize("rows", [1, 2, 4, 13])
 @pytest.mark.parametrize("n_in", [64, 100, 192])
-@pytest.mark.parametrize("x_sign", [1, -1])
-@pytest.mark.parametrize("w_sign", [1, -1])
-def test_the_largest_products_do_not_overflow(int8_ops, rows, n_in, x_sign, w_sign):
-    x = np.full((rows, n_in), x_sign * LARGEST_ACTIVATION, np.float32)
-    w = Linear(int8_ops.place_matrix(np.full((n_in, 40), w_sign * LARGEST, np.float32)))
-    exact = float(n_in * x_sign * w_sign * LARGEST_ACTIVATION * LARGEST)
-    y = int8_ops.linear(x, w)
-    np.testing.assert_allclose(y, exact, rtol=1e-6)
-    if int8_ops.name == "native" and n_in % GROUP == 0:  # float32 holds them exactly
-        assert (y == exact).all()
+def test_the_largest_products_do_not_overflow(int8_ops, rows, n_in):
+    for x_sign, w_sign in product((1, -1), repeat=2):
+        x = np.full((rows, n_in), x_sign * LARGEST_ACTIVATION, np.float32)
+        w = Linear(int8_ops.place_matrix(np.full((n_in, 40), w_sign * LARGEST, np.float32)))
+        exact = float(n_in * x_sign * w_sign * LARGEST_ACTIVATION * LARGEST)
+        y = int8_ops.linear(x, w)
+        np.testing.assert_allclose(y, exact, rtol=1e-6)
+        if int8_ops.name == "native" and n_in % GROUP == 0:  # float32 holds them exactly
+            assert (y == exact).all()
 
 
 def test_every_16_bit_activation_is_exact(int8_ops):

@@ -70,11 +70,10 @@ def assert_same_tokens(cpu, cuda, rows, **how):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("changes", SHAPES)
-@pytest.mark.parametrize("rows", [17, 23, 40])
-def test_decode(both, dtype, changes, rows):
+@pytest.mark.parametrize(("rows", "shape"), [(17, 0), (23, 1), (40, 1)])
+def test_decode(both, dtype, rows, shape):
     card = CARDS[rows % len(CARDS)]
-    assert_same_tokens(*both(dtype, card, **changes), rows)
+    assert_same_tokens(*both(dtype, card, **SHAPES[shape]), rows)
 
 
 @pytest.mark.parametrize(

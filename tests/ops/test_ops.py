@@ -1,5 +1,6 @@
 import math
 import os
+from itertools import product
 
 import numpy as np
 import pytest
@@ -70,17 +71,17 @@ def test_layer_norm_of_equal_values_is_the_bias(ops):
 
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
 @pytest.mark.parametrize("rows", [(1, 1), (1, 2), (1, 7), (4, 1), (3, 5), (2, 40)])
-@pytest.mark.parametrize("has_bias", [True, False])
-@pytest.mark.parametrize(("n_out", "transposed"), [(20, False), (70, False), (20, True)])
-def test_linear(ops, activation, rows, has_bias, n_out, transposed):
-    x, weight, bias = array("x", *rows, 12), array("weight", 12, n_out), array("bias", n_out)
-    placed = ops.place_matrix(weight.T.copy() if transposed else weight, transposed=transposed)
-    w = Linear(placed, bias if has_bias else None)
-    y = ops.linear(x, w, activation=activation)
-    exact = x.astype(np.float64) @ weight + has_bias * bias
-    if activation:
-        exact = np.vectorize(EXACT_ACTIVATIONS[activation])(exact)
-    assert_close(y, exact)
+def test_linear(ops, activation, rows):
+    matrices = [(20, False), (70, False), (20, True)]
+    for (n_out, transposed), has_bias in product(matrices, (True, False)):
+        x, weight, bias = array("x", *rows, 12), array("weight", 12, n_out), array("bias", n_out)
+        placed = ops.place_matrix(weight.T.copy() if transposed else weight, transposed=transposed)
+        w = Linear(placed, bias if has_bias else None)
+        y = ops.linear(x, w, activation=activation)
+        exact = x.astype(np.float64) @ weight + has_bias * bias
+        if activation:
+            exact = np.vectorize(EXACT_ACTIVATIONS[activation])(exact)
+        assert_close(y, exact)
 
 
 @pytest.mark.parametrize("D", [8, 64, 70])

@@ -211,8 +211,8 @@ OF_OTHER_SERVERS = {
 def test_the_defaults_of_other_servers_change_nothing(server):
     expected = server.complete(prompt="Once", seed=1)["choices"]
     assert server.complete(prompt="Once", **OF_OTHER_SERVERS)["choices"] == expected
-    for name in OF_OTHER_SERVERS.keys() - {"seed"}:
-        assert server.complete(prompt="Once", seed=1, **{name: None})["choices"] == expected
+    nulls = dict.fromkeys(OF_OTHER_SERVERS.keys() - {"seed"})
+    assert server.complete(prompt="Once", seed=1, **nulls)["choices"] == expected
 
 
 def test_a_bias_of_false_bans_a_token(tiny):
@@ -308,8 +308,8 @@ def test_a_field_at_its_neutral_value_changes_nothing(server):
     assert server.complete(prompt="Once", **NEUTRAL)["choices"] == expected
     body = {"prompt": "Once", **NEUTRAL, "stream": True}
     assert choices_of(server.ask(COMPLETIONS, body)) == expected
-    for name in NEUTRAL.keys() - {"seed"}:
-        assert server.complete(prompt="Once", seed=1, **{name: None})["choices"] == expected
+    nulls = dict.fromkeys(NEUTRAL.keys() - {"seed"})
+    assert server.complete(prompt="Once", seed=1, **nulls)["choices"] == expected
     for empty in ({"logit_bias": {}}, {"stop": []}, {"suffix": ""}, {"top_k": -1}):
         assert server.complete(prompt="Once", seed=1, **empty)["choices"] == expected
 
@@ -723,8 +723,9 @@ def mixed(tiny, completions):
     ]
 
 
-@pytest.mark.parametrize("clients", [8, 32])
-def test_a_text_is_the_same_in_any_company(clients, server, mixed):
+def test_a_text_is_the_same_in_any_company(server, mixed):
+    clients = 24
+
     def ask(body):
         return told(choices_of(server.ask(COMPLETIONS, body)))
 

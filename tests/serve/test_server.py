@@ -947,7 +947,11 @@ def start(tmp_path):
 @posix
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGHUP, 129)],
+    [
+        (signal.SIGTERM, 0),
+        (signal.SIGHUP, 129),
+        pytest.param(signal.SIGINT, 0, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_lets_running_requests_finish(start, number, code):
     running = start("obedient")
@@ -993,8 +997,10 @@ def test_soon_after_the_grace_the_server_ends_anyway(start):
 
 
 @posix
-@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize(("second", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("first", "second", "code"),
+    [(signal.SIGTERM, signal.SIGINT, 130), (signal.SIGINT, signal.SIGTERM, 143)],
+)
 def test_a_second_signal_ends_at_once(start, first, second, code):
     running = start("stubborn")
     answer = running.begin(60)
@@ -1018,7 +1024,7 @@ def test_two_signals_at_the_same_time_end_it(start):
 
 
 @posix
-@pytest.mark.parametrize("files", [40, 200])
+@pytest.mark.parametrize("files", [40, pytest.param(200, marks=pytest.mark.slow)])
 def test_more_connections_than_the_system_allows_are_no_trouble(start, files):
     running = start("obedient", files=files)
     connections = []

@@ -100,7 +100,7 @@ FIELDS = {
 
 @pytest.mark.parametrize(("fields", "options"), FIELDS.values(), ids=FIELDS)
 def test_texts_are_those_of_the_engine_streamed_or_not(fields, options, server, tiny):
-    sampling = {"seed": 3, "n": 3, "max_tokens": 20, "logprobs": 2}
+    sampling = {"seed": 3, "n": 2, "max_tokens": 14, "logprobs": 2}
     body = {"prompt": PROMPT} | sampling | fields
     expected = computed(tiny, PROMPT, **sampling, **options)
     choices = server.complete(**body)["choices"]
@@ -112,7 +112,7 @@ def test_texts_are_those_of_the_engine_streamed_or_not(fields, options, server, 
 
 def test_texts_match(server):
     """The forms themselves, without the engine."""
-    many = {"prompt": PROMPT, "n": 20, "max_tokens": 60}
+    many = {"prompt": PROMPT, "n": 10, "max_tokens": 60}
     for choice in server.complete(**many, guided_choice=CHOICES)["choices"]:
         assert choice["text"] in CHOICES
         assert choice["finish_reason"] == "stop"
