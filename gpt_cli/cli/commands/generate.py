@@ -265,6 +265,7 @@ def batch(
         "template": template,
         "samples": samples > 1,
         "logprobs": logprobs is not None,
+        "keep_fields": rows.keep_fields is not None,
     }
     requests = partial(_requests, options, size, flags_of_texts)
     run_job(task, files, rows, loading, placement, requests=requests)
