@@ -104,6 +104,11 @@ class Settings(Declared):
             reason = "any page that a browser of this machine opens could use the server"
             raise OptionError("cors", f"must not be * or null without a key: {reason}; {cure}")
 
+    def check_models(self, count: int) -> None:
+        """Raise OptionError if these options do not fit this number of models."""
+        if self.name is not None and count > 1:
+            raise OptionError("name", "is the name of a single model: leave it out with several")
+
 
 def find_addresses(host: str, port: int) -> list[tuple[Any, ...]]:
     """Return what `socket.getaddrinfo` returns; raise OptionError for a host without an address."""
