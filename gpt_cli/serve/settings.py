@@ -47,7 +47,7 @@ class Settings(Declared):
     )
     name: str | None = option(
         None,
-        "Name of the model for clients; that of --model, or of its folder, if not set.",
+        "Name of a single model for clients; that of --model, or of its folder, if not set.",
         Range(lambda name: name.isprintable() and bool(name), "printable, and not empty"),
         metavar="NAME",
     )
