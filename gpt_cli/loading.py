@@ -1,23 +1,32 @@
-"""Load a model: from a name to an engine."""
+"""Load models: from names to engines."""
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from gpt_cli import hub
 from gpt_cli.engine import Engine
+from gpt_cli.errors import InputError
 from gpt_cli.folder.dtypes import SHORT
 from gpt_cli.folder.tensors import unchanged
 from gpt_cli.gpt2 import assembly, checkpoint
+from gpt_cli.gpt2.checkpoint import Checkpoint
 from gpt_cli.gpt2.memory import weights_bytes
-from gpt_cli.ops import check_available, get_ops, ops_for
+from gpt_cli.ops import Ops, Rows, check_available, get_ops, ops_for
 from gpt_cli.options.arguments import checks_arguments
+from gpt_cli.options.declare import OptionError
 from gpt_cli.options.edit import AnyEdit
 from gpt_cli.system.machine import check_room
 from gpt_cli.system.signals import raise_swallowed
 from gpt_cli.texts.loaded import LoadedModel
 from gpt_cli.texts.speculator import Speculator
+
+_OF_ONE_MODEL = ("revision", "adapter", "bos_token", "edits")
 
 
 @checks_arguments()
@@ -56,11 +65,119 @@ def load(
         bos_token: the start token, a name or an id, of a model that has none or a wrong one.
         edits: changes of values in the forward pass: see `Engine.with_edits`.
     """
-    name = str(model)
-    check_available(device, dtype)  # before any download
-    folder, *adapters = hub.resolve_all(
-        name, adapter, revision=revision, offline=offline, quiet=quiet
+    opening = _opened(
+        str(model),
+        device=device,
+        dtype=dtype,
+        revision=revision,
+        offline=offline,
+        quiet=quiet,
+        threads=threads,
+        adapter=adapter,
+        bos_token=bos_token,
     )
+    with opening as opened:
+        _check_room([opened])
+        return opened.load(speculate=speculate, edits=edits)
+
+
+def load_all(
+    models: Sequence[str],
+    *,
+    dtype: str = "auto",
+    speculate: bool = True,
+    edits: Sequence[AnyEdit] = (),
+    **options: Any,
+) -> dict[str, Engine]:
+    """Load models if there is room for all of them; return them by their names.
+
+    The name of a folder is without its path. Raise InputError if two models have the same name,
+    ResourceError if there is not enough memory for all, and the errors of `load`.
+
+    Args:
+        models: as for `load`, or NAME@DTYPE.
+        dtype: of the models without one.
+        speculate: as for `load`.
+        edits: as for `load`.
+        options: others of `load`. With several models, there may be none of `revision`, `adapter`,
+            `bos_token` and `edits`.
+    """
+    for option, value in {"edits": edits, **options}.items():
+        if option in _OF_ONE_MODEL and value and len(models) > 1:
+            raise OptionError(option, "is for a single model: leave it out with several")
+    named: dict[str, tuple[str, str]] = {}
+    for written in models:
+        model, at, own_dtype = _split_dtype(written)
+        name = f"{hub.shown_name(model)}{at}{own_dtype}"
+        if name in named:
+            raise InputError(f"two models have the name {name}: leave one out, or rename a folder")
+        named[name] = model, own_dtype or dtype
+    with ExitStack() as files:
+        opened = {
+            name: files.enter_context(_opened(model, dtype=dtype, **options))
+            for name, (model, dtype) in named.items()
+        }
+        _check_room([*opened.values()])
+        return {
+            name: model.load(speculate=speculate, edits=edits) for name, model in opened.items()
+        }
+
+
+def _split_dtype(written: str) -> tuple[str, str, str]:
+    """Return the parts of NAME@DTYPE; the last two are "" if there is no dtype."""
+    name, at, dtype = written.rpartition("@")
+    if not name or os.path.exists(written):  # noqa: PTH110 (never raises)
+        return written, "", ""
+    return name, at, dtype
+
+
+@dataclass(frozen=True, eq=False)
+class _Opened:
+    """A model whose files are open, and whose weights are not read yet."""
+
+    name: str
+    adapter: str | None  # its name
+    checkpoint: Checkpoint
+    weights: Mapping[str, Rows]
+    ops: Ops
+    bytes: int  # of the weights in memory
+
+    def load(self, *, speculate: bool, edits: Sequence[AnyEdit]) -> Engine:
+        """Read the weights."""
+        start = time.perf_counter()
+        config = (
+            self.checkpoint.config
+        )  # reads the tokenizer; beside the weights, both would take longer
+        network = assembly.assemble(config, self.ops, self.weights)
+        seconds = time.perf_counter() - start
+        raise_swallowed()  # such as while CuPy or pyarrow was imported
+        speculator = Speculator(network)
+        drafts = speculator if speculate and speculator.pays else None
+        read_classifier = partial(self.checkpoint.classifier, self.ops)
+        loaded = LoadedModel(
+            network, self.checkpoint.tokenizer, drafts, read_classifier=read_classifier
+        )
+        engine = Engine(loaded, self.name, seconds, self.adapter)
+        return engine.with_edits(edits) if edits else engine
+
+
+@contextmanager
+def _opened(
+    name: str,
+    *,
+    dtype: str,
+    device: str = "auto",
+    threads: int | None = None,
+    adapter: str | None = None,
+    bos_token: str | int | None = None,
+    **where: Any,
+) -> Iterator[_Opened]:
+    """Open the files of a model; raise CheckpointError on exit if they have changed since.
+
+    The keywords are those of `load`; `where` are those of `hub.resolve_all`.
+    """
+    check_available(device, dtype)  # before any download
+    folder, *adapters = hub.resolve_all(name, adapter, **where)
     with unchanged(folder, *adapters):
         opened = checkpoint.open_checkpoint(folder, *adapters, bos_token=bos_token)
         if dtype == "auto":
@@ -72,21 +189,16 @@ def load(
             weights = checkpoint.rounded(weights, dtype, name)
         # Matrices that an adapter changes are not in 16 bits, unless they are rounded.
         widest = "float32" if adapters and dtype == "auto" else ops.dtype
-        check_room(
-            f"the weights of {name} in {ops.dtype} take",
-            weights_bytes(opened.config_json, widest),
-            ops.free_memory(),
-            "choose a smaller model or dtype, or another device",
-        )
-        start = time.perf_counter()
-        config = opened.config  # reads the tokenizer; beside the weights, both would take longer
-        network = assembly.assemble(config, ops, weights)
-    seconds = time.perf_counter() - start
-    raise_swallowed()  # such as while CuPy or pyarrow was imported
-    speculator = Speculator(network)
-    drafts = speculator if speculate and speculator.pays else None
-    loaded = LoadedModel(
-        network, opened.tokenizer, drafts, read_classifier=partial(opened.classifier, ops)
+        size = weights_bytes(opened.config_json, widest)
+        yield _Opened(name, adapter, opened, weights, ops, size)
+
+
+def _check_room(models: Sequence[_Opened]) -> None:
+    """Raise ResourceError if there is not enough memory for all of these models."""
+    names = " and ".join(f"{model.name} in {model.ops.dtype}" for model in models)
+    check_room(
+        f"the weights of {names} take",
+        sum(model.bytes for model in models),
+        models[0].ops.free_memory(),  # all are on one device
+        "choose a smaller model or dtype, or another device",
     )
-    engine = Engine(loaded, name, seconds, adapter)
-    return engine.with_edits(edits) if edits else engine

@@ -307,7 +307,8 @@ def run(*arguments, code=0, **options):
 
 
 def batch(*arguments, code=6, **options):
-    return run("batch", "--model", "tiny", "-s", 3, *arguments, code=code, **options)
+    model = () if "--model" in arguments else ("--model", "tiny")
+    return run("batch", *model, "-s", 3, *arguments, code=code, **options)
 
 
 def records_of(text):

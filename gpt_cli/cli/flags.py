@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from glob import escape, glob
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import typer
@@ -91,23 +90,34 @@ def complete_model(incomplete: str) -> list[str]:
 def _check_only_model(context: typer.Context, name: str | None) -> str | None:
     """Return the argument; raise InputError if --model, which is parsed before it, differs."""
     source = context.get_parameter_source("model")
-    model = context.params.get("model")
-    if source and source.name == "COMMANDLINE" and name not in (None, model):
-        raise InputError(f"--model {model} and the argument {name} differ: leave one of them out")
+    models = context.params.get("model") or []
+    if source and source.name == "COMMANDLINE" and name is not None and {*models} != {name}:
+        flags = " ".join(f"--model {model}" for model in models)
+        raise InputError(f"{flags} and the argument {name} differ: leave one of them out")
     return name
+
+
+def _only_model(names: str | list[str]) -> str:
+    """Return the only name; ValueError for several, of which typer would keep the last."""
+    (name,) = {names} if isinstance(names, str) else {*names}
+    return name
+
+
+_MODEL = "gpt2"
+_MODELS = "tiny (bundled), gpt2 and its relatives, OWNER/NAME on the Hub, or a folder."
+_MODEL_FLAG: Any = {
+    "aliases": ("-m",),
+    "envvar": "GPT_CLI_MODEL",
+    "autocompletion": complete_model,
+}
+_ONE_MODEL = Kind("one model (only serve has several)", list[str], _only_model, metavar="MODEL")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Model(Declared):
     """The model of a command that needs only its files."""
 
-    model: str = option(
-        "gpt2",
-        "tiny (bundled), gpt2 and its relatives, OWNER/NAME on the Hub, or a folder.",
-        aliases=("-m",),
-        envvar="GPT_CLI_MODEL",
-        autocompletion=complete_model,
-    )
+    model: str = option(_MODEL, _MODELS, kind=_ONE_MODEL, **_MODEL_FLAG)
     revision: str | None = option(None, "Branch, tag or commit on the Hub; main if not set.")
     offline: bool = option(False, "Do not contact the Hub; use local files only.")
     quiet: bool = option(
@@ -127,7 +137,7 @@ class Model(Declared):
     @property
     def options(self) -> dict[str, Any]:
         """Return keywords of `gpt_cli.load`, or of `gpt_cli.hub.resolve_all`."""
-        others = ("model", "verbose", "threads")
+        others = ("model", "models", "verbose", "threads")
         return {name: value for name, value in vars(self).items() if name not in others}
 
 
@@ -196,11 +206,11 @@ class LoadingByName(Loading):
 
     def load_named(self, name: str) -> "gpt_cli.Engine":
         """Load a model by its name, or NAME@DTYPE."""
-        model, _, dtype = name.rpartition("@")
-        if not model or Path(name).exists():
-            model = name
-            dtype = "auto"
-        return replace(self, model=model, dtype=dtype).load()
+        prepare(self.threads)
+        from gpt_cli.loading import load_all
+
+        (engine,) = load_all([name], **self.options).values()
+        return engine
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -212,6 +222,28 @@ class Generating(Loading):
         "Where it pays, draft tokens and verify several in one pass: the same text, sooner.",
         flag="--speculate/--no-speculate",
     )
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Serving(Generating):
+    """The models of a server."""
+
+    model: str = option("")
+    models: Sequence[str] = option(
+        (_MODEL,),
+        f"{_MODELS} Repeatable: requests choose a model by its name. NAME@DTYPE, such as "
+        "gpt2@int8, has a dtype of its own.",
+        flag="--model",
+        metavar="MODEL",
+        **_MODEL_FLAG,
+    )
+
+    def load_all(self) -> "dict[str, gpt_cli.Engine]":
+        """Load the models, by their names; NumPy must not have been imported before."""
+        prepare(self.threads)
+        from gpt_cli.loading import load_all
+
+        return load_all(self.models, **self.options)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -6,6 +6,7 @@ whose default is an `option` is a single flag. `command` turns both into typer's
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import Field
@@ -60,6 +61,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     def run(context: typer.Context, **values: Any) -> None:
         _rename(options, values, context)
+        _join_words(options, values, context)
         with _flags_in_errors(options, context):
             for name, declared in options.items():
                 if values[name] is not None:
@@ -114,7 +116,9 @@ def _parameters(declared: Option) -> Iterator[inspect.Parameter]:
         more["autocompletion"] = lambda: [*kind.values]
     if declared.text_form:
         more["callback"] = _reader(declared.text_form)
-    default = None if declared.default == () else declared.default  # (): a repeatable flag
+    default = declared.default
+    if kind.flag_type == list[str] and default is not None:  # a repeatable flag
+        default = ([default] if isinstance(default, str) else [*default]) or None
     flag = typer.Option(_flag(declared), *declared.aliases, **more)
     yield _parameter(declared.name, default, kind.flag_type, flag)
     if declared.old_flag:
@@ -175,6 +179,16 @@ def _rename(options: Mapping[str, Option], values: dict[str, Any], context: type
             values[declared.name] = value
             if not values["quiet"]:
                 note(f"gpt-cli: note: {renamed}")
+
+
+def _join_words(
+    options: Mapping[str, Option], values: dict[str, Any], context: typer.Context
+) -> None:
+    """Replace the words of a variable by its whole text, such as a path with spaces."""
+    for name, declared in options.items():
+        source = context.get_parameter_source(name)
+        if source and source.name == "ENVIRONMENT" and isinstance(values[name], list):
+            values[name] = [os.environ[declared.typer["envvar"]]]
 
 
 def _shown_flags(

@@ -217,6 +217,11 @@ def is_folder(name: str) -> bool:
     return not is_short and os.path.isdir(name)  # noqa: PTH112 (never raises)
 
 
+def shown_name(name: str) -> str:
+    """Return the name of a model for others, which for a folder is not its path."""
+    return Path(name).resolve().name if is_folder(name) else name
+
+
 def _on_hub(name: str, revision: str | None, offline: bool) -> tuple[str, str | None]:
     """Return the Hub id and the revision of a model; raise an error if the Hub is switched off."""
     repo = hub_id(name)

@@ -1,6 +1,7 @@
-"""A server: OpenAI's completions and embeddings over HTTP, by one loaded model.
+"""A server: OpenAI's completions and embeddings over HTTP, by one loaded model or several.
 
     serve.run(gpt_cli.load("gpt2"), serve.Settings(port=8080))
+    serve.run({"small": gpt_cli.load("distilgpt2"), "large": gpt_cli.load("gpt2-large")})
 
 Requests in files are answered without a server:
 

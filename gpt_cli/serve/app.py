@@ -6,7 +6,7 @@ import math
 import re
 import time
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
@@ -22,22 +22,25 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from gpt_cli.engine import Engine
-from gpt_cli.errors import MALFORMED, GPTCLIError
+from gpt_cli.errors import MALFORMED, GPTCLIError, InputError
+from gpt_cli.hub import shown_name
 from gpt_cli.serve.choice import token_name
 from gpt_cli.serve.guard import guarded, response_of
 from gpt_cli.serve.metrics import Metrics
 from gpt_cli.serve.protocol import (
     Json,
-    check_model,
     detokenize,
     read_completions,
     read_embeddings,
-    shown_name,
     tokenize,
 )
 from gpt_cli.serve.refusals import RequestError, StoppedError, no_route
-from gpt_cli.serve.responses import CompletionResponse, EmbeddingResponse, Service
-from gpt_cli.serve.scheduler import Scheduler
+from gpt_cli.serve.responses import (
+    CompletionResponse,
+    EmbeddingResponse,
+    ServedModel,
+    Service,
+)
 from gpt_cli.serve.settings import Settings
 from gpt_cli.serve.structured import CONSTRAINT_FIELDS
 
@@ -46,34 +49,34 @@ Parsed = TypeVar("Parsed")
 _COMPILED = 2  # constraints at a time; more would leave no threads for other requests
 
 
-def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]:
-    """Return the ASGI application, and the scheduler that computes for it.
+def application(
+    engines: Engine | Mapping[str, Engine], settings: Settings
+) -> tuple[ASGIApp, Service]:
+    """Return the ASGI application, and the service whose schedulers compute for it.
 
-    The engine may not be used by anyone else until the scheduler has stopped. OptionError if it has
-    functions of `Engine.with_hooks`.
+    The engines may not be used by anyone else until the schedulers have stopped. OptionError if one
+    has functions of `Engine.with_hooks`.
     """
-    engine.loaded.refuse_functions("are functions, which a server does not call")
-    scheduler = Scheduler(engine.loaded, settings.max_batch, settings.max_queue)
-    metrics = Metrics(scheduler)
-    names = (settings.name or shown_name(engine), engine.name)
-    handlers = _Handlers(Service(engine, scheduler, metrics, names, settings.allow_edits))
+    if not isinstance(engines, Mapping):
+        engines = {shown_name(engines.name): engines}
+    if not engines:
+        raise InputError("a server needs a model: there is none")
+    for engine in engines.values():
+        engine.loaded.refuse_functions("are functions, which a server does not call")
+    settings.check_models(len(engines))
+    if settings.name is not None:
+        engines = dict.fromkeys([settings.name], *engines.values())
+    service = Service.start(engines, settings)
+    handlers = _Handlers(service)
     get = partial(Route, methods=["GET"])
     post = partial(Route, methods=["POST"])
-    model = {
-        "id": names[0],
-        "object": "model",
-        "created": int(time.time()),
-        "owned_by": "gpt-cli",
-        "max_model_len": engine.model.config.n_positions,
-        "adapter": engine.adapter,
-    }
     routes = [
         get("/", _page()),
         get("/health", handlers.health),
         get("/metrics", handlers.metrics),
-        get("/v1/models", JSONResponse({"object": "list", "data": [model]})),
-        get("/v1/models/{name:path}", partial(handlers.model, model)),
-        get("/tokenizer_info", JSONResponse(_special_tokens(engine))),
+        get("/v1/models", handlers.models),
+        get("/v1/models/{name:path}", handlers.model),
+        get("/tokenizer_info", handlers.tokenizer_info),
         post("/v1/completions", handlers.completions),
         post("/v1/embeddings", handlers.embeddings),
         post("/tokenize", partial(handlers.compute, tokenize)),
@@ -82,7 +85,7 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
     paths = {route.path for route in routes}
 
     def count(path: str, status: int) -> None:
-        metrics.requests.labels(path if path in paths else "other", status).inc()
+        service.metrics.requests.labels(path if path in paths else "other", status).inc()
 
     errors = {  # the handlers are asynchronous: others would wait for a thread
         HTTPException: _no_route,
@@ -91,7 +94,7 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
     }
     app = Starlette(routes=routes, exception_handlers=errors)
     app.router.redirect_slashes = False
-    return guarded(app, settings, count), scheduler
+    return guarded(app, settings, count), service
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
@@ -140,46 +143,69 @@ class _Handlers:
 
     def __init__(self, service: Service):
         self._service = service
+        self._created = int(time.time())
         self._compiling = asyncio.Semaphore(_COMPILED)
         # Not the loop's executor: its shutdown starts a thread, and memory may be short.
         self._workers = ThreadPoolExecutor()
 
     async def health(self, request: Request) -> Response:
-        if self._service.scheduler.draining:
+        if self._service.draining:
             raise StoppedError("the server is shutting down")
         return JSONResponse({"status": "ok"})
 
     async def metrics(self, request: Request) -> Response:
         return Response(self._service.metrics.text(), media_type=Metrics.media_type)
 
-    async def model(self, model: Json, request: Request) -> Response:
-        check_model(request.path_params["name"], self._service.names)
-        return JSONResponse(model)
+    async def models(self, request: Request) -> Response:
+        data = [self._described(model) for model in self._service.models]
+        return JSONResponse({"object": "list", "data": data})
+
+    async def model(self, request: Request) -> Response:
+        return JSONResponse(self._described(self._service.model(request.path_params["name"])))
+
+    def _described(self, model: ServedModel) -> Json:
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "gpt-cli",
+            "max_model_len": model.engine.model.config.n_positions,
+            "adapter": model.engine.adapter,
+        }
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        model = self._service.model(request.query_params.get("model"))
+        return JSONResponse(_special_tokens(model.engine))
 
     async def compute(self, function: Callable[[Engine, Json], Json], request: Request) -> Response:
         """Answer with what a function returns for the body of a request."""
-        return JSONResponse(await self._in_thread(function, await _json(request)))
+        body = await _json(request)
+        model = self._service.model(body.get("model"))
+        return JSONResponse(await self._in_thread(function, model, body))
 
-    async def _in_thread(self, function: Callable[[Engine, Json], Parsed], body: Json) -> Parsed:
+    async def _in_thread(
+        self, function: Callable[[Engine, Json], Parsed], model: ServedModel, body: Json
+    ) -> Parsed:
         """Call a function in another thread, since a long text takes a while to tokenize."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._workers, function, self._service.engine, body)
+        return await loop.run_in_executor(self._workers, function, model.engine, body)
 
     async def completions(self, request: Request) -> Response:
         """Continue or score the prompts of a request."""
         body = await _json(request)
-        parse = partial(read_completions, names=self._service.names, folder=self._service.folder)
+        model = self._service.model(body.get("model"))
+        parse = partial(read_completions, folder=self._service.folder)
         has_constraint = any(body.get(name) is not None for name in CONSTRAINT_FIELDS)
         async with self._compiling if has_constraint else nullcontext():
-            parsed = await self._in_thread(parse, body)
-        return CompletionResponse(self._service, parsed)
+            parsed = await self._in_thread(parse, model, body)
+        return CompletionResponse(self._service, model, parsed)
 
     async def embeddings(self, request: Request) -> Response:
         """Return vectors of the texts of a request."""
         body = await _json(request)
-        parse = partial(read_embeddings, names=self._service.names)
-        parsed = await self._in_thread(parse, body)
-        return EmbeddingResponse(self._service, parsed)
+        model = self._service.model(body.get("model"))
+        parsed = await self._in_thread(read_embeddings, model, body)
+        return EmbeddingResponse(self._service, model, parsed)
 
     async def refuse(self, request: Request, error: Exception) -> Response:
         refusal = RequestError.of(error)

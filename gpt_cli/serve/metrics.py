@@ -1,5 +1,6 @@
 """Counters of a server, for Prometheus."""
 
+from collections.abc import Mapping
 from functools import partial
 
 from prometheus_client import (
@@ -18,46 +19,58 @@ _OLDER = 0.9  # the weight of earlier values in a mean
 
 
 class Metrics:
-    """The counters of `/metrics`."""
+    """The counters of `/metrics`, most of them for each model."""
 
     media_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, scheduler: Scheduler):
-        self._scheduler = scheduler
+    def __init__(self, schedulers: Mapping[str, Scheduler]):
+        """Begin to count; `schedulers` are those of the models, by name."""
+        self._schedulers = schedulers
         self._registry = CollectorRegistry()
         counter = partial(Counter, namespace="gpt_cli", registry=self._registry)
         histogram = partial(Histogram, namespace="gpt_cli", registry=self._registry)
         gauge = partial(Gauge, namespace="gpt_cli", registry=self._registry)
+        model = ["model"]
         self.requests = counter("requests", "Requests.", ["path", "status"])
-        self._prompts = counter("prompt_tokens", "Tokens of prompts.")
-        self._reused = counter("reused_tokens", "Tokens of prompts not computed again.")
-        self._generated = counter("generated_tokens", "Generated tokens.")
-        self._drafted = counter("drafted_tokens", "Drafted tokens.")
-        self._accepted = counter("accepted_tokens", "Drafted tokens in texts.")
-        self._request_seconds = histogram("request_seconds", "Time of an answer.")
-        self.first_seconds = histogram("first_token_seconds", "Time to the first token.")
-        running = gauge("texts_running", "Texts that are being computed.")
-        running.set_function(lambda: scheduler.running)
-        waiting = gauge("texts_waiting", "Texts in the queue.")
-        waiting.set_function(lambda: scheduler.waiting)
-        self._reused_before = 0
+        self._prompts = counter("prompt_tokens", "Tokens of prompts.", model)
+        self._reused = counter("reused_tokens", "Tokens of prompts not computed again.", model)
+        self._generated = counter("generated_tokens", "Generated tokens.", model)
+        self._drafted = counter("drafted_tokens", "Drafted tokens.", model)
+        self._accepted = counter("accepted_tokens", "Drafted tokens in texts.", model)
+        self._request_seconds = histogram("request_seconds", "Time of an answer.", model)
+        self._first_seconds = histogram("first_token_seconds", "Time to the first token.", model)
+        running = gauge("texts_running", "Texts that are being computed.", model)
+        waiting = gauge("texts_waiting", "Texts in the queue.", model)
+        for name, scheduler in schedulers.items():
+            running.labels(name).set_function(partial(getattr, scheduler, "running"))
+            waiting.labels(name).set_function(partial(getattr, scheduler, "waiting"))
+            for counted in (self._prompts, self._generated, self._drafted, self._accepted):
+                counted.labels(name)  # is 0, and shown
+            self._request_seconds.labels(name)
+            self._first_seconds.labels(name)
+        self._reused_before = dict.fromkeys(schedulers, 0)
         self.mean_seconds = 0.0  # of recent answers
 
     def text(self) -> bytes:
         """Return all values in Prometheus' format."""
-        reused = self._scheduler.reused
-        self._reused.inc(reused - self._reused_before)
-        self._reused_before = reused
+        for name, scheduler in self._schedulers.items():
+            reused = scheduler.reused
+            self._reused.labels(name).inc(reused - self._reused_before[name])
+            self._reused_before[name] = reused
         return generate_latest(self._registry)
 
-    def add_step(self, step: Step) -> None:
-        """Count a generated token."""
-        self._generated.inc()
-        self._drafted.inc(step.drafted)
-        self._accepted.inc(step.accepted)
+    def add_first(self, model: str, seconds: float) -> None:
+        """Count the time to the first token of an answer."""
+        self._first_seconds.labels(model).observe(seconds)
 
-    def add_answer(self, prompt_tokens: int, seconds: float) -> None:
+    def add_step(self, model: str, step: Step) -> None:
+        """Count a generated token."""
+        self._generated.labels(model).inc()
+        self._drafted.labels(model).inc(step.drafted)
+        self._accepted.labels(model).inc(step.accepted)
+
+    def add_answer(self, model: str, prompt_tokens: int, seconds: float) -> None:
         """Count an answered request."""
-        self._prompts.inc(prompt_tokens)
-        self._request_seconds.observe(seconds)
+        self._prompts.labels(model).inc(prompt_tokens)
+        self._request_seconds.labels(model).observe(seconds)
         self.mean_seconds = _OLDER * (self.mean_seconds or seconds) + (1 - _OLDER) * seconds

@@ -15,7 +15,6 @@ from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError, ResourceError, counted, did_you_mean
 from gpt_cli.gpt2.edits import EditError, FunctionEdit, ModelEdit, bind
 from gpt_cli.gpt2.hooks import FINAL, has_key_axis, hook_shapes, select_hooks
-from gpt_cli.hub import is_folder
 from gpt_cli.options.declare import LIMIT, Declared, OptionError, Range, between, option
 from gpt_cli.options.request import OF_SEARCH, Options, SamplingParams, check_search
 from gpt_cli.serve import trial
@@ -129,32 +128,25 @@ class Embeddings:
 
 
 def read_completions(
-    engine: Engine,
-    body: Json,
-    names: Sequence[str],
-    folder: Path | None = None,
-    seed: int | None = None,
+    engine: Engine, body: Json, folder: Path | None = None, seed: int | None = None
 ) -> Completions:
     """Return the request that a body describes; raise RequestError if a field is not valid.
 
     Args:
         engine: the model.
         body: the JSON of the request.
-        names: of the model; see `check_model`.
         folder: of the files of edits; without one, requests may have no edits.
         seed: of a request that has none; by default, one is drawn.
     """
     try:
-        return _completions(engine, translated(body), names, folder, seed)
+        return _completions(engine, translated(body), folder, seed)
     except RequestError as error:
         raise in_dialect(error, body) from None
 
 
-def _completions(
-    engine: Engine, body: Json, names: Sequence[str], folder: Path | None, seed: int | None
-) -> Completions:
+def _completions(engine: Engine, body: Json, folder: Path | None, seed: int | None) -> Completions:
     values = _changes(body, _KNOWN, NEUTRAL)
-    fields = _completion_fields(values, names)
+    fields = _completion_fields(values)
     options = _options(engine, values, fields).with_seed(seed)
     include_usage = _include_usage(values)
     prompts = _texts("prompt", values.get("prompt", ""), fields.candidates)
@@ -168,10 +160,10 @@ def _completions(
     return Completions(encoded, fields, options, include_usage, entries)
 
 
-def read_embeddings(engine: Engine, body: Json, names: Sequence[str]) -> Embeddings:
+def read_embeddings(engine: Engine, body: Json) -> Embeddings:
     """Return the request that a body describes; raise RequestError if a field is not valid."""
     values = _changes(body, {*EmbeddingFields.row_fields(), "input"}, {"dimensions": ()})
-    fields = _fields(EmbeddingFields, values, names)
+    fields = _fields(EmbeddingFields, values)
     if values.get("input") in (None, []):
         what = "an empty list" if "input" in values else "missing"
         raise RequestError(f"input is {what}: give a text, or a list of texts", "input")
@@ -270,19 +262,16 @@ def _include_usage(values: Json) -> bool:
     )
 
 
-def _fields(kind: type[F], values: Json, names: Sequence[str]) -> F:
+def _fields(kind: type[F], values: Json) -> F:
     try:
         chosen = {name: value for name, value in values.items() if name in kind.row_fields()}
-        fields = kind(**kind.parse_json(chosen))
+        return kind(**kind.parse_json(chosen))
     except OptionError as error:
         raise RequestError(str(error), error.args[0]) from None
-    if fields.model is not None:
-        check_model(fields.model, names)
-    return fields
 
 
-def _completion_fields(values: Json, names: Sequence[str]) -> CompletionFields:
-    fields = _fields(CompletionFields, values, names)
+def _completion_fields(values: Json) -> CompletionFields:
+    fields = _fields(CompletionFields, values)
     if fields.use_beam_search and fields.n == 1 and fields.best_of is None:
         raise RequestError("best_of is missing: it is the number of beams", "best_of")
     if fields.candidates < fields.n:
@@ -290,18 +279,6 @@ def _completion_fields(values: Json, names: Sequence[str]) -> CompletionFields:
     if fields.stream and fields.choices > fields.n:
         raise RequestError("best_of: the best of several texts cannot be streamed", "best_of")
     return fields
-
-
-def shown_name(engine: Engine) -> str:
-    """Return the name of a model in answers, which for a folder is not its path."""
-    return Path(engine.name).resolve().name if is_folder(engine.name) else engine.name
-
-
-def check_model(name: str, names: Sequence[str]) -> None:
-    """Raise RequestError if a name is not one of the model's; its message shows the first."""
-    if name not in names:
-        message = f"this server has no model {name!r:.80}, only {names[0]!r}"
-        raise RequestError(message, "model", 404, "model_not_found")
 
 
 def _options(engine: Engine, values: Json, fields: CompletionFields) -> Options:

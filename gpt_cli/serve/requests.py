@@ -11,6 +11,7 @@ from hashlib import sha256
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
+from gpt_cli import hub
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.jobs import storage
 from gpt_cli.jobs.layout import InputRow, Layout
@@ -176,12 +177,11 @@ class _Replies:
         from gpt_cli.serve.answers import CompletionAnswer, EmbeddingAnswer
 
         engine = self._engine
-        name = protocol.shown_name(engine)
-        names = [name, str(body.get("model"))]  # any name: a file may be for another server
+        name = hub.shown_name(engine.name)
         deliver = partial(self._deliver, number)
         if url == "/v1/embeddings":
-            return EmbeddingAnswer(protocol.read_embeddings(engine, body, names), name, deliver)
-        request = protocol.read_completions(engine, body, names, seed=self._seed_of(row))
+            return EmbeddingAnswer(protocol.read_embeddings(engine, body), name, deliver)
+        request = protocol.read_completions(engine, body, seed=self._seed_of(row))
         if request.fields.stream:
             raise RequestError("stream must be left out: an answer is one line", "stream")
         id = str(row.id).replace(_ID, "cmpl-")

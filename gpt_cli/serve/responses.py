@@ -5,11 +5,11 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -23,7 +23,8 @@ from gpt_cli.serve.metrics import Metrics
 from gpt_cli.serve.prompts import Event
 from gpt_cli.serve.protocol import MOST_ENTRIES, Completions, Embeddings, Json
 from gpt_cli.serve.refusals import QueueFullError, RequestError
-from gpt_cli.serve.scheduler import Scheduler
+from gpt_cli.serve.scheduler import Scheduler, Turns
+from gpt_cli.serve.settings import Settings
 
 _MOST_UNREAD = 4 * MOST_ENTRIES  # 400 MB
 _HEADERS = {
@@ -33,16 +34,77 @@ _HEADERS = {
 _logger = logging.getLogger("gpt_cli")
 
 
-@dataclass
-class Service:
-    """The parts that all requests share."""
+@dataclass(frozen=True, eq=False)
+class ServedModel:
+    """A model, and the scheduler that computes with it."""
 
+    name: str  # in answers
     engine: Engine
     scheduler: Scheduler
+
+
+@dataclass
+class Service:
+    """The models of a server, and the parts that all requests share."""
+
+    models: Sequence[ServedModel]
     metrics: Metrics
-    names: Sequence[str]  # of the model: the first is shown, and requests may have any
     folder: Path | None = None  # of the files of edits, if requests may have edits
     unread: int = 0  # entries of responses being computed, or not read by their clients
+
+    @classmethod
+    def start(cls, engines: Mapping[str, Engine], settings: Settings) -> Self:
+        """Start a scheduler for each of the engines, which are by the names of their models."""
+        limits = settings.max_batch, settings.max_queue
+        turns = Turns(len(engines))
+        models = [
+            ServedModel(name, engine, Scheduler(engine.loaded, *limits, turns))
+            for name, engine in engines.items()
+        ]
+        metrics = Metrics({model.name: model.scheduler for model in models})
+        return cls(models, metrics, settings.allow_edits)
+
+    def model(self, name: Any) -> ServedModel:
+        """Return the model with a name, or as `load` got it; by default, the first.
+
+        Raise RequestError if there is none.
+        """
+        if name is None:
+            return self.models[0]
+        if not isinstance(name, str):
+            raise RequestError(f"model must be a string, not {json.dumps(name):.40}", "model")
+        by_name = {model.engine.name: model for model in reversed(self.models)}
+        by_name |= {model.name: model for model in self.models}
+        if name not in by_name:
+            names = ", ".join(repr(model.name) for model in self.models)
+            message = f"this server has no model {name!r:.80}, only {names}"
+            raise RequestError(message, "model", 404, "model_not_found")
+        return by_name[name]
+
+    @property
+    def draining(self) -> bool:
+        """Return whether no more texts are accepted."""
+        return any(model.scheduler.draining for model in self.models)
+
+    @property
+    def busy(self) -> bool:
+        """Return whether texts are being computed or wait."""
+        return any(model.scheduler.busy for model in self.models)
+
+    def drain(self) -> None:
+        """Let all schedulers drain."""
+        for model in self.models:
+            model.scheduler.drain()
+
+    def stop(self) -> None:
+        """Stop all schedulers."""
+        for model in self.models:
+            model.scheduler.stop()
+
+    def join(self) -> None:
+        """Wait until all schedulers have stopped."""
+        for model in self.models:
+            model.scheduler.join()
 
 
 class PendingResponse(StreamingResponse):
@@ -50,9 +112,16 @@ class PendingResponse(StreamingResponse):
 
     _answer: Answer
 
-    def __init__(self, service: Service, entries: int, stream: AsyncIterator[str] | None = None):
+    def __init__(
+        self,
+        service: Service,
+        model: ServedModel,
+        entries: int,
+        stream: AsyncIterator[str] | None = None,
+    ):
         super().__init__(stream or (), headers=_HEADERS, media_type="text/event-stream")
         self._service = service
+        self._model = model
         self._entries = entries  # the size of the answer
         self._is_stream = stream is not None
         self._loop = asyncio.get_running_loop()
@@ -64,7 +133,7 @@ class PendingResponse(StreamingResponse):
         service = self._service
         if service.unread + self._entries > _MOST_UNREAD:
             raise QueueFullError("too many large answers are computed or unread; try again later")
-        service.scheduler.submit(self._answer.texts)
+        self._model.scheduler.submit(self._answer.texts)
         service.unread += self._entries
         try:
             await super().__call__(scope, receive, send)
@@ -119,7 +188,8 @@ class PendingResponse(StreamingResponse):
         return time.perf_counter() - self._start
 
     def _count(self) -> None:
-        self._service.metrics.add_answer(self._answer.usage["prompt_tokens"], self._seconds)
+        prompt_tokens = self._answer.usage["prompt_tokens"]
+        self._service.metrics.add_answer(self._model.name, prompt_tokens, self._seconds)
 
 
 class CompletionResponse(PendingResponse):
@@ -127,13 +197,11 @@ class CompletionResponse(PendingResponse):
 
     _answer: CompletionAnswer
 
-    def __init__(self, service: Service, request: Completions):
-        super().__init__(
-            service, request.entries, self._stream() if request.fields.stream else None
-        )
+    def __init__(self, service: Service, model: ServedModel, request: Completions):
+        stream = self._stream() if request.fields.stream else None
+        super().__init__(service, model, request.entries, stream)
         id = f"cmpl-{uuid.uuid4().hex}"
-        engine, model = service.engine, service.names[0]
-        self._answer = CompletionAnswer(engine, request, model, id, self._deliver)
+        self._answer = CompletionAnswer(model.engine, request, model.name, id, self._deliver)
         self._include_usage = request.include_usage
         self._has_begun = False
 
@@ -142,9 +210,9 @@ class CompletionResponse(PendingResponse):
         metrics = self._service.metrics
         if not self._has_begun:
             self._has_begun = True
-            metrics.first_seconds.observe(self._seconds)
+            metrics.add_first(self._model.name, self._seconds)
         if isinstance(event, Step):
-            metrics.add_step(event)
+            metrics.add_step(self._model.name, event)
         super()._add(index, event)
 
     async def _stream(self) -> AsyncIterator[str]:
@@ -169,9 +237,9 @@ class CompletionResponse(PendingResponse):
 class EmbeddingResponse(PendingResponse):
     """The response to a request for embeddings."""
 
-    def __init__(self, service: Service, request: Embeddings):
-        super().__init__(service, request.entries)
-        self._answer = EmbeddingAnswer(request, service.names[0], self._deliver)
+    def __init__(self, service: Service, model: ServedModel, request: Embeddings):
+        super().__init__(service, model, request.entries)
+        self._answer = EmbeddingAnswer(request, model.name, self._deliver)
 
 
 def _event(data: Json) -> str:

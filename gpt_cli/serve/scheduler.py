@@ -16,8 +16,9 @@ A beam search is one text with one row for each beam.
 import heapq
 import math
 import threading
+import time
 from collections import deque
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -48,18 +49,80 @@ class _Waiting:
     text: PendingText = field(compare=False)
 
 
+class Turns:
+    """The turns of schedulers on the same cores, where two passes at a time would be slower.
+
+    The next pass is that of the busy scheduler that has computed for the least time, so all that
+    are busy have equal shares of the time, whatever a pass takes.
+    """
+
+    def __init__(self, schedulers: int = 1, clock: Callable[[], float] = time.perf_counter):
+        """Prepare for a number of schedulers."""
+        self.schedulers = schedulers
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._busy: list[object] = []
+        self._computing: object = None  # the one whose turn it is
+        self._since = 0.0  # by the clock
+        self._seconds: dict[object, float] = {}  # of computing, by scheduler
+        self._level = 0.0  # the seconds of the one whose turn came last, before it
+
+    def begin(self, scheduler: object) -> None:
+        """Wait for the next turn of a scheduler, whose last one ends."""
+        with self._changed:
+            self._count(scheduler)
+            if scheduler not in self._busy:
+                self._busy.append(scheduler)
+                # Nobody can save up time while idle.
+                self._seconds[scheduler] = max(self._seconds.get(scheduler, 0.0), self._level)
+            while self._computing is not None or scheduler is not self._next:
+                self._changed.wait()
+            self._computing = scheduler
+            self._since = self._clock()
+            self._level = self._seconds[scheduler]
+
+    def end(self, scheduler: object) -> None:
+        """End the turn of a scheduler that has nothing to compute."""
+        with self._changed:
+            self._count(scheduler)
+            if scheduler in self._busy:
+                self._busy.remove(scheduler)
+                if not self._busy:  # then all begin anew, with the same time
+                    self._level = max(self._seconds.values())
+
+    @property
+    def _next(self) -> object:
+        """Return the busy scheduler that has computed for the least time."""
+        return min(self._busy, key=self._seconds.__getitem__)
+
+    def _count(self, scheduler: object) -> None:
+        """Count the time of a turn that ends, if it is this scheduler's."""
+        if self._computing is scheduler:
+            self._computing = None
+            self._seconds[scheduler] += self._clock() - self._since
+            self._changed.notify_all()
+
+
 class Scheduler:
     """Computes texts for many callers at once, in another thread."""
 
-    def __init__(self, loaded: LoadedModel, max_batch: int = 32, max_queue: int = 64):
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        max_batch: int = 32,
+        max_queue: int = 64,
+        turns: Turns | None = None,
+    ):
         """Start the thread, which alone may use the model until it has stopped.
 
         It computes up to `max_batch` rows at a time, fewer if memory is short. Beyond them,
-        `max_queue` requests may have texts that wait.
+        `max_queue` requests may have texts that wait. Schedulers with the same `turns` share the
+        cores and the memory.
         """
         self._model = loaded.model
         self._loaded = replace(loaded, kept_bytes=cache_budget(loaded.model))
-        self.max_batch = _fitting(self._model, max_batch)
+        self._turns = turns or Turns()
+        self.max_batch = _fitting(self._model, max_batch, self._turns.schedulers)
         self._max_queue = max_queue
         self._batch = Batch(self._loaded, self.max_batch)
         self._running: set[PendingText] = set()  # all that do not wait
@@ -135,8 +198,10 @@ class Scheduler:
         while not self.stopped:
             with self._changed:
                 while not (self.stopped or self._waiting or self.running):
+                    self._turns.end(self)
                     if not self._changed.wait(_IDLE_SECONDS):
                         self._batch.clear()
+            self._turns.begin(self)
             try:
                 self._drop_cancelled()
                 self._admit()
@@ -146,6 +211,7 @@ class Scheduler:
                     self._decode()
             except Exception as error:  # a bug must not end the server
                 self._fail(error)
+        self._turns.end(self)
         self._fail(StoppedError("the server has stopped before the answer was complete: try again"))
 
     def _drop_cancelled(self) -> None:
@@ -303,10 +369,14 @@ class Scheduler:
             text.fail(error)  # cancelled, since it may have joined already
 
 
-def _fitting(model: GPT2, texts: int) -> int:
-    """Return how many texts of full length fit half of the free memory, at most `texts`."""
+def _fitting(model: GPT2, texts: int, schedulers: int) -> int:
+    """Return how many texts of full length fit half of the free memory, at most `texts`.
+
+    Each of several schedulers has an equal part of the memory.
+    """
     free = model.ops.free_memory()
     if free is None:
         return texts
     text_bytes = cache_bytes(model.config, model.config.n_positions, model.ops.cache_type.itemsize)
-    return max(1, min(texts, math.floor((free - cache_budget(model)) / 2 / text_bytes)))
+    rows = math.floor((free / schedulers - cache_budget(model)) / 2 / text_bytes)
+    return max(1, min(texts, rows))

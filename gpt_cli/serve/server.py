@@ -9,7 +9,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -27,7 +27,7 @@ from gpt_cli.system.signals import ENDING, HANGUP, raise_swallowed
 
 if TYPE_CHECKING:
     from gpt_cli.engine import Engine
-    from gpt_cli.serve.scheduler import Scheduler
+    from gpt_cli.serve.responses import Service
 
 IDLE_SECONDS = 60.0  # for a client to send a request, or to read more of an answer
 LAST_SECONDS = 5.0  # for requests to end after the grace
@@ -37,7 +37,7 @@ _HEADERS_SIZE = 1 << 16  # bytes; a browser sends the cookies of all servers of 
 
 
 def run(
-    engine: "Engine | Callable[[], Engine]",
+    engine: "Engine | Mapping[str, Engine] | Callable[[], Engine | Mapping[str, Engine]]",
     settings: Settings | None = None,
     ready: Callable[[str], None] = lambda address: None,
     waiting: Callable[[int], None] = lambda requests: None,
@@ -46,7 +46,8 @@ def run(
     """Serve until SIGTERM, SIGINT or SIGHUP; running requests then have `settings.grace` seconds.
 
     Args:
-        engine: the loaded model, or a function that loads it once the address is known to be free.
+        engine: the loaded model, or several by their names for clients, or a function that loads
+            them once the address is known to be free. A request without a model gets the first.
         settings: of the server, by default `Settings()`.
         ready: called with the address, such as http://127.0.0.1:8000, when the server answers.
         waiting: called after a signal with the number of requests that run, if there are any.
@@ -57,13 +58,13 @@ def run(
         loaded = engine() if callable(engine) else engine
         from gpt_cli.serve.app import application  # NumPy, which `engine` prepares
 
-        app, scheduler = application(loaded, settings)
+        app, service = application(loaded, settings)
         try:
             raise_swallowed()  # while numpy.random was imported
-            Server(app, settings.grace, scheduler, ready, waiting, cut_off).serve_on(listening)
+            Server(app, settings.grace, service, ready, waiting, cut_off).serve_on(listening)
         finally:
-            scheduler.stop()
-            scheduler.join()
+            service.stop()
+            service.join()
 
 
 def bind(settings: Settings) -> AbstractContextManager[socket.socket]:
@@ -155,8 +156,8 @@ def address_of(listening: socket.socket) -> str:
 class Server(uvicorn.Server):
     """uvicorn's server; it closes idle connections, and lets requests finish at the end.
 
-    At the first SIGTERM, SIGINT or SIGHUP, the scheduler drains. Once no text runs any more, or
-    after `grace` seconds, the port is closed and the scheduler stops. A second signal ends the
+    At the first SIGTERM, SIGINT or SIGHUP, the service drains. Once no text runs any more, or
+    after `grace` seconds, the port is closed and the service stops. A second signal ends the
     process at once, by the earlier handlers. At the end, the earlier handler of SIGHUP gets a
     first SIGHUP, too.
     """
@@ -165,7 +166,7 @@ class Server(uvicorn.Server):
         self,
         app: ASGIApp,
         grace: float,
-        scheduler: "Scheduler",
+        service: "Service",
         ready: Callable[[str], None],
         waiting: Callable[[int], None],
         cut_off: Callable[[int], None],
@@ -187,7 +188,7 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self._grace = grace
-        self._scheduler = scheduler
+        self._service = service
         self._ready = ready
         self._waiting = waiting
         self._cut_off = cut_off
@@ -245,12 +246,12 @@ class Server(uvicorn.Server):
         if not await super().on_tick(counter):
             return False
         if not self._end:
-            self._scheduler.drain()
+            self._service.drain()
             self._end = self._loop.time() + self._grace
             running = self._running()
             if running:
                 self._waiting(running)
-        return not self._scheduler.busy or self._loop.time() >= self._end
+        return not self._service.busy or self._loop.time() >= self._end
 
     @property
     def _connections(self) -> "list[_Connection]":
@@ -264,9 +265,9 @@ class Server(uvicorn.Server):
         """Close the port, and wait until running requests are answered."""
         seconds = max(0.0, self._end - self._loop.time())
         running = self._running()
-        if self._scheduler.busy and running:
+        if self._service.busy and running:
             self._cut_off(running)
-        self._loop.call_later(seconds, self._scheduler.stop)
+        self._loop.call_later(seconds, self._service.stop)
         self.config.timeout_graceful_shutdown = int(seconds + LAST_SECONDS)
         await super().shutdown(sockets)
 

@@ -47,7 +47,7 @@ class Settings(Declared):
     )
     name: str | None = option(
         None,
-        "Name of the model for clients; that of --model, or of its folder, if not set.",
+        "Name of a single model for clients; that of --model, or of its folder, if not set.",
         Range(lambda name: name.isprintable() and bool(name), "printable, and not empty"),
         metavar="NAME",
     )
@@ -103,6 +103,11 @@ class Settings(Declared):
         if _ANY_PAGE.intersection(self.cors):
             reason = "any page that a browser of this machine opens could use the server"
             raise OptionError("cors", f"must not be * or null without a key: {reason}; {cure}")
+
+    def check_models(self, count: int) -> None:
+        """Raise OptionError if these options do not fit this number of models."""
+        if self.name is not None and count > 1:
+            raise OptionError("name", "is the name of a single model: leave it out with several")
 
 
 def find_addresses(host: str, port: int) -> list[tuple[Any, ...]]:

@@ -27,7 +27,7 @@ from gpt_cli.options.request import Options
 from gpt_cli.records import COMPLETION
 from gpt_cli.system import signals
 from gpt_cli.system.startup import THREAD_VARIABLES
-from support.commands import ENDLESS, GENERATE, LONG, PIPES, TINY, generated, text_of
+from support.commands import ENDLESS, GENERATE, LONG, PIPES, TINY, generate, generated, text_of
 from support.in_process import finished, records_here, refusal, run_here, terminal_here
 from support.processes import COMMAND, LimitedProcess, on_terminal, posix, run_on_terminal
 
@@ -346,7 +346,7 @@ def test_the_library_and_numpy_give_the_same_text(library):
 
 def records_of(*arguments, **env):
     """Return the records of `--json`, without their times."""
-    records = records_here(*GENERATE, *arguments, "--json", **env)
+    records = records_here(*generate(*arguments), "--json", **env)
     return [record | {"timing": None} for record in records]
 
 
@@ -410,7 +410,7 @@ def test_without_the_library_weights_in_16_bits_are_widened(case_folder, monkeyp
     assert " in float32: loaded in " in told
     assert records_here("info", flags[1], "--json")[0]["dtype"] == "float32"
     needed = "--dtype float16 needs the compiled library"
-    assert needed in refusal(*GENERATE, *flags, "--dtype", "float16")
+    assert needed in refusal("generate", *flags, "--dtype", "float16")
 
 
 def test_memory_that_runs_out_is_exit_code_5(recorder, monkeypatch):
@@ -546,7 +546,7 @@ def test_a_damaged_model_is_exit_code_4_and_verbose_shows_where(tmp_path):
     shutil.copytree(TINY_FOLDER, tmp_path, dirs_exist_ok=True)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    error = refusal(*GENERATE, "x", "--model", tmp_path, code=4)
+    error = refusal("generate", "x", "--model", tmp_path, code=4)
     assert "model.safetensors" in error
     verbose = generated("x", "--model", tmp_path, "--verbose", code=4)[1]
     assert "Traceback" in verbose

@@ -353,7 +353,7 @@ class Soak:
         for _ in range(50):
             await asyncio.sleep(0.1)
             text = (await ask(self.port, path="/metrics")).body.decode()
-            if re.findall(r"^gpt_cli_texts_\w+ (.*)", text, re.MULTILINE) == ["0.0", "0.0"]:
+            if re.findall(r"^gpt_cli_texts_\w+{.*} (.*)", text, re.MULTILINE) == ["0.0", "0.0"]:
                 break
         else:
             raise RuntimeError("texts that nobody wants are still computed")

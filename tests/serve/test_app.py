@@ -220,7 +220,7 @@ def test_a_bias_of_false_bans_a_token(tiny):
         ([[11, False], [" the", -1.5], [12, 0]], ((11, -100), (12, 0), (262, -1.5))),
         ({"11": False, " the": 2}, ((11, -100), (262, 2))),
     ):
-        options = read_completions(tiny, {"logit_bias": bias}, ["tiny"]).options
+        options = read_completions(tiny, {"logit_bias": bias}).options
         assert options.logit_bias == expected
 
 

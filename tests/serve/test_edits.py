@@ -5,11 +5,10 @@ import pytest
 
 pytest.importorskip("uvicorn")
 from gpt_cli.gpt2.edits import ModelEdit
-from gpt_cli.serve.metrics import Metrics
 from gpt_cli.serve.protocol import read_completions
 from gpt_cli.serve.refusals import RequestError
 from gpt_cli.serve.responses import Service
-from gpt_cli.serve.scheduler import Scheduler
+from gpt_cli.serve.settings import Settings
 from support.in_process import refusal
 from support.scores import same
 
@@ -36,10 +35,10 @@ def folder(tiny, tmp_path_factory):
 
 @pytest.fixture
 def service(tiny, folder):
-    scheduler = Scheduler(tiny.loaded)
-    yield Service(tiny, scheduler, Metrics(scheduler), ["tiny"], folder)
-    scheduler.stop()
-    scheduler.join()
+    service = Service.start({"tiny": tiny}, Settings(allow_edits=folder))
+    yield service
+    service.stop()
+    service.join()
 
 
 def answer(service, bodies):
@@ -56,8 +55,8 @@ def answers_of(service, bodies):
     from gpt_cli.serve.responses import CompletionResponse
 
     async def ask(body):
-        request = read_completions(service.engine, body, service.names, service.folder)
-        whole = CompletionResponse(service, request)
+        request = read_completions(service.models[0].engine, body, service.folder)
+        whole = CompletionResponse(service, service.models[0], request)
         sent = []
 
         async def send(message):
@@ -110,11 +109,10 @@ def test_prompts_are_scored_with_edits_and_with_those_of_the_server(tiny, servic
     ((_, plain),) = answer(service, [body | {"edits": []}])
     assert logprobs != plain
     edited = tiny.with_edits([edit])
-    scheduler = Scheduler(edited.loaded)
-    always = Service(edited, scheduler, Metrics(scheduler), ["tiny"])
+    always = Service.start({"tiny": edited}, Settings())
     assert answer(always, [body | {"edits": []}])[0][1] == logprobs
-    scheduler.stop()
-    scheduler.join()
+    always.stop()
+    always.join()
 
 
 @pytest.mark.parametrize("echo", [False, True])
@@ -139,7 +137,7 @@ def test_a_file_outside_of_the_folder_is_refused_as_if_missing(tiny, folder, nam
     absolute = str(folder.parent / "v.npy")
     for file in (name, absolute):
         with pytest.raises(RequestError) as refused:
-            read_completions(tiny, {"prompt": "a", "edits": [f"{HOOK}+={file}"]}, ["tiny"], folder)
+            read_completions(tiny, {"prompt": "a", "edits": [f"{HOOK}+={file}"]}, folder)
         assert refused.value.status == 400 and refused.value.field == "edits"
         message = str(refused.value)
         if file.endswith(".npy"):
@@ -161,16 +159,16 @@ def test_a_file_outside_of_the_folder_is_refused_as_if_missing(tiny, folder, nam
 )
 def test_a_wrong_edit_is_refused(tiny, folder, edits, problem):
     with pytest.raises(RequestError) as refused:
-        read_completions(tiny, {"prompt": "a", "edits": edits}, ["tiny"], folder)
+        read_completions(tiny, {"prompt": "a", "edits": edits}, folder)
     assert problem in str(refused.value) and refused.value.status == 400
 
 
 def test_edits_are_off_by_default(tiny, monkeypatch):
     monkeypatch.setattr(ModelEdit, "of", None)  # nothing is read
     with pytest.raises(RequestError, match="started with --allow-edits DIR") as refused:
-        read_completions(tiny, {"prompt": "a", "edits": ["hook_embed=0"]}, ["tiny"])
+        read_completions(tiny, {"prompt": "a", "edits": ["hook_embed=0"]})
     assert (refused.value.status, refused.value.field) == (400, "edits")
-    assert read_completions(tiny, {"prompt": "a", "edits": []}, ["tiny"]).texts[0].edits == []
+    assert read_completions(tiny, {"prompt": "a", "edits": []}).texts[0].edits == []
 
 
 def test_the_folder_must_exist(tmp_path):

@@ -165,7 +165,7 @@ def test_a_bad_value_is_refused_with_its_field(field, value, server):
 )
 def test_a_refusal_says_what_to_do(fields, message, tiny):
     with pytest.raises(RequestError) as error:
-        protocol.read_embeddings(tiny, {"input": "a"} | fields, ["tiny"])
+        protocol.read_embeddings(tiny, {"input": "a"} | fields)
     assert str(error.value) == message
 
 
@@ -175,17 +175,17 @@ def test_another_model_is_refused(server):
 
 def test_the_numbers_of_an_answer_are_bounded(tiny, monkeypatch):
     monkeypatch.setattr(protocol, "MOST_ENTRIES", 192 * 3 // 4)
-    request = protocol.read_embeddings(tiny, {"input": ["a"] * 3}, ["tiny"])
+    request = protocol.read_embeddings(tiny, {"input": ["a"] * 3})
     assert request.entries == 192 * 3 // 4
     with pytest.raises(RequestError, match="input: up to 3 texts fit an answer"):
-        protocol.read_embeddings(tiny, {"input": ["a"] * 4}, ["tiny"])
+        protocol.read_embeddings(tiny, {"input": ["a"] * 4})
 
 
 def test_a_start_token_of_the_tokenizer_is_no_part_of_a_mean(tiny, monkeypatch):
     monkeypatch.setattr(type(tiny.loaded), "start", [2047])
-    (text,) = protocol.read_embeddings(tiny, {"input": "Once"}, ["tiny"]).texts
+    (text,) = protocol.read_embeddings(tiny, {"input": "Once"}).texts
     assert (text.ids[0], text.first) == (2047, 1)
-    (text,) = protocol.read_embeddings(tiny, {"input": [5]}, ["tiny"]).texts
+    (text,) = protocol.read_embeddings(tiny, {"input": [5]}).texts
     assert (text.ids, text.first) == ([5], 0)
     with pytest.raises(RequestError, match="the text is empty"):
-        protocol.read_embeddings(tiny, {"input": ""}, ["tiny"])
+        protocol.read_embeddings(tiny, {"input": ""})

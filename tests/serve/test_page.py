@@ -54,7 +54,8 @@ class Handler(BaseHTTPRequestHandler):
         elif self.refused():
             pass
         elif self.path == "/v1/models":
-            self.reply(200, {"data": [{"id": "tiny", "max_model_len": 64}]})
+            models = [{"id": name, "max_model_len": n} for name, n in self.server.models.items()]
+            self.reply(200, {"data": models})
         else:
             self.reply(404, b"")
 
@@ -138,6 +139,7 @@ class Handler(BaseHTTPRequestHandler):
 def server():
     fake = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     fake.asked, fake.refusals, fake.scripted, fake.key = [], [], None, ""
+    fake.models = {"tiny": 64}
     fake.steps, fake.breaks, fake.error = 2, False, ""
     fake.gate, fake.left = threading.Event(), threading.Event()
     fake.gate.set()
@@ -286,6 +288,37 @@ def test_several_continuations_are_written_side_by_side_and_one_is_chosen(look, 
     assert tab.locator("#place").inner_text() == "2 of 3"
     write_and_continue(tab, None)
     assert server.asked[-1][1]["prompt"] == "Once upon a time" + texts[1]
+
+
+@browser_only
+@once
+def test_several_models_can_be_chosen_and_the_choice_is_kept(look, server):
+    tab = look()
+    write_and_continue(tab, "Once", seed=7)
+    assert "model" not in server.asked[-1][1]
+    assert not tab.get_by_label("Model").is_visible()
+    server.models = {"tiny": 64, "<b>other</b>": 8}
+    tab.reload()
+    wait(tab.locator("#model"), "· tiny")
+    tab.get_by_label("Model").select_option("<b>other</b>")
+    wait(tab.locator("#model"), "· <b>other</b>")
+    tab.reload()
+    wait(tab.locator("#model"), "· <b>other</b>")
+    write_and_continue(tab, "one two three four five six", seed=8)
+    asked = [(path, body["model"]) for path, body in server.asked[-2:]]
+    assert asked == [("/tokenize", "<b>other</b>"), ("/v1/completions", "<b>other</b>")]
+    tab.get_by_label("Model").select_option("tiny")
+    tab.locator(".seed").first.click()  # takes over the options of the text, with its model
+    wait(tab.locator("#model"), "· <b>other</b>")
+    tab.locator("#editor").focus()
+    tab.keyboard.press("Alt+Enter")
+    wait(tab.locator("#token h2"), "Next tokens")
+    assert server.asked[-1][1]["model"] == "<b>other</b>"
+    server.models = {"tiny": 64}
+    tab.reload()
+    wait(tab.locator("#model"), "· tiny")
+    write_and_continue(tab, "Once", seed=7)
+    assert "model" not in server.asked[-1][1]
 
 
 @browser_only

@@ -284,7 +284,7 @@ def test_rows_with_other_fields_are_no_requests(here):
 
 def test_a_given_seed_is_that_of_requests_without_one(tiny):
     for body, seed in ({}, 7), ({"seed": 3}, 3), ({"seed": -1}, 7):
-        assert read_completions(tiny, body, ["tiny"], seed=7).options.seed == seed
+        assert read_completions(tiny, body, seed=7).options.seed == seed
 
 
 def test_no_server_needs_to_be_installed():

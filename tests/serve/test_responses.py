@@ -7,11 +7,10 @@ import pytest
 
 pytest.importorskip("uvicorn")
 from gpt_cli.serve import responses
-from gpt_cli.serve.metrics import Metrics
 from gpt_cli.serve.protocol import read_completions
 from gpt_cli.serve.refusals import QueueFullError, RequestError, StoppedError
 from gpt_cli.serve.responses import CompletionResponse, Service
-from gpt_cli.serve.scheduler import Scheduler
+from gpt_cli.serve.settings import Settings
 from support.answers import REASONS, computed, texts_of, told
 
 SCOPE = {"type": "http", "asgi": {"spec_version": "2.3"}}
@@ -19,10 +18,10 @@ SCOPE = {"type": "http", "asgi": {"spec_version": "2.3"}}
 
 @pytest.fixture
 def service(tiny):
-    scheduler = Scheduler(tiny.loaded)
-    yield Service(tiny, scheduler, Metrics(scheduler), ["tiny"])
-    scheduler.stop()
-    scheduler.join()
+    service = Service.start({"tiny": tiny}, Settings())
+    yield service
+    service.stop()
+    service.join()
 
 
 class Client:
@@ -30,8 +29,9 @@ class Client:
 
     def __init__(self, service, **fields):
         body = {"prompt": "Once", "seed": 1, "max_tokens": 5} | fields
-        self.request = read_completions(service.engine, body, service.names)
-        self.response = CompletionResponse(service, self.request)
+        (model,) = service.models
+        self.request = read_completions(model.engine, body)
+        self.response = CompletionResponse(service, model, self.request)
         self.reads, self.leaves, self.sent = asyncio.Event(), asyncio.Event(), []
         self.has_begun = asyncio.Event()
 
@@ -86,7 +86,7 @@ def test_the_answer_of_a_client_that_leaves_counts_no_more(stream, service):
         assert service.unread == 400
         client.leaves.set()
         await asyncio.wait_for(asking, 60)
-        while service.scheduler.running:
+        while service.busy:
             await asyncio.sleep(0.01)
 
     asyncio.run(run())
@@ -100,14 +100,14 @@ def test_an_answer_beyond_the_bound_is_not_computed(service, monkeypatch):
         client = Client(service, n=2)
         with pytest.raises(QueueFullError, match="try again later"):
             await client.ask()
-        assert (client.sent, service.scheduler.running, service.scheduler.waiting) == ([], 0, 0)
+        assert (client.sent, service.busy) == ([], False)
 
     asyncio.run(run())
 
 
 def test_an_answer_that_cannot_be_queued_counts_no_more(service):
     async def run():
-        service.scheduler.stop()
+        service.stop()
         with pytest.raises(StoppedError):
             await Client(service).ask()
 
@@ -219,7 +219,7 @@ def test_a_search_has_no_more_beams_than_the_server_has_rows(service):
 )
 def test_a_search_draws_nothing(field, value, tiny):
     with pytest.raises(RequestError, match=f"{field} cannot be set in a beam search") as error:
-        read_completions(tiny, {"use_beam_search": True, "n": 2, field: value}, ["tiny"])
+        read_completions(tiny, {"use_beam_search": True, "n": 2, field: value})
     assert (error.value.status, error.value.field) == (400, field)
 
 
@@ -229,7 +229,7 @@ def test_a_search_draws_nothing(field, value, tiny):
 )
 def test_fields_of_a_search_need_one(field, value, tiny):
     with pytest.raises(RequestError, match=f"{field} applies only to a beam search") as error:
-        read_completions(tiny, {field: value}, ["tiny"])
+        read_completions(tiny, {field: value})
     assert (error.value.status, error.value.field) == (400, field)
     search = {"use_beam_search": True, "best_of": 1}
-    assert read_completions(tiny, {field: value} | search, ["tiny"]).options.beams == 1
+    assert read_completions(tiny, {field: value} | search).options.beams == 1

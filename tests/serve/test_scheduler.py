@@ -553,10 +553,10 @@ def test_fewer_texts_at_a_time_if_memory_is_short(loaded, running, monkeypatch):
     monkeypatch.setattr(prefix_cache, "_MIN_BUDGET", one)  # kept prefixes
     monkeypatch.setattr(prefix_cache, "_BUDGET_SHARE", 0)
     monkeypatch.setattr(type(model.ops), "free_memory", lambda ops: 8 * one)
-    assert scheduler._fitting(model, 32) == 3
-    assert scheduler._fitting(model, 2) == 2
+    assert scheduler._fitting(model, 32, 1) == 3
+    assert scheduler._fitting(model, 2, 1) == 2
     monkeypatch.setattr(type(model.ops), "free_memory", lambda ops: 0)
-    assert scheduler._fitting(model, 32) == 1
+    assert scheduler._fitting(model, 32, 1) == 1
 
 
 # --- errors --------------------------------------------------------------------------------------

@@ -572,7 +572,7 @@ def test_a_bug_is_answered_and_its_traceback_is_written(open_server, caplog):
 
 
 def test_a_bug_in_a_route_is_answered_like_any_error(tiny, monkeypatch, caplog):
-    def read(engine, body, names, folder):
+    def read(engine, body, folder):
         raise RuntimeError("a mistake")
 
     monkeypatch.setattr("gpt_cli.serve.app.read_completions", read)

@@ -27,7 +27,7 @@ def test_a_constraint_without_an_end_of_compiling_leaves_nothing_behind(monkeypa
     monkeypatch.setattr(trial, "SECONDS", 0.5)
     threads = set(threading.enumerate())  # those of other tests may end
     with pytest.raises(RequestError, match=r"^guided_json takes more than 0\.5 seconds") as caught:
-        read_completions(tiny, {"prompt": "Once", "guided_json": ENDLESS}, ["tiny"])
+        read_completions(tiny, {"prompt": "Once", "guided_json": ENDLESS})
     assert caught.value.field == "guided_json"
     assert threads.issuperset(threading.enumerate())
 
@@ -35,14 +35,14 @@ def test_a_constraint_without_an_end_of_compiling_leaves_nothing_behind(monkeypa
 def test_without_llguidance_the_field_is_named(monkeypatch, tiny):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(RequestError, match="pip install llguidance") as caught:
-        read_completions(tiny, {"prompt": "Once", "structured_outputs": {"regex": "a"}}, ["tiny"])
+        read_completions(tiny, {"prompt": "Once", "structured_outputs": {"regex": "a"}})
     assert (caught.value.status, caught.value.field) == (501, "structured_outputs.regex")
 
 
 def test_constraints_that_take_long_leave_threads_for_others(monkeypatch):
     ready = threading.Event()
 
-    def read_completions(engine, body, names, folder):
+    def read_completions(engine, body, folder):
         assert "guided_regex" not in body or ready.wait(60)
         raise RequestError("it was read")
 

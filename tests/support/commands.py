@@ -10,9 +10,14 @@ GENERATE = ["generate", "--model", "tiny"]
 TINY = [*COMMAND, *GENERATE]
 
 
+def generate(*arguments):
+    """Return the arguments of a command that generates with tiny, or the model that they name."""
+    return [*(GENERATE[:1] if {"-m", "--model"} & {*arguments} else GENERATE), *arguments]
+
+
 def generated(*arguments, **options):
     """Return the text, and what is on standard error."""
-    out, errors = run_here(*GENERATE, *arguments, **options)
+    out, errors = run_here(*generate(*arguments), **options)
     return out.decode(), errors
 
 

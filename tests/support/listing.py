@@ -109,7 +109,10 @@ def _flags(command: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         if param in arguments:
             continue
         values = param.metavar.split("|") if param.metavar and param.metavar.islower() else []
-        flag = _needed(param.required) or {"default": param.default}
+        default = param.default
+        if param.multiple and default and len(default) == 1:  # as that of a flag with one value
+            (default,) = default
+        flag = _needed(param.required) or {"default": default}
         flag |= {"variable": param.envvar} if param.envvar else {}
         flag |= {"many": True} if param.multiple else {}
         flag |= {"switch": True} if param.is_flag else {}

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -137,14 +138,15 @@ class Server:
         return connection
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics, by their names, with the labels in braces."""
+        """Return the metrics, summed over models, by their names with other labels in braces."""
         answer = self.ask("/metrics")
         assert answer.status == 200
-        values = {}
+        values: Counter[str] = Counter()
         for family in text_string_to_metric_families(answer.body.decode()):
             for sample in family.samples:
-                labels = ",".join(f"{name}={value}" for name, value in sample.labels.items())
-                values[sample.name + (f"{{{labels}}}" if labels else "")] = sample.value
+                pairs = [f"{name}={x}" for name, x in sample.labels.items() if name != "model"]
+                labels = f"{{{','.join(pairs)}}}" if pairs else ""
+                values[sample.name + labels] += sample.value
         return values
 
     def wait_for(self, reached: Callable[[dict[str, float]], bool]) -> dict[str, float]:

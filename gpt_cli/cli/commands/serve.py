@@ -6,16 +6,17 @@ from gpt_cli.errors import ResourceError, counted
 from gpt_cli.serve import Settings
 
 
-def serve(*, settings: Settings, loading: flags.Generating) -> None:
-    """Serve a model over HTTP, as OpenAI's completions and embeddings, with a page at /.
+def serve(*, settings: Settings, loading: flags.Serving) -> None:
+    """Serve models over HTTP, as OpenAI's completions and embeddings, with a page at /.
 
-    Load the model once, and answer requests side by side until SIGTERM or Ctrl+C.
+    Load each model once, and answer requests side by side until SIGTERM or Ctrl+C.
 
     Examples:
         gpt-cli serve -m gpt2
-        gpt-cli serve -m gpt2 --unix-socket gpt2.sock --access-log
+        gpt-cli serve -m gpt2 -m distilgpt2@int8 --unix-socket gpt.sock
         GPT_CLI_API_KEY=... gpt-cli serve -m gpt2 --host 0.0.0.0
     """
+    settings.check_models(len(loading.models))
     try:
         import prometheus_client  # noqa: F401 (needed after the model is loaded)
 
@@ -37,4 +38,4 @@ def serve(*, settings: Settings, loading: flags.Generating) -> None:
     def show_address(url: str) -> None:
         note(f"gpt-cli: listening on {url}")
 
-    run(loading.load, settings, show_address, show_wait, show_cut)
+    run(loading.load_all, settings, show_address, show_wait, show_cut)
