@@ -52,7 +52,8 @@ def _only(names: list[str]) -> str:
 
 
 _ONE_NAME = Kind("a single file", list[str], _only)
-_DELIMITERS = Range(lambda text: len(text) == 1 and text not in '"\r\n', "one character")
+_DELIMITERS = Range(lambda text: len(text) == 1 and text not in '"\r\n', "one character, or tab")
+_DELIMITER = Kind("a string", str, str, lambda text: "\t" if text in ("tab", r"\t") else text)
 _MESSAGE = "gpt-cli: %(message)s"
 
 
@@ -258,8 +259,9 @@ class RowFormat(Declared):
     )
     delimiter: str | None = option(
         None,
-        "The character between the cells of CSV and TSV, such as ';'.",
+        "The character between the cells of CSV and TSV, such as ';', or tab.",
         _DELIMITERS,
+        kind=_DELIMITER,
         metavar="CHARACTER",
     )
 

@@ -15,7 +15,9 @@ from gpt_cli.jobs.jsonl import RecordFormat, Streams
 from gpt_cli.jobs.layout import Layout
 from gpt_cli.records import Record, Schema
 
-_OPEN_QUOTE = "unexpected end of data"  # csv's words
+# csv's words
+_OPEN_QUOTE = "unexpected end of data"
+_CARRIAGE_RETURN = "new-line character"
 # Fields that are texts, whatever they look like; those with several texts may be lists.
 _TEXTS = ("id", "regex", "grammar", "context", "prompt")
 _TEXTS_OR_LISTS = ("stop", "edits")
@@ -65,6 +67,9 @@ def cells(data: bytes, delimiter: str) -> list[str]:
     try:
         return next(_reader([text], delimiter))
     except csv.Error as error:
+        if _CARRIAGE_RETURN in str(error):
+            cure = "end lines by LF, such as with tr '\\r' '\\n'"
+            raise InputError(f"the row has a CR outside of quotes: {cure}") from None
         if str(error) != _OPEN_QUOTE:
             raise InputError(f"the row is not valid CSV: {error}") from None
         lines = counted(text.removesuffix("\n").count("\n") + 1, "line")

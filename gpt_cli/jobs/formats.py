@@ -41,6 +41,7 @@ _DELIMITERS = {"csv": ",", "tsv": "\t"}
 ENDINGS = (*_FORMATS, *_COMPRESSED)  # of names that say how a file is stored
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _PARQUET = b"PAR1\x15"
+_ZIP = b"PK\x03\x04"
 NAMES = {"lines": "plain lines", "jsonl": "JSON Lines", "csv": "CSV", "tsv": "TSV"}
 
 
@@ -108,6 +109,9 @@ def opened(file: InputFile) -> Iterator[tuple[InputFile, BufferedReader]]:
             stream = decompressed(stream, file.compression, file.name)
             head = stream.peek()
         storage.check_mark(file.name, head)
+        if head.startswith(_ZIP):
+            cure = "export the workbook as CSV, or unpack the archive"
+            raise InputError(f"{storage.label(file.name)} is a zip file, as .xlsx is: {cure}")
         if head.startswith(_PARQUET) and file.format != "text":
             file = _as_table(file)
         yield file, stream

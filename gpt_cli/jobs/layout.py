@@ -17,7 +17,7 @@ _OTHER_TEXT = {
     "text": "prompt",
     "prompt": "text",
 }  # the field of the text, if a row lacks the first
-_PLAIN_NAME = re.compile(r"[^{}'\x00-\x1f]{1,40}")  # that a shell reads in a template, in quotes
+_PLAIN_NAME = re.compile(r"[^\W\d]\w{,30}([ .-]\w{1,30}){,2}")  # others may be no name, but a row
 _SHORT = 4  # names of fewer letters are near too many others
 _PART = re.compile(r"\{([^{}]+)\}|([^{}]+)|\{(\{)|\}(\})|[{}]")  # name, text, {{, }}
 

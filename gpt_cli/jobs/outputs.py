@@ -23,7 +23,10 @@ from gpt_cli.options.declare import OptionError
 
 _TABLES = (".parquet", ".csv", ".tsv")
 # Endings of files in which nobody expects JSON Lines.
-_OTHER_FORMATS = (".xls", ".xlsx", ".arrow", ".feather", ".gz", ".zip", ".zst")
+_OTHER_FORMATS = (
+    *(".xls", ".xlsx", ".ods", ".sqlite", ".db", ".arrow", ".feather", ".avro", ".orc"),
+    *(".gz", ".zip", ".zst", ".bz2", ".xz"),
+)
 
 
 def open_sink(

@@ -222,8 +222,17 @@ class File(Folder):
             self._fs.rm(self._folder, recursive=True)
 
     def _join(self, target: BinaryIO) -> None:
-        """Write the file from the parts."""
+        """Write the file from the parts, and a hidden file if it cannot hold the manifest."""
         self._format.join(self._streams, self._schema, target, self._manifest.begin())
+        if not self._format.has_manifest:
+            self._write_side({})
+
+    def _write_side(self, counts: Record) -> None:
+        """Write the manifest, and counts, to the hidden file beside the file."""
+        side = _side(self._file)
+        content = counts | {"job": json.loads(self._manifest.begin())}
+        with storage.new_object(*storage.filesystem(side), side, LATER) as stream:
+            stream.write(json.dumps(content, indent=1).encode())
 
 
 class FilteredFile(File):
@@ -275,10 +284,7 @@ class FilteredFile(File):
             if "data" in row:
                 counts["kept"] += 1
                 target.write(ends.complete(row["data"].encode()))
-        side = _side(self._file)
-        content = counts | {"job": json.loads(self._manifest.begin())}
-        with storage.new_object(*storage.filesystem(side), side, LATER) as stream:
-            stream.write(json.dumps(content, indent=1).encode())
+        self._write_side(counts)
 
 
 def _ending(name: str) -> str:
@@ -290,7 +296,7 @@ def _ending(name: str) -> str:
 def check_complete(name: str, job: Mapping[str, Any], error_of: ErrorOf = error_of) -> Resumed:
     """Return the numbers of records and of errors in a complete file.
 
-    Raise InputError if it was made by another job; JSON Lines, CSV and TSV have no manifest.
+    Raise InputError if it was made by another job. JSON Lines of version 1.0 have no manifest.
     """
     format = _format(_ending(name), error_of)
     resumed = count(name, format)
@@ -300,22 +306,29 @@ def check_complete(name: str, job: Mapping[str, Any], error_of: ErrorOf = error_
         if content is None:
             raise refusal(f"{name} has no manifest, so it may be of another job or an old version")
         Manifest(name, name, job).compare(content)
+    elif storage.exists(_side(name)):
+        _compare_side(name, job)
     return resumed
 
 
 def check_filtered(name: str, job: Mapping[str, Any]) -> Resumed:
     """Return the counts of a complete file; raise InputError if it was made by another job."""
+    if not storage.exists(_side(name)):
+        raise refusal(f"{name} exists, and has no manifest {_side(name)}")
+    counts = _compare_side(name, job)
+    return Resumed(counts["rows"], counts["failed"], kept=counts["kept"])
+
+
+def _compare_side(name: str, job: Mapping[str, Any]) -> Record:
+    """Return the counts in the hidden file beside a file; InputError if its job was another."""
     side = _side(name)
-    if not storage.exists(side):
-        raise refusal(f"{name} exists, and has no manifest {side}")
     try:
         content = json.loads(storage.read_bytes(side))
-        manifest = json.dumps(content["job"]).encode()
-        complete = Resumed(content["rows"], content["failed"], kept=content["kept"])
+        manifest = json.dumps(content.pop("job")).encode()
     except MALFORMED:
-        raise refusal(f"{side} is not the manifest of a filter") from None
+        raise refusal(f"{side} is no manifest of {name}") from None
     Manifest(name, side, job).compare(manifest)
-    return complete
+    return dict(content)
 
 
 def _side(name: str) -> str:

@@ -98,7 +98,8 @@ class RowReader:
             return replace(row, fields=self._storable(data) | texts)
         except UnicodeDecodeError as error:
             unit = "line" if every_line else "row"
-            reason = InputError(f"the {unit} is not UTF-8 at byte {error.start}")
+            cure = "convert the file, such as by iconv -f CP1252 -t UTF-8"
+            reason = InputError(f"the {unit} is not UTF-8 at byte {error.start}: {cure}")
         except json.JSONDecodeError as error:
             reason = InputError(f"the row is not valid JSON: {error.msg} at character {error.pos}")
         except (TypeError, ValueError, RecursionError):

@@ -212,7 +212,8 @@ class Source:
         layout = self.reader.layout
         if layout.keep_fields in ("none", "id") or layout.passes_rows:
             return
-        self.ignored += [name for name in columns if name and name not in self.ignored]
+        names = [name or "one without a name" for name in columns]
+        self.ignored += [name for name in names if name not in self.ignored]
 
     def _add(
         self, file: InputFile, start: int, end: int, *, line: int, rows: int, group: int = 0

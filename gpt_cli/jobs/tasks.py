@@ -208,7 +208,7 @@ class Scoring(_OfTexts):
             passes_rows=self.passes_rows,
             whole_files=self.whole_files,
             joins_words=True,
-            takes_template=True,
+            takes_template=not self.passes_rows,
             keep_fields=self.keep_fields,
         )
 
@@ -476,7 +476,9 @@ class Ranking(RecordTask):
         if choices is None:
             choices = self.choices
             if not choices:
-                raise InputError('a row needs a list of "choices": there are no default choices')
+                raise InputError(
+                    'a row needs a list of "choices": there are no default choices (--choices)'
+                )
         return spaced(self.layout.text(row), choices, exact=self.exact)
 
     def results(self, engine: "Engine", rows: Rows) -> "list[list[Choice] | InputError]":
@@ -502,7 +504,9 @@ def spaced(prompt: str, choices: Sequence[str], *, exact: bool = False) -> dict[
     """
     is_list = isinstance(choices, list | tuple) and len(choices) > 0
     if not is_list or not all(isinstance(choice, str) for choice in choices):
-        raise InputError('the "choices" of a row must be a list of one or more strings')
+        raise InputError(
+            'the "choices" of a row must be a list of one or more strings, such as ["yes", "no"]'
+        )
     space = "" if exact or not prompt or prompt[-1].isspace() else " "
     written: dict[str, str] = {}
     for choice in choices:

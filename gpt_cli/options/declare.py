@@ -235,15 +235,22 @@ def _convert_texts(value: Any) -> tuple[str, ...]:
     return tuple(_require(text, str) for text in texts)
 
 
+def _convert_whole(value: Any) -> int:
+    """Convert a whole number; tables write it as 4.0 if a cell of its column is empty."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return int(_require(value, Integral))
+
+
 def _convert_limit(value: Any) -> int:
     """Convert a number of tokens; -1 stands for any number, as in llama.cpp."""
-    limit = int(_require(value, Integral))
+    limit = _convert_whole(value)
     return _NO_LIMIT if limit == -1 else limit
 
 
 def _convert_seed(value: Any) -> int | None:
     """Convert a seed; -1 stands for a random one, as in llama.cpp."""
-    seed = int(_require(value, Integral))
+    seed = _convert_whole(value)
     return None if seed == -1 else seed
 
 
@@ -293,7 +300,7 @@ def split_commas(values: list[str] | None) -> list[str] | None:
     return [text for value in values for text in value.split(",")] if values else None
 
 
-WHOLE = Kind("a whole number", str, lambda value: int(_require(value, Integral)), int, "N")
+WHOLE = Kind("a whole number", str, _convert_whole, int, "N")
 LIMIT = Kind("a whole number", str, _convert_limit, int, "N")
 SEED = Kind("a whole number", str, _convert_seed, int, "N")
 NUMBER = Kind("a number", str, lambda value: _require(value, Real), float, "X")

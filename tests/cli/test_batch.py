@@ -384,12 +384,15 @@ def test_a_log_of_lines_has_a_row_every_half_minute_and_no_totals_of_a_short_job
     assert capsys.readouterr().err.splitlines() == (lines if end == 61.0 else [])
 
 
+NOT_UTF8 = "the row is not UTF-8 at byte 0: convert the file, such as by iconv -f CP1252 -t UTF-8"
+
+
 @pytest.mark.parametrize(
     ("rows", "failed"),
     [
         (b"Once\n\xff\n", "1 of 2 rows failed: the records say why"),
-        (b"\xff\n", "1 of 1 row failed: the row is not UTF-8 at byte 0"),
-        (b"\xff\n\xff\n", "2 of 2 rows failed: the row is not UTF-8 at byte 0"),
+        (b"\xff\n", f"1 of 1 row failed: {NOT_UTF8}"),
+        (b"\xff\n\xff\n", f"2 of 2 rows failed: {NOT_UTF8}"),
         (b"\xff\na\xff\n", "2 of 2 rows failed: the records say why"),
     ],
 )

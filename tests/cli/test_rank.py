@@ -296,12 +296,15 @@ def test_a_row_that_fails_has_its_line_and_others_go_on(here):
     assert notes.endswith('error: 2 of 2 rows failed: a row needs a string or number "nme"\n')
 
 
-NO_LIST = 'the "choices" of a row must be a list of one or more strings'
+NO_LIST = 'the "choices" of a row must be a list of one or more strings, such as ["yes", "no"]'
 
 
 def test_invalid_choices_are_the_error_of_their_row():
     rows = [
-        ({"prompt": "x"}, 'a row needs a list of "choices": there are no default choices'),
+        (
+            {"prompt": "x"},
+            'a row needs a list of "choices": there are no default choices (--choices)',
+        ),
         ({"prompt": "x", "choices": []}, NO_LIST),
         ({"prompt": "x", "choices": "a"}, NO_LIST),
         ({"prompt": "x", "choices": ["a", 1]}, NO_LIST),
@@ -370,7 +373,7 @@ def test_a_table_has_the_lines_of_a_template_and_the_numbers_of_lines_that_faile
     choices = run("The fox was", "--choices", SIZES)
     assert (good["line"], good["line_number"], good["choices"]) == ("fox", None, choices)
     assert (invalid["line"], invalid["line_number"]) == (None, 2)
-    assert invalid["error"]["message"] == "the row is not UTF-8 at byte 0"
+    assert invalid["error"]["message"].startswith("the row is not UTF-8 at byte 0: ")
     assert (long["line_number"], long["error"]["code"]) == (3, "context_overflow")
 
 

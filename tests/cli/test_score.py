@@ -489,7 +489,7 @@ def test_totals_of_lines_are_over_all_lines_of_a_file(here, tiny):
         ["nan", "latin"], [f"{math.exp(-total / count):.6g}", "a"], ["nan", "empty"]
     ]  # fmt: skip
     note, last = errors.splitlines()
-    assert note == "gpt-cli: latin, line 1: the line is not UTF-8 at byte 3"
+    assert note.startswith("gpt-cli: latin, line 1: the line is not UTF-8 at byte 3: ")
     assert last == "gpt-cli: error: 1 of 3 lines could not be scored"
     _, errors = run_here(*SCORE, "--lines", "-", "a", input=b"caf\xe9", code=6)
     assert errors.startswith("gpt-cli: standard input, line 1: the line is not UTF-8")

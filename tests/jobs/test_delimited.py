@@ -140,9 +140,12 @@ def test_the_layout_says_what_is_read(table):
         (b"a", "the row has 1 cell, not 2"),
         (b"a,1,", "the row has 3 cells, not 2"),
         (b'"a"b,1', "the row is not valid CSV: ',' expected after '\"'"),
-        (b"a\rb,1", "the row is not valid CSV: new-line character seen in unquoted field"),
+        (b"a\rb,1", "the row has a CR outside of quotes: end lines by LF, such as with tr"),
         (b"a\0,1", "the row has NUL bytes, as a file that was cut off or is in UTF-16"),
-        (b"caf\xe9,1", "the row is not UTF-8 at byte 3"),
+        (
+            b"caf\xe9,1",
+            "the row is not UTF-8 at byte 3: convert the file, such as by iconv -f CP1252 -t UTF-8",
+        ),
     ],
 )
 def test_a_damaged_row_is_an_error_and_the_others_continue(row, says, table, tmp_path):

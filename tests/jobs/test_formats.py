@@ -6,6 +6,7 @@ import io
 import json
 import lzma
 import pickle
+import zipfile
 
 import pytest
 
@@ -195,6 +196,14 @@ def test_ranges_of_a_compressed_file_are_read_in_any_order(tmp_path, monkeypatch
     assert len(opened) == 4
     file.write_bytes(gzip.compress(b"".join(lines[:500])))
     assert "became shorter while it was read" in refused_again(cut)
+
+
+@pytest.mark.parametrize("name", ["book.xlsx", "rows.csv", "rows"])
+def test_zip_files_are_refused(name, tmp_path):
+    with zipfile.ZipFile(tmp_path / name, "w") as archive:
+        archive.writestr("sheet.xml", "Once")
+    message = f"{tmp_path / name} is a zip file, as .xlsx is: export the workbook as CSV, or unpack"
+    assert refused(tmp_path / name).startswith(message)
 
 
 def refused_again(cut):

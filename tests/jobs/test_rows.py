@@ -187,7 +187,7 @@ def test_every_line_may_be_a_row(pipe, tmp_path, stdin):
     assert [row.data for row in rows] == lines
     assert [(row.index, row.line) for row in rows] == [(n, n + 1) for n in range(5)]
     assert [row.fields.get("text") for row in rows] == ["one", "", " \t", None, "last"]
-    assert str(rows[3].error) == "the line is not UTF-8 at byte 3"
+    assert str(rows[3].error).startswith("the line is not UTF-8 at byte 3: convert the file")
     stdin(b"".join(lines))
     assert {row.data for row in rows_of(source(name, form="lines"))} == {b""}
 
@@ -306,7 +306,10 @@ def test_a_row_that_cannot_be_read_has_only_its_position():
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        (b'"\xff"', "the row is not UTF-8 at byte 1"),
+        (
+            b'"\xff"',
+            "the row is not UTF-8 at byte 1: convert the file, such as by iconv -f CP1252 -t UTF-8",
+        ),
         (b"[1", "the row is not valid JSON: Expecting ',' delimiter at character 2"),
         (b"[1]", 'a row must be a JSON object, such as {"prompt": "Once"}'),
         (b'{"id": NaN}', "the row cannot be written as JSON, or is nested too deeply"),

@@ -1,5 +1,6 @@
 """Options that are declared once: values are converted and checked, by any way they come."""
 
+import math
 import os
 import pickle
 from collections.abc import Sequence
@@ -63,6 +64,7 @@ class Group(Declared):
     [
         (WHOLE, np.int64(3), 3),
         (WHOLE, 10**30, 10**30),
+        (WHOLE, 4.0, 4),
         (NUMBER, 3, 3),
         (NUMBER, Fraction(1, 2), Fraction(1, 2)),
         (SWITCH, False, False),
@@ -89,7 +91,7 @@ def test_a_value_is_converted(kind, value, converted):
 @pytest.mark.parametrize(
     ("kind", "value"),
     [
-        *((WHOLE, value) for value in (True, 1.0, "1", None)),
+        *((WHOLE, value) for value in (True, 1.5, math.inf, "1", None)),
         *((NUMBER, value) for value in (True, "1", Decimal(1), None)),
         *((SWITCH, value) for value in (1, "true", None)),
         *((TEXT, value) for value in (1, b"a", None)),
@@ -260,11 +262,11 @@ def test_the_options_of_a_request_are_those_of_the_guide():
 @pytest.mark.parametrize(
     ("name", "good", "bad", "complaint"),
     [
-        ("max_tokens", [1, 10**9, -1], [0, -2, 1.0, None], "1 or more, or -1|a whole number"),
-        ("min_tokens", [0, 128], [-1, 1.0, None], "0 or more|a whole number"),
+        ("max_tokens", [1, 10**9, -1], [0, -2, 1.5, None], "1 or more, or -1|a whole number"),
+        ("min_tokens", [0, 128], [-1, 1.5, None], "0 or more|a whole number"),
         ("min_tokens", [], [129], "at most max_tokens, which is 128$"),
         ("beams", [None, 1, 128], [0, -1, 129, 1.5, True, "2"], "from 1 to 128|a whole number"),
-        ("seed", [None, 0, 2**64 - 1, -1], [-2, 2**64, 1.0], "from 0 to|a whole number"),
+        ("seed", [None, 0, 2**64 - 1, -1], [-2, 2**64, 1.5], "from 0 to|a whole number"),
         ("stop", ["a", (), ["a", "b"]], ["", ["a", ""], 1], "strings that are not|a string or"),
         (
             "bad_words",
