@@ -74,7 +74,12 @@ COVERED = {
     "serve/test_app.py": ["serve/dialects", "serve/protocol"],
     "serve/test_requests.py": ["serve/answers"],
     "serve/test_scheduler.py": ["serve/prompts"],
-    "serve/test_server.py": ["cli/commands/serve", "serve/guard", "serve/settings"],
+    "serve/test_server.py": [
+        "cli/commands/serve",
+        "serve/front/guard",
+        "serve/front/sockets",
+        "serve/settings",
+    ],
     "test_devices.py": ["ops/cuda/placed"],
     "texts/test_states.py": ["texts/text"],
     "scoring/test_classify.py": ["gpt2/classifier"],

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 from gpt_cli.engine import Engine
 from gpt_cli.errors import MALFORMED, GPTCLIError
 from gpt_cli.serve.choice import token_name
-from gpt_cli.serve.guard import guarded, response_of
+from gpt_cli.serve.front.guard import guarded, response_of
 from gpt_cli.serve.metrics import Metrics
 from gpt_cli.serve.protocol import (
     Json,

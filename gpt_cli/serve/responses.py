@@ -18,7 +18,7 @@ from gpt_cli.engine import Engine
 from gpt_cli.errors import GPTCLIError
 from gpt_cli.generation.row import Step
 from gpt_cli.serve.answers import Answer, CompletionAnswer, EmbeddingAnswer
-from gpt_cli.serve.guard import response_of
+from gpt_cli.serve.front.guard import response_of
 from gpt_cli.serve.metrics import Metrics
 from gpt_cli.serve.prompts import Event
 from gpt_cli.serve.protocol import MOST_ENTRIES, Completions, Embeddings, Json

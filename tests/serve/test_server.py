@@ -30,8 +30,9 @@ from support.processes import LimitedProcess, posix
 from support.server_process import WAITS, Server, answer_on, bytes_on, request_bytes
 
 pytest.importorskip("uvicorn")
-from gpt_cli.serve import guard, server
+from gpt_cli.serve import server
 from gpt_cli.serve.app import application
+from gpt_cli.serve.front import guard, sockets
 
 OF_COMPLETIONS = ["id", "prompt_tokens", "completion_tokens"]  # in the access log
 IDLE = 0.3  # seconds, for `IDLE_SECONDS`
@@ -90,7 +91,7 @@ def serving(app=None, **options):
     """Serve `App` or another in a thread; yield the application and the server for clients."""
     app, addresses = app or App(), queue.Queue()
     settings = Settings(**({} if "unix_socket" in options else {"port": 0}) | options)
-    with server.bind(settings) as listening:
+    with sockets.bind(settings) as listening:
         guarded, idle = guard.guarded(app, settings, mock.Mock()), mock.Mock(busy=False)
         running = server.Server(
             guarded, settings.grace, idle, addresses.put, mock.Mock(), mock.Mock()
@@ -654,26 +655,26 @@ def test_connections_are_limited(monkeypatch):
 
 
 def test_an_address_in_use_is_an_error():
-    with server.bind(Settings(port=0)) as listening:
+    with sockets.bind(Settings(port=0)) as listening:
         port = listening.getsockname()[1]
         message = f"cannot listen on 127.0.0.1 port {port}: {os.strerror(errno.EADDRINUSE)}"
         with pytest.raises(ResourceError, match=re.escape(message)):
-            server.bind(Settings(port=port)).__enter__()
+            sockets.bind(Settings(port=port)).__enter__()
         # Before the model is looked for.
         assert message in refusal("serve", "-m", "no-such", "--port", port, code=5)
-    with server.bind(Settings(port=port)):  # at once, although it was in use
+    with sockets.bind(Settings(port=port)):  # at once, although it was in use
         pass
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 70, "..", "x\0y"])
 def test_a_name_without_an_address_is_an_error(host):
     with pytest.raises(InputError, match=r"^host "):
-        server.bind(Settings(host=host, api_key="k")).__enter__()
+        sockets.bind(Settings(host=host, api_key="k")).__enter__()
 
 
 def test_an_address_of_another_machine_is_an_error():
     with pytest.raises(ResourceError, match=r"cannot listen on 192\.0\.2\.1 port 8000"):
-        server.bind(Settings(host="192.0.2.1", api_key="k")).__enter__()
+        sockets.bind(Settings(host="192.0.2.1", api_key="k")).__enter__()
 
 
 @pytest.mark.parametrize(
@@ -686,9 +687,9 @@ def test_an_address_of_another_machine_is_an_error():
 )
 def test_the_address_is_that_of_a_client(host, start):
     try:
-        with server.bind(Settings(host=host, port=0)) as listening:
+        with sockets.bind(Settings(host=host, port=0)) as listening:
             port = listening.getsockname()[1]
-            assert server.address_of(listening) == f"{start}{port}"
+            assert sockets.address_of(listening) == f"{start}{port}"
     except ResourceError:
         pytest.skip(f"this machine has no {host}")
 
@@ -703,7 +704,7 @@ def test_ipv6_is_answered():
 
 def test_all_addresses_are_those_of_ipv4_too():
     try:
-        with server.bind(Settings(host="::", port=0, api_key="k")) as listening:
+        with sockets.bind(Settings(host="::", port=0, api_key="k")) as listening:
             socket.create_connection(("127.0.0.1", listening.getsockname()[1])).close()
     except ResourceError:
         pytest.skip("this machine has no IPv6")
@@ -731,8 +732,8 @@ def test_the_file_of_a_unix_socket_is_never_open_to_others(tmp_path, monkeypatch
         modes.append(Path(name).stat().st_mode & 0o777)
 
     monkeypatch.setattr(socket.socket, "bind", watched)
-    with server.bind(Settings(unix_socket=tmp_path / "s.sock")) as listening:
-        assert server.address_of(listening) == f"unix:{tmp_path / 's.sock'}"
+    with sockets.bind(Settings(unix_socket=tmp_path / "s.sock")) as listening:
+        assert sockets.address_of(listening) == f"unix:{tmp_path / 's.sock'}"
     assert modes == [0o600]
 
 
@@ -747,7 +748,7 @@ def test_the_socket_of_a_killed_server_is_replaced(tmp_path):
 
 @posix
 def test_of_two_starts_at_one_moment_one_listens(tmp_path, monkeypatch):
-    path, answers, met = tmp_path / "s.sock", server._answers, threading.Barrier(2)
+    path, answers, met = tmp_path / "s.sock", sockets._answers, threading.Barrier(2)
     outcomes, checked = queue.Queue(), threading.Event()
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(path))
@@ -760,13 +761,13 @@ def test_of_two_starts_at_one_moment_one_listens(tmp_path, monkeypatch):
 
     def start():
         try:
-            with server.bind(Settings(unix_socket=path)):
+            with sockets.bind(Settings(unix_socket=path)):
                 outcomes.put("listens")
                 checked.wait(10)
         except (ResourceError, OSError) as error:
             outcomes.put(str(error))
 
-    monkeypatch.setattr(server, "_answers", slow_answers)
+    monkeypatch.setattr(sockets, "_answers", slow_answers)
     threads = [threading.Thread(target=start) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -783,7 +784,7 @@ def test_of_two_starts_at_one_moment_one_listens(tmp_path, monkeypatch):
 @posix
 def test_the_socket_of_a_running_server_and_other_files_stay(tmp_path):
     path = tmp_path / "s.sock"
-    with server.bind(Settings(unix_socket=path)):
+    with sockets.bind(Settings(unix_socket=path)):
         assert f"--unix-socket {path}: another server listens there" in refusal(
             "serve", "-m", "tiny", "--unix-socket", path, code=5
         )
@@ -799,7 +800,7 @@ def test_the_socket_of_a_running_server_and_other_files_stay(tmp_path):
 @posix
 def test_the_socket_of_a_later_server_is_not_removed(tmp_path):
     path = tmp_path / "s.sock"
-    with server.bind(Settings(unix_socket=path)):
+    with sockets.bind(Settings(unix_socket=path)):
         path.unlink()
         path.write_text("another's")
     assert path.read_text() == "another's"
@@ -809,7 +810,7 @@ def test_the_socket_of_a_later_server_is_not_removed(tmp_path):
 @pytest.mark.parametrize("name", ["missing/s.sock", "s" * 120, "\0"])
 def test_a_path_that_cannot_be_a_socket_is_an_error(tmp_path, name):
     with pytest.raises(InputError, match=r"^unix_socket "):
-        server.bind(Settings(unix_socket=tmp_path / name)).__enter__()
+        sockets.bind(Settings(unix_socket=tmp_path / name)).__enter__()
 
 
 def test_a_model_that_cannot_be_loaded_leaves_no_socket(tmp_path):
@@ -826,10 +827,10 @@ def test_the_scheduler_is_stopped_whatever_happens(monkeypatch):
 
     def load():
         with pytest.raises(ResourceError, match="cannot listen"):
-            server.bind(settings).__enter__()  # the address is ours before the model is loaded
+            sockets.bind(settings).__enter__()  # the address is ours before the model is loaded
         return order.engine
 
-    with server.bind(Settings(port=0)) as listening:
+    with sockets.bind(Settings(port=0)) as listening:
         settings = Settings(port=listening.getsockname()[1])
     with pytest.raises(ZeroDivisionError):
         server.run(load, settings, order.ready)
