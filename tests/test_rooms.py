@@ -78,6 +78,7 @@ COVERED = {
         "cli/commands/serve",
         "serve/front/guard",
         "serve/front/sockets",
+        "serve/front/systemd",
         "serve/settings",
     ],
     "test_devices.py": ["ops/cuda/placed"],

@@ -35,7 +35,7 @@ from gpt_cli.serve.protocol import (
     shown_name,
     tokenize,
 )
-from gpt_cli.serve.refusals import RequestError, StoppedError, no_route
+from gpt_cli.serve.refusals import RequestError, no_route
 from gpt_cli.serve.responses import CompletionResponse, EmbeddingResponse, Service
 from gpt_cli.serve.scheduler import Scheduler
 from gpt_cli.serve.settings import Settings
@@ -143,8 +143,6 @@ class _Handlers:
         self._workers = ThreadPoolExecutor()
 
     async def health(self, request: Request) -> Response:
-        if self._service.scheduler.draining:
-            raise StoppedError("the server is shutting down")
         return JSONResponse({"status": "ok"})
 
     async def metrics(self, request: Request) -> Response:

@@ -17,7 +17,8 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from gpt_cli.serve.front.sockets import address_of, bind
+from gpt_cli.serve.front import systemd
+from gpt_cli.serve.front.sockets import Listener, bind
 from gpt_cli.serve.settings import Settings
 from gpt_cli.system.signals import ENDING, HANGUP, raise_swallowed
 
@@ -27,8 +28,10 @@ if TYPE_CHECKING:
 
 IDLE_SECONDS = 60.0  # for a client to send a request, or to read more of an answer
 LAST_SECONDS = 5.0  # for requests to end after the grace
+LINGER_SECONDS = 2.0  # at the end, for a client to send the request that it has connected for
 MOST_CONNECTIONS = 500  # or half of the files that this process may open
 _AT_ONCE = 16  # connections that are accepted before the first of them is read
+_CLOSE = (b"connection", b"close")
 _HEADERS_SIZE = 1 << 16  # bytes; a browser sends the cookies of all servers of this machine
 
 
@@ -39,36 +42,42 @@ def run(
     waiting: Callable[[int], None] = lambda requests: None,
     cut_off: Callable[[int], None] = lambda requests: None,
 ) -> None:
-    """Serve until SIGTERM, SIGINT or SIGHUP; running requests then have `settings.grace` seconds.
+    """Serve until SIGTERM, SIGINT or SIGHUP; then stop listening, and finish what has come.
+
+    Requests have `settings.grace` seconds for that. If a supervisor such as systemd has opened a
+    socket (`LISTEN_FDS`), listen on that one, and leave connections that wait there to the next
+    server.
 
     Args:
         engine: the loaded model, or a function that loads it once the address is known to be free.
         settings: of the server, by default `Settings()`.
         ready: called with the address, such as http://127.0.0.1:8000, when the server answers.
-        waiting: called after a signal with the number of requests that run, if there are any.
+        waiting: called after a signal with the number of requests that run, if any.
         cut_off: called after the grace with the number of requests that are not finished, if any.
     """
     settings = settings or Settings()
-    with bind(settings) as listening:
+    with bind(settings) as listener:
+        settings = listener.described(settings)
         loaded = engine() if callable(engine) else engine
         from gpt_cli.serve.app import application  # NumPy, which `engine` prepares
 
         app, scheduler = application(loaded, settings)
         try:
             raise_swallowed()  # while numpy.random was imported
-            Server(app, settings.grace, scheduler, ready, waiting, cut_off).serve_on(listening)
+            Server(app, settings.grace, scheduler, ready, waiting, cut_off).serve_on(listener)
         finally:
             scheduler.stop()
             scheduler.join()
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server; it closes idle connections, and lets requests finish at the end.
+    """uvicorn's server; it closes idle connections, and loses no request at the end.
 
-    At the first SIGTERM, SIGINT or SIGHUP, the scheduler drains. Once no text runs any more, or
-    after `grace` seconds, the port is closed and the scheduler stops. A second signal ends the
-    process at once, by the earlier handlers. At the end, the earlier handler of SIGHUP gets a
-    first SIGHUP, too.
+    At the first SIGTERM, SIGINT or SIGHUP, it stops listening: another server may have the port.
+    It still answers the requests of clients that have connected, also one more of each client that
+    keeps its connection open; their answers say that this was the last. Once all connections are
+    closed, or after `grace` seconds, the scheduler stops. A second signal ends the process at once,
+    by the earlier handlers. At the end, the earlier handler of SIGHUP gets a first SIGHUP, too.
     """
 
     def __init__(
@@ -101,16 +110,16 @@ class Server(uvicorn.Server):
         self._ready = ready
         self._waiting = waiting
         self._cut_off = cut_off
-        self._end = 0.0  # of the grace, in the time of the loop, once it has begun
         self._signals: list[int] = []
 
-    def serve_on(self, listening: socket.socket) -> None:
+    def serve_on(self, listener: Listener) -> None:
         """Serve until `should_exit` is set or a signal comes."""
+        self._listener = listener
         logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of clients that leave
         with suppress(asyncio.CancelledError), asyncio.Runner() as runner:
             self._loop = runner.get_loop()
             self._loop.set_exception_handler(_complain)
-            self._serving = self._loop.create_task(self.serve([listening]))
+            self._serving = self._loop.create_task(self.serve([listener.socket.dup()]))
             self._loop.run_until_complete(self._serving)
         if len(self._signals) > 1 or HANGUP in self._signals:
             signal.raise_signal(self._signals[-1])  # for the earlier handlers
@@ -136,9 +145,8 @@ class Server(uvicorn.Server):
         """Accept connections, and call `ready`."""
         await super().startup(sockets)
         await anyio.sleep(0)  # imports its backend; later, too many files may be open for that
-        for listening in sockets or []:
-            listening.listen(MOST_CONNECTIONS)  # more may wait in the system
-            self._ready(address_of(listening))
+        self._ready(self._listener.address)
+        systemd.notify("READY=1")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal, and end at the second."""
@@ -149,18 +157,49 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        """End connections whose clients sleep; return whether to close the port."""
+        """End connections whose clients sleep; return whether to end."""
         for connection in self._connections:  # ten times a second
             connection.end_if_asleep(time.monotonic())
-        if not await super().on_tick(counter):
-            return False
-        if not self._end:
-            self._scheduler.drain()
-            self._end = self._loop.time() + self._grace
-            running = self._running()
-            if running:
-                self._waiting(running)
-        return not self._scheduler.busy or self._loop.time() >= self._end
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening, and answer what has come until the grace ends; then stop the rest."""
+        systemd.notify("STOPPING=1")
+        end = self._loop.time() + self._grace
+        for listening in sockets or []:
+            await self._stop_listening(listening)
+        running = self._running()
+        if running:
+            self._waiting(running)
+        while self._connections and self._loop.time() < end:
+            await asyncio.sleep(0.1)
+            await self.on_tick(0)
+            for connection in self._connections:
+                connection.end_if_done(time.monotonic())
+        running = self._running()
+        if running:
+            self._cut_off(running)
+        self._scheduler.stop()
+        self.config.timeout_graceful_shutdown = int(LAST_SECONDS)
+        await super().shutdown(sockets)
+
+    async def _stop_listening(self, listening: socket.socket) -> None:
+        """Close the port, and let each connection have one last answer."""
+        with suppress(NotImplementedError):  # on Windows
+            self._loop.remove_reader(listening)
+        await asyncio.sleep(0)  # asyncio begins with the connections that it has accepted
+        for server in self.servers:
+            server.close()
+        self.config.encoded_headers.append(_CLOSE)
+        await self.on_tick(0)  # makes the headers of later answers
+        for connection in self._connections:
+            connection.announce_end()
+        for waiting in self._listener.end():
+            with suppress(OSError):  # it has left
+                await self._loop.connect_accepted_socket(self._connection, waiting)
+
+    def _connection(self) -> "_Connection":
+        return _Connection(self.config, self.server_state, self.lifespan.state)
 
     @property
     def _connections(self) -> "list[_Connection]":
@@ -170,21 +209,13 @@ class Server(uvicorn.Server):
         """Return the number of requests that are being answered."""
         return sum(connection.running for connection in self._connections)
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the port, and wait until running requests are answered."""
-        seconds = max(0.0, self._end - self._loop.time())
-        running = self._running()
-        if self._scheduler.busy and running:
-            self._cut_off(running)
-        self._loop.call_later(seconds, self._scheduler.stop)
-        self.config.timeout_graceful_shutdown = int(seconds + LAST_SECONDS)
-        await super().shutdown(sockets)
-
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until the end, and close all connections."""
         try:
             await super().serve(sockets)
         finally:
+            for listening in sockets or []:
+                listening.close()
             for connection in self._connections:
                 connection.transport.abort()
 
@@ -197,6 +228,7 @@ class _Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._since = time.monotonic()
         if len(self.connections) > _most_connections():
             transport.abort()
 
@@ -214,6 +246,20 @@ class _Connection(H11Protocol):
             self._since = now
         elif (unsent or not self.running) and now - self._since >= IDLE_SECONDS:
             self.transport.abort()
+
+    def announce_end(self) -> None:
+        """Let the answer that is computed say that the connection ends with it.
+
+        If it has begun already, its client may send another request.
+        """
+        if self.running and not self.cycle.response_started:
+            self.cycle.default_headers = self.server_state.default_headers
+
+    def end_if_done(self, now: float) -> None:
+        """End the connection if its client had time for another request, and has sent none."""
+        is_read = not self.transport.get_write_buffer_size()
+        if is_read and not self.running and now - self._since >= LINGER_SECONDS:
+            self.transport.close()
 
 
 def _complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -91,23 +91,23 @@ def serving(app=None, **options):
     """Serve `App` or another in a thread; yield the application and the server for clients."""
     app, addresses = app or App(), queue.Queue()
     settings = Settings(**({} if "unix_socket" in options else {"port": 0}) | options)
-    with sockets.bind(settings) as listening:
-        guarded, idle = guard.guarded(app, settings, mock.Mock()), mock.Mock(busy=False)
+    with sockets.bind(settings) as listener:
+        guarded = guard.guarded(app, settings, mock.Mock())
         running = server.Server(
-            guarded, settings.grace, idle, addresses.put, mock.Mock(), mock.Mock()
+            guarded, settings.grace, mock.Mock(), addresses.put, mock.Mock(), mock.Mock()
         )
         app.connections = running.server_state.connections
-        thread = threading.Thread(target=running.serve_on, args=[listening])
+        thread = threading.Thread(target=running.serve_on, args=[listener])
         thread.start()
         clients = Server(None, addresses.get(timeout=10))
         try:
             yield app, clients
         finally:
+            for connection in clients.connections:
+                connection.close()
             running.should_exit = True
             thread.join(20)
             assert not thread.is_alive()
-            for connection in clients.connections:
-                connection.close()
 
 
 @contextmanager
@@ -655,8 +655,8 @@ def test_connections_are_limited(monkeypatch):
 
 
 def test_an_address_in_use_is_an_error():
-    with sockets.bind(Settings(port=0)) as listening:
-        port = listening.getsockname()[1]
+    with sockets.bind(Settings(port=0)) as listener:
+        port = listener.socket.getsockname()[1]
         message = f"cannot listen on 127.0.0.1 port {port}: {os.strerror(errno.EADDRINUSE)}"
         with pytest.raises(ResourceError, match=re.escape(message)):
             sockets.bind(Settings(port=port)).__enter__()
@@ -687,9 +687,9 @@ def test_an_address_of_another_machine_is_an_error():
 )
 def test_the_address_is_that_of_a_client(host, start):
     try:
-        with sockets.bind(Settings(host=host, port=0)) as listening:
-            port = listening.getsockname()[1]
-            assert sockets.address_of(listening) == f"{start}{port}"
+        with sockets.bind(Settings(host=host, port=0)) as listener:
+            port = listener.socket.getsockname()[1]
+            assert listener.address == f"{start}{port}"
     except ResourceError:
         pytest.skip(f"this machine has no {host}")
 
@@ -704,8 +704,8 @@ def test_ipv6_is_answered():
 
 def test_all_addresses_are_those_of_ipv4_too():
     try:
-        with sockets.bind(Settings(host="::", port=0, api_key="k")) as listening:
-            socket.create_connection(("127.0.0.1", listening.getsockname()[1])).close()
+        with sockets.bind(Settings(host="::", port=0, api_key="k")) as listener:
+            socket.create_connection(("127.0.0.1", listener.socket.getsockname()[1])).close()
     except ResourceError:
         pytest.skip("this machine has no IPv6")
 
@@ -732,8 +732,8 @@ def test_the_file_of_a_unix_socket_is_never_open_to_others(tmp_path, monkeypatch
         modes.append(Path(name).stat().st_mode & 0o777)
 
     monkeypatch.setattr(socket.socket, "bind", watched)
-    with sockets.bind(Settings(unix_socket=tmp_path / "s.sock")) as listening:
-        assert sockets.address_of(listening) == f"unix:{tmp_path / 's.sock'}"
+    with sockets.bind(Settings(unix_socket=tmp_path / "s.sock")) as listener:
+        assert listener.address == f"unix:{tmp_path / 's.sock'}"
     assert modes == [0o600]
 
 
@@ -830,8 +830,8 @@ def test_the_scheduler_is_stopped_whatever_happens(monkeypatch):
             sockets.bind(settings).__enter__()  # the address is ours before the model is loaded
         return order.engine
 
-    with sockets.bind(Settings(port=0)) as listening:
-        settings = Settings(port=listening.getsockname()[1])
+    with sockets.bind(Settings(port=0)) as listener:
+        settings = Settings(port=listener.socket.getsockname()[1])
     with pytest.raises(ZeroDivisionError):
         server.run(load, settings, order.ready)
     assert order.mock_calls == [
@@ -860,11 +860,6 @@ server.LAST_SECONDS = 1.0  # uvicorn knows whole seconds
 stopping = asyncio.Event()
 
 class Scheduler:
-    busy = draining = False
-
-    def drain(self):
-        self.draining = True
-
     def stop(self):
         if "stubborn" not in sys.argv[0]:
             stopping.set()
@@ -874,12 +869,7 @@ class Scheduler:
 
 async def app(scope, receive, send):
     await receive()
-    status = 503 if scheduler.draining else 200
-    await send({"type": "http.response.start", "status": status, "headers": []})
-    if scope["path"] == "/health":
-        await send({"type": "http.response.body"})
-        return
-    scheduler.busy = True
+    await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"begun ", "more_body": True})
     seconds = float(scope["path"][1:])
     try:
@@ -887,7 +877,6 @@ async def app(scope, receive, send):
     except TimeoutError:
         pass
     end = b"stopped" if stopping.is_set() else b"done"
-    scheduler.busy = False
     await send({"type": "http.response.body", "body": end})
 
 scheduler = Scheduler()
@@ -960,6 +949,33 @@ def test_a_signal_lets_running_requests_finish(start, number, code):
 
 
 @posix
+def test_at_the_end_who_has_connected_is_answered_and_the_place_is_free(
+    start,
+):
+    running = start("obedient")
+    running.begin(0.7)
+    kept, connected = running.client(), running.connect()
+    for client in (kept, kept):  # it is kept open until the signal
+        client.request("GET", "/0")
+        answer = client.getresponse()
+        assert (answer.read(), answer.headers["Connection"]) == (b"begun done", None)
+    running.process.send_signal(signal.SIGSTOP)
+    late = running.connect()  # waits in the queue of the socket
+    running.process.send_signal(signal.SIGTERM)
+    running.process.send_signal(signal.SIGCONT)
+    running.wait_until_refused()
+    with sockets.bind(Settings(unix_socket=running.path)):
+        for client in (late, connected):
+            client.sendall(b"GET /0 HTTP/1.1\r\nHost: x\r\n\r\n")
+            answer = answer_on(client)
+            assert (answer.body, answer.headers["Connection"]) == (b"begun done", "close")
+        kept.request("GET", "/0")
+        answer = kept.getresponse()
+        assert (answer.read(), answer.headers["Connection"]) == (b"begun done", "close")
+        assert running.wait() == (0, WAITS)
+
+
+@posix
 def test_an_ignored_signal_does_not_end_the_server(start):
     ignored = signal.SIGHUP, signal.SIGINT
     running = start(
@@ -1000,7 +1016,7 @@ def test_a_second_signal_ends_at_once(start, first, second, code):
     running = start("stubborn")
     answer = running.begin(60)
     running.process.send_signal(first)
-    running.wait_until_draining()
+    running.wait_until_refused()
     begun = time.monotonic()
     running.process.send_signal(second)
     with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):

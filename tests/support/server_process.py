@@ -155,13 +155,6 @@ class Server:
             time.sleep(0.01)
         return values
 
-    def wait_until_draining(self) -> None:
-        """Wait until /health says that no more requests are accepted."""
-        end = time.monotonic() + LIMIT
-        while self.ask("/health").status != 503:
-            assert time.monotonic() < end
-            time.sleep(0.01)
-
     def wait_until_refused(self) -> None:
         """Wait until no more connections are accepted."""
         end = time.monotonic() + LIMIT

@@ -5,34 +5,134 @@ import os
 import socket
 import stat
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from gpt_cli.errors import ResourceError
 from gpt_cli.options.declare import OptionError, OptionResourceError
+from gpt_cli.serve.front import systemd
 from gpt_cli.serve.settings import Settings, find_addresses
 
-
-def bind(settings: Settings) -> AbstractContextManager[socket.socket]:
-    """Listen at the address of the settings; a client that connects waits for an answer."""
-    path = settings.unix_socket
-    return _bind_path(path) if path else _bind_port(settings.host, settings.port)
+_QUEUE = 500  # connections that wait in the system
+_PLACE = ("host", "port", "unix_socket")  # the options that say where to listen
 
 
-def _bind_port(host: str, port: int) -> socket.socket:
+class Listener:
+    """A socket that listens until `end`.
+
+    Attributes:
+        socket: the socket.
+        is_inherited: whether it is that of a supervisor, which gives it to the next server, too.
+    """
+
+    def __init__(self, listening: socket.socket, path: Path | None = None, inherited: bool = False):
+        """Take over a socket; `path` is that of its file, if this server has made it."""
+        self.socket = _Socket(fileno=listening.detach())
+        self.socket.setblocking(False)
+        self.is_inherited = inherited
+        self._file = (path, path.stat()) if path else None
+
+    @property
+    def address(self) -> str:
+        """Return the address as a client writes it."""
+        name = self.socket.getsockname()
+        if self.socket.family == socket.AF_INET6:
+            return f"http://[{name[0]}]:{name[1]}"
+        return f"http://{name[0]}:{name[1]}" if isinstance(name, tuple) else f"unix:{_text(name)}"
+
+    def described(self, settings: Settings) -> Settings:
+        """Return the settings with the address; raise OptionError if it is too open for them."""
+        if not self.is_inherited:
+            return settings
+        name = self.socket.getsockname()
+        if isinstance(name, tuple):
+            return replace(settings, host=name[0], port=name[1])
+        return replace(settings, unix_socket=Path(_text(name)))
+
+    def end(self) -> list[socket.socket]:
+        """Stop listening; return the connections that wait, unless the next server gets them."""
+        if self.socket.fileno() == -1:
+            return []
+        if self._file:
+            path, created = self._file
+            with suppress(OSError), _locked(path.parent):
+                if os.path.samestat(created, path.stat()):
+                    path.unlink()  # first, so that no more come
+        waiting = []
+        # These clients have connected, and closing would lose their requests. The queue of an
+        # inherited socket stays: here, only a descriptor is closed.
+        while not self.is_inherited:
+            try:
+                waiting.append(self.socket.accept()[0])
+            except ConnectionAbortedError:
+                continue
+            except OSError:  # BlockingIOError: no more wait; or too many files are open
+                break
+        self.socket.close()
+        return waiting
+
+
+class _Socket(socket.socket):
+    """A socket that listens already: asyncio would shorten its queue for a moment."""
+
+    def listen(self, backlog: int = 0, /) -> None:
+        """Leave the queue as it is."""
+
+
+@contextmanager
+def bind(settings: Settings) -> Iterator[Listener]:
+    """Listen at the address of the settings, or on the socket that systemd has opened.
+
+    A client that connects waits for an answer.
+    """
+    listener = _inherit(settings) or (
+        _bind_path(settings.unix_socket)
+        if settings.unix_socket
+        else _bind_port(settings.host, settings.port)
+    )
+    try:
+        yield listener
+    finally:
+        for connection in listener.end():
+            connection.close()
+
+
+def _inherit(settings: Settings) -> Listener | None:
+    descriptor = systemd.inherited()
+    if descriptor is None:
+        return None
+    for declared in settings.declarations():
+        if declared.name in _PLACE and getattr(settings, declared.name) != declared.default:
+            raise OptionError(
+                declared.name, "cannot be used with a socket of systemd (LISTEN_FDS): leave it out"
+            )
+    try:
+        listening = socket.socket(fileno=descriptor)
+        listens = listening.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except OSError as error:
+        raise ResourceError(f"LISTEN_FDS: there is no socket ({error.strerror})") from None
+    if not listens:
+        raise ResourceError("the socket of LISTEN_FDS does not listen: use ListenStream=")
+    listening.set_inheritable(False)
+    return Listener(listening, inherited=True)
+
+
+def _bind_port(host: str, port: int) -> Listener:
     addresses = find_addresses(host, port)
     # A name such as localhost has several addresses; every client tries that of IPv4.
     family, _, _, _, address = min(addresses, key=lambda entry: entry[0] != socket.AF_INET)
     both = host == "::" and socket.has_dualstack_ipv6()
     try:
-        return socket.create_server(address, family=family, dualstack_ipv6=both)
+        return Listener(
+            socket.create_server(address, family=family, backlog=_QUEUE, dualstack_ipv6=both)
+        )
     except OSError as error:
         message = f"cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}"
         raise ResourceError(f"{message}; choose another port or another host") from None
 
 
-@contextmanager
-def _bind_path(path: Path) -> Iterator[socket.socket]:
+def _bind_path(path: Path) -> Listener:
     if not hasattr(socket, "AF_UNIX"):
         raise OptionError("unix_socket", "is not possible on this system; use host and port")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
@@ -44,17 +144,11 @@ def _bind_path(path: Path) -> Iterator[socket.socket]:
                     listening.bind(str(path))
                 finally:
                     os.umask(mask)
-                listening.listen()
-                created = path.stat()
+                listening.listen(_QUEUE)
+                return Listener(listening, path)
         except OSError as error:
             reason = f"{path}: cannot listen there: {error.strerror or error}; choose another path"
             raise OptionError("unix_socket", reason) from None
-        try:
-            yield listening
-        finally:
-            with suppress(OSError), _locked(path.parent):
-                if os.path.samestat(created, path.stat()):
-                    path.unlink()
 
 
 @contextmanager
@@ -91,9 +185,6 @@ def _answers(path: Path) -> bool:
         return probe.connect_ex(str(path)) != errno.ECONNREFUSED
 
 
-def address_of(listening: socket.socket) -> str:
-    """Return the address of a socket as a client writes it."""
-    name = listening.getsockname()
-    if listening.family == socket.AF_INET6:
-        return f"http://[{name[0]}]:{name[1]}"
-    return f"http://{name[0]}:{name[1]}" if isinstance(name, tuple) else f"unix:{name}"
+def _text(name: str | bytes) -> str:
+    """Return the name of a Unix socket; an abstract one, without a file, begins with @."""
+    return os.fsdecode(name).replace("\0", "@", 1)
