@@ -77,6 +77,9 @@ COVERED = {
     "serve/test_server.py": [
         "cli/commands/serve",
         "serve/front/guard",
+        "serve/front/keys",
+        "serve/front/log",
+        "serve/front/proxies",
         "serve/front/sockets",
         "serve/front/systemd",
         "serve/settings",

@@ -25,6 +25,7 @@ from gpt_cli.engine import Engine
 from gpt_cli.errors import MALFORMED, GPTCLIError
 from gpt_cli.serve.choice import token_name
 from gpt_cli.serve.front.guard import guarded, response_of
+from gpt_cli.serve.front.keys import Keys
 from gpt_cli.serve.metrics import Metrics
 from gpt_cli.serve.protocol import (
     Json,
@@ -46,7 +47,7 @@ Parsed = TypeVar("Parsed")
 _COMPILED = 2  # constraints at a time; more would leave no threads for other requests
 
 
-def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]:
+def application(engine: Engine, settings: Settings, keys: Keys) -> tuple[ASGIApp, Scheduler]:
     """Return the ASGI application, and the scheduler that computes for it.
 
     The engine may not be used by anyone else until the scheduler has stopped.
@@ -54,6 +55,7 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
     scheduler = Scheduler(engine.loaded, settings.max_batch, settings.max_queue)
     metrics = Metrics(scheduler)
     names = (settings.name or shown_name(engine), engine.name)
+    metrics.add_model(names[0], engine.model.ops.dtype)
     handlers = _Handlers(Service(engine, scheduler, metrics, names, settings.allow_edits))
     get = partial(Route, methods=["GET"])
     post = partial(Route, methods=["POST"])
@@ -79,8 +81,8 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
     ]
     paths = {route.path for route in routes}
 
-    def count(path: str, status: int) -> None:
-        metrics.requests.labels(path if path in paths else "other", status).inc()
+    def count(path: str, status: int, key: str) -> None:
+        metrics.requests.labels(path if path in paths else "other", status, key).inc()
 
     errors = {  # the handlers are asynchronous: others would wait for a thread
         HTTPException: _no_route,
@@ -89,7 +91,7 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
     }
     app = Starlette(routes=routes, exception_handlers=errors)
     app.router.redirect_slashes = False
-    return guarded(app, settings, count), scheduler
+    return guarded(app, settings, keys, count), scheduler
 
 
 async def _no_route(request: Request, error: Exception) -> Response:

@@ -8,9 +8,11 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    ProcessCollector,
     generate_latest,
 )
 
+from gpt_cli import __version__
 from gpt_cli.generation.row import Step
 from gpt_cli.serve.scheduler import Scheduler
 
@@ -28,9 +30,13 @@ class Metrics:
         counter = partial(Counter, namespace="gpt_cli", registry=self._registry)
         histogram = partial(Histogram, namespace="gpt_cli", registry=self._registry)
         gauge = partial(Gauge, namespace="gpt_cli", registry=self._registry)
-        self.requests = counter("requests", "Requests.", ["path", "status"])
+        ProcessCollector(registry=self._registry)  # memory, processor time, open files; on Linux
+        self._info = gauge("info", "The version and the models.", ["version", "model", "dtype"])
+        # The names of keys are those of --api-key-file, so that there are few.
+        self.requests = counter("requests", "Requests.", ["path", "status", "key"])
         self._prompts = counter("prompt_tokens", "Tokens of prompts.")
         self._reused = counter("reused_tokens", "Tokens of prompts not computed again.")
+        self._hits = counter("prefix_cache_hits", "Texts that began like an earlier one.")
         self._generated = counter("generated_tokens", "Generated tokens.")
         self._drafted = counter("drafted_tokens", "Drafted tokens.")
         self._accepted = counter("accepted_tokens", "Drafted tokens in texts.")
@@ -40,15 +46,20 @@ class Metrics:
         running.set_function(lambda: scheduler.running)
         waiting = gauge("texts_waiting", "Texts in the queue.")
         waiting.set_function(lambda: scheduler.waiting)
-        self._reused_before = 0
+        self._reused_before = self._hits_before = 0
         self.mean_seconds = 0.0  # of recent answers
 
     def text(self) -> bytes:
         """Return all values in Prometheus' format."""
-        reused = self._scheduler.reused
+        reused, hits = self._scheduler.reused, self._scheduler.hits
         self._reused.inc(reused - self._reused_before)
-        self._reused_before = reused
+        self._hits.inc(hits - self._hits_before)
+        self._reused_before, self._hits_before = reused, hits
         return generate_latest(self._registry)
+
+    def add_model(self, name: str, dtype: str) -> None:
+        """Show a model and the type of its weights."""
+        self._info.labels(__version__, name, dtype).set(1)
 
     def add_step(self, step: Step) -> None:
         """Count a generated token."""

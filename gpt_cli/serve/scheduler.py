@@ -72,6 +72,7 @@ class Scheduler:
         self._round = 0  # of the next text that is submitted
         self.stopped = False  # then no more texts are queued or computed
         self.reused = 0  # tokens of prompts that were not computed again
+        self.hits = 0  # texts with such tokens
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
         self._thread.start()
@@ -172,6 +173,7 @@ class Scheduler:
                 if cached == len(text.prefill_ids) and not isinstance(text, MeasuredText):
                     self._join(text, prefix.cache if prefix else None, 0)
                     self.reused += cached
+                    self.hits += cached > 0
                 elif fits and not self._will_be_cached(text, cached, new):
                     new.append(text)
                     longest = width
@@ -195,6 +197,7 @@ class Scheduler:
             self._end(texts, error)
         else:
             self.reused += prompts.reused
+            self.hits += prompts.hits
             self._prompts.append(prompts)
 
     def _take(self) -> _Waiting | None:

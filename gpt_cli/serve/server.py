@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,7 +17,10 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from gpt_cli.options.declare import OptionError
 from gpt_cli.serve.front import systemd
+from gpt_cli.serve.front.keys import Keys
+from gpt_cli.serve.front.log import write_event
 from gpt_cli.serve.front.sockets import Listener, bind
 from gpt_cli.serve.settings import Settings
 from gpt_cli.system.signals import ENDING, HANGUP, raise_swallowed
@@ -30,6 +33,7 @@ IDLE_SECONDS = 60.0  # for a client to send a request, or to read more of an ans
 LAST_SECONDS = 5.0  # for requests to end after the grace
 LINGER_SECONDS = 2.0  # at the end, for a client to send the request that it has connected for
 MOST_CONNECTIONS = 500  # or half of the files that this process may open
+_logger = logging.getLogger("gpt_cli")
 _AT_ONCE = 16  # connections that are accepted before the first of them is read
 _CLOSE = (b"connection", b"close")
 _HEADERS_SIZE = 1 << 16  # bytes; a browser sends the cookies of all servers of this machine
@@ -56,18 +60,60 @@ def run(
         cut_off: called after the grace with the number of requests that are not finished, if any.
     """
     settings = settings or Settings()
-    with bind(settings) as listener:
+    keys = Keys(settings.api_key, settings.api_key_file)
+    log = write_event if settings.access_log else _write_nothing
+
+    def show_address(address: str) -> None:
+        log("listening", address=address)
+        ready(address)
+
+    def show_wait(requests: int) -> None:
+        log("draining", requests=requests)
+        if requests:
+            waiting(requests)
+
+    def show_cut(requests: int) -> None:
+        log("cut_off", requests=requests)
+        cut_off(requests)
+
+    def reload() -> None:
+        try:
+            log("keys", keys=keys.reload())
+        except OptionError as error:
+            _logger.error("%s; the keys are as before", error)
+
+    has_file = settings.api_key_file is not None
+    with _hangup_ignored() if has_file else nullcontext(), bind(settings) as listener:
         settings = listener.described(settings)
         loaded = engine() if callable(engine) else engine
         from gpt_cli.serve.app import application  # NumPy, which `engine` prepares
 
-        app, scheduler = application(loaded, settings)
+        app, scheduler = application(loaded, settings, keys)
         try:
             raise_swallowed()  # while numpy.random was imported
-            Server(app, settings.grace, scheduler, ready, waiting, cut_off).serve_on(listener)
+            callbacks = show_address, show_wait, show_cut, reload if has_file else None
+            Server(app, settings.grace, scheduler, *callbacks).serve_on(listener)
         finally:
             scheduler.stop()
             scheduler.join()
+        log("stopped")
+
+
+def _write_nothing(event: str, **fields: Any) -> None:
+    """Stand in for `write_event` without an access log."""
+
+
+@contextmanager
+def _hangup_ignored() -> Iterator[None]:
+    """Ignore SIGHUP while a model is loaded: `Server` handles it, but not before it serves."""
+    if HANGUP is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    earlier = signal.signal(HANGUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(HANGUP, earlier)
 
 
 class Server(uvicorn.Server):
@@ -78,6 +124,7 @@ class Server(uvicorn.Server):
     keeps its connection open; their answers say that this was the last. Once all connections are
     closed, or after `grace` seconds, the scheduler stops. A second signal ends the process at once,
     by the earlier handlers. At the end, the earlier handler of SIGHUP gets a first SIGHUP, too.
+    With `reload`, SIGHUP calls this function and ends nothing.
     """
 
     def __init__(
@@ -88,6 +135,7 @@ class Server(uvicorn.Server):
         ready: Callable[[str], None],
         waiting: Callable[[int], None],
         cut_off: Callable[[int], None],
+        reload: Callable[[], None] | None = None,
     ):
         config = uvicorn.Config(
             app,
@@ -110,6 +158,7 @@ class Server(uvicorn.Server):
         self._ready = ready
         self._waiting = waiting
         self._cut_off = cut_off
+        self._reload = reload
         self._signals: list[int] = []
 
     def serve_on(self, listener: Listener) -> None:
@@ -131,7 +180,9 @@ class Server(uvicorn.Server):
         if threading.current_thread() is threading.main_thread():
             earlier = {number: signal.getsignal(number) for number in ENDING}
         handled = {
-            number: handler for number, handler in earlier.items() if handler is not signal.SIG_IGN
+            number: handler
+            for number, handler in earlier.items()
+            if handler is not signal.SIG_IGN or (number == HANGUP and self._reload)
         }
         for number in handled:
             signal.signal(number, self.handle_exit)
@@ -149,7 +200,10 @@ class Server(uvicorn.Server):
         systemd.notify("READY=1")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at the first signal, and end at the second."""
+        """Drain at the first signal, and end at the second; reload at SIGHUP, if that is wanted."""
+        if sig == HANGUP and self._reload:
+            self._loop.call_soon_threadsafe(self._reload)
+            return
         self._signals.append(sig)
         if self.should_exit:
             # Not an exception: this may run within a request, and uvicorn would catch it.
@@ -168,9 +222,7 @@ class Server(uvicorn.Server):
         end = self._loop.time() + self._grace
         for listening in sockets or []:
             await self._stop_listening(listening)
-        running = self._running()
-        if running:
-            self._waiting(running)
+        self._waiting(self._running())
         while self._connections and self._loop.time() < end:
             await asyncio.sleep(0.1)
             await self.on_tick(0)

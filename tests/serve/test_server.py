@@ -33,8 +33,12 @@ pytest.importorskip("uvicorn")
 from gpt_cli.serve import server
 from gpt_cli.serve.app import application
 from gpt_cli.serve.front import guard, sockets
+from gpt_cli.serve.front.keys import Keys
+from gpt_cli.serve.front.proxies import Proxies
 
 OF_COMPLETIONS = ["id", "prompt_tokens", "completion_tokens"]  # in the access log
+OF_ALL = ["time", "event", "method", "path", "status", "seconds", "bytes"]
+OF_REQUESTS = [*OF_ALL, *OF_COMPLETIONS, "model", "code", "key", "client"]
 IDLE = 0.3  # seconds, for `IDLE_SECONDS`
 HALF = b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nabc"
 
@@ -92,7 +96,9 @@ def serving(app=None, **options):
     app, addresses = app or App(), queue.Queue()
     settings = Settings(**({} if "unix_socket" in options else {"port": 0}) | options)
     with sockets.bind(settings) as listener:
-        guarded = guard.guarded(app, settings, mock.Mock())
+        keys = Keys(settings.api_key, settings.api_key_file)
+        app.count = mock.Mock()
+        guarded = guard.guarded(app, settings, keys, app.count)
         running = server.Server(
             guarded, settings.grace, mock.Mock(), addresses.put, mock.Mock(), mock.Mock()
         )
@@ -112,7 +118,7 @@ def serving(app=None, **options):
 
 @contextmanager
 def serving_model(engine, **options):
-    routes, scheduler = application(engine, Settings(**options))
+    routes, scheduler = application(engine, Settings(**options), Keys(None, None))
     with serving(routes) as (_, clients):
         yield clients
     scheduler.stop()
@@ -153,6 +159,13 @@ def open_server():
         ({"host": "http://localhost"}, "host must be an address or a name, without a port"),
         ({"port": 65536}, "port must be from 0 to 65535"),
         ({"api_key": ""}, "api_key must be ASCII without spaces"),
+        ({"unix_socket_mode": "660"}, "unix_socket_mode is of a Unix socket's file"),
+        ({"unix_socket_group": "root"}, "unix_socket_group is of a Unix socket's file"),
+        ({"unix_socket": "s", "unix_socket_mode": "0444"}, "unix_socket_mode must be octal"),
+        ({"unix_socket": "s", "unix_socket_mode": "6600"}, "unix_socket_mode must be octal"),
+        ({"api_key": "k", "api_key_file": "f"}, "api_key cannot be used with a file of keys"),
+        ({"trusted_proxy": ["10.0.0.1/8"]}, "trusted_proxy must be addresses, networks such as"),
+        ({"trusted_proxy": ["localhost"]}, "trusted_proxy must be addresses, networks such as"),
         ({"api_key": "two words"}, "api_key must be ASCII without spaces"),
         ({"api_key": "schlüssel"}, "api_key must be ASCII without spaces"),
         ({"name": ""}, "name must be printable, and not empty"),
@@ -185,10 +198,12 @@ def test_loopback_needs_no_key(host):
 def test_another_address_needs_a_key_or_consent(host, monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: [])  # a test has no network
     with pytest.raises(
-        InputError, match=f"^host {host}: .*GPT_CLI_API_KEY, or use --allow-anyone$"
+        InputError,
+        match=f"^host {host}: .*GPT_CLI_API_KEY or --api-key-file, or use --allow-anyone$",
     ):
         Settings(host=host)
     Settings(host=host, api_key="k")
+    Settings(host=host, api_key_file="f")
     Settings(host=host, allow_anyone=True)
 
 
@@ -295,6 +310,11 @@ def test_another_name_is_refused(open_server, host):
     assert "localhost" in message
     assert "--api-key" in message
     assert app.paths == []
+
+
+def test_a_request_without_a_host_is_told_so(open_server):
+    answer = answer_on(send(open_server[1], b"GET / HTTP/1.0\r\n\r\n"))
+    assert "the request has no header Host" in refused(answer, 403, "unknown_host")
 
 
 def test_the_name_that_the_server_was_given_is_known():
@@ -411,6 +431,114 @@ def test_without_a_key_only_the_page_and_health_are_answered(locked_server):
         assert "Authorization: Bearer KEY" in message
 
 
+KEYS = """
+# the keys of this server
+sesame-ann ann
+sesame-bob\tbob # until May
+sesame2-ann  ann\r
+"""
+
+
+@pytest.fixture
+def write_keys(tmp_path):
+    def write(text, mode=0o600):
+        path = tmp_path / "keys"
+        path.unlink(missing_ok=True)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        path.chmod(mode)
+        return path
+
+    return write
+
+
+def test_each_key_of_a_file_opens_and_the_log_and_the_metrics_have_its_name(write_keys, capfd):
+    path = write_keys(KEYS, 0o640)
+    with serving(api_key_file=path, access_log=True) as (app, clients):
+        for key in ("sesame-ann", "sesame-bob", "sesame2-ann"):
+            assert ask(clients, Host="any.name", Authorization=f"Bearer {key}")[0] == 200
+        for key in ("ann", "sesame-ann ann", "#", ""):
+            refused(ask(clients, Authorization=f"Bearer {key}"), 401, "invalid_api_key")
+    errors = capfd.readouterr().err
+    names = ["ann", "bob", "ann"]
+    assert [json.loads(line)["key"] for line in errors.splitlines()] == names + 4 * [None]
+    counted = [mock.call("/echo", 200, name) for name in names]
+    assert app.count.mock_calls == counted + 4 * [mock.call("/echo", 401, "")]
+    assert "sesame" not in errors
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "complaint"),
+    [
+        (KEYS, 0o644, "others can read or change it: run `chmod 600` on it, or 640"),
+        (KEYS, 0o604, "others can read or change it: run `chmod 600` on it, or 640"),
+        (KEYS, 0o660, "others can read or change it: run `chmod 600` on it, or 640"),
+        ("", 0o600, "has no keys: write KEY NAME in a line of it"),
+        ("# sesame-ann ann\n\n", 0o600, "has no keys: write KEY NAME in a line of it"),
+        ("sesame-ann ann\nsesame-bob\n", 0o600, "line 2 must be KEY NAME: a key in ASCII, and"),
+        ("sesame-ann ann b", 0o600, "line 1 must be KEY NAME: a key in ASCII, and a name of"),
+        ("sesame-änn ann", 0o600, "line 1 must be KEY NAME: a key in ASCII, and a name of"),
+        ("sesame-ann a\u0308", 0o600, "line 1 must be KEY NAME: a key in ASCII, and a name of"),
+        ("sesame-ann ann\nsesame-ann bob", 0o600, "line 2 has the key of an earlier one"),
+        (b"sesame-ann \xff", 0o600, "it is not text in UTF-8"),
+    ],
+)
+@posix
+def test_a_file_of_keys_that_is_not_safe_or_not_valid_is_refused(text, mode, complaint, write_keys):
+    path = write_keys(text, mode)
+    message = refusal("serve", "-m", "no-such-model", "--api-key-file", path)
+    assert f"--api-key-file {path}: " in message or f"--api-key-file {path} has" in message
+    assert complaint in message
+    assert "sesame" not in message
+
+
+@posix
+def test_what_is_no_file_of_keys_is_refused(tmp_path, write_keys, monkeypatch):
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    for name, complaint in {
+        "missing": "cannot be read: No such file",
+        "pipe": "cannot be read: it is not a regular file",
+    }.items():
+        message = refusal("serve", "-m", "tiny", "--api-key-file", tmp_path / name)
+        assert f"--api-key-file {tmp_path / name}: {complaint}" in message
+    flags = ("--api-key-file", write_keys(KEYS))
+    message = refusal("serve", "-m", "tiny", *flags, GPT_CLI_API_KEY="k")
+    assert "GPT_CLI_API_KEY cannot be used with a file of keys" in message
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    if flags[1].stat().st_uid:
+        assert "belongs to another user" in refusal("serve", "-m", "tiny", *flags)
+
+
+# Proxies
+
+TRUSTED = ["127.0.0.1", "10.0.0.0/8", "2001:db8::/32"]
+
+
+@pytest.mark.parametrize(
+    ("trusted", "peer", "forwarded", "client"),
+    [
+        ([], "127.0.0.1", ["1.2.3.4"], "127.0.0.1"),
+        (TRUSTED, "127.0.0.1", [], "127.0.0.1"),
+        (TRUSTED, "127.0.0.1", ["1.2.3.4"], "1.2.3.4"),
+        (TRUSTED, "127.0.0.1", ["6.6.6.6, 1.2.3.4"], "1.2.3.4"),  # the client lies
+        (TRUSTED, "127.0.0.1", ["6.6.6.6, 1.2.3.4,10.1.1.1"], "1.2.3.4"),
+        (TRUSTED, "127.0.0.1", ["6.6.6.6", "1.2.3.4", "10.1.1.1"], "1.2.3.4"),
+        (TRUSTED, "127.0.0.1", ["10.2.2.2, 10.1.1.1"], "10.2.2.2"),
+        (TRUSTED, "8.8.8.8", ["1.2.3.4"], "8.8.8.8"),  # not a proxy
+        (TRUSTED, "::ffff:10.0.0.1", ["2001:db8::1, ::1"], "::1"),
+        (TRUSTED, "127.0.0.1", ["1.2.3.4, <script>"], "127.0.0.1"),  # the proxy lies
+        (TRUSTED, "127.0.0.1", ["1.2.3.4, , 10.1.1.1"], "10.1.1.1"),
+        (TRUSTED, None, ["1.2.3.4"], "unix"),
+        (["unix"], None, ["1.2.3.4"], "1.2.3.4"),
+        (["unix"], None, [], "unix"),
+        (["unix"], "127.0.0.1", ["1.2.3.4"], "127.0.0.1"),
+    ],
+)
+def test_only_a_trusted_proxy_is_believed(trusted, peer, forwarded, client):
+    headers = [(b"x-forwarded-for", value.encode()) for value in forwarded]
+    scope = {"type": "http", "headers": headers, "client": peer and (peer, 1234)}
+    assert Proxies(trusted).client_of(scope) == client
+
+
 # Bodies
 
 
@@ -496,9 +624,12 @@ def test_the_access_log_has_one_line_for_each_request_and_no_secrets(capfd):
     errors = capfd.readouterr().err
     assert "secret" not in errors
     lines = [json.loads(line) for line in errors.splitlines()]
-    assert [list(line) for line in lines] == [
-        ["time", "method", "path", "status", "seconds", "bytes", *OF_COMPLETIONS]
-    ] * 4
+    assert [list(line) for line in lines] == [OF_REQUESTS] * 4
+    assert {(line["event"], line["key"], line["client"]) for line in lines} == {
+        ("request", None, "127.0.0.1")
+    }
+    codes = [None, "invalid_api_key", "body_too_long", None]
+    assert [line["code"] for line in lines] == codes
     assert [line["status"] for line in lines] == [200, 401, 413, 499]
     assert [line["path"] for line in lines] == ["/echo", "/müll\n", "/echo", "/echo"]
     assert {line["method"] for line in lines} == {"POST"}
@@ -518,7 +649,11 @@ def test_the_access_log_has_the_id_and_the_tokens_of_completions(tiny, capfd):
                 received += leaves.recv(1000)
         clients.ask("/v1/embeddings", {"input": ["Once upon a time"] * 2})
         clients.ask("/v1/models")
-    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+        beams = {"prompt": "Once", "use_beam_search": True, "best_of": 99}
+        clients.ask("/v1/completions", beams).error(400)
+    *lines, failed = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert (failed["status"], failed["model"]) == (400, None)
+    assert [line["model"] for line in lines if line["prompt_tokens"]] == ["tiny"] * 4
     values = [tuple(line[name] for name in OF_COMPLETIONS) for line in lines]
     left = next(value for value in values if value[0] not in (whole["id"], chunk["id"], None))
     assert [line["status"] for line in lines if line["id"] == left[0]] == [499]
@@ -724,6 +859,19 @@ def test_a_unix_socket_is_only_for_this_user_and_is_removed(tmp_path):
 
 
 @posix
+def test_a_unix_socket_has_the_group_and_the_mode_that_it_is_given(tmp_path):
+    path, group = tmp_path / "s.sock", os.getegid()
+    flags = {"unix_socket": path, "unix_socket_mode": "0660", "unix_socket_group": str(group)}
+    with sockets.bind(Settings(**flags)):
+        about = path.stat()
+        assert (about.st_mode & 0o777, about.st_gid) == (0o660, group)
+    arguments = ["serve", "-m", "tiny", "--unix-socket", path, "--unix-socket-group"]
+    assert "no-such: there is no such group" in refusal(*arguments, "no-such")
+    assert f"{1 << 40}: this user cannot give" in refusal(*arguments, 1 << 40)
+    assert not path.exists()
+
+
+@posix
 def test_the_file_of_a_unix_socket_is_never_open_to_others(tmp_path, monkeypatch):
     modes, bind = [], socket.socket.bind
 
@@ -835,7 +983,7 @@ def test_the_scheduler_is_stopped_whatever_happens(monkeypatch):
     with pytest.raises(ZeroDivisionError):
         server.run(load, settings, order.ready)
     assert order.mock_calls == [
-        mock.call.application(order.engine, settings),
+        mock.call.application(order.engine, settings, mock.ANY),
         mock.call.ready(f"http://127.0.0.1:{settings.port}"),
         mock.call.scheduler.stop(),
         mock.call.scheduler.join(),
@@ -855,6 +1003,7 @@ def test_an_interrupt_that_an_import_swallowed_ends_the_server(monkeypatch):
 PROGRAM = """
 import asyncio, sys, types
 from gpt_cli.serve import server
+from gpt_cli.serve.front.guard import guarded
 
 server.LAST_SECONDS = 1.0  # uvicorn knows whole seconds
 stopping = asyncio.Event()
@@ -869,9 +1018,9 @@ class Scheduler:
 
 async def app(scope, receive, send):
     await receive()
+    seconds = float(scope["path"][1:])
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"begun ", "more_body": True})
-    seconds = float(scope["path"][1:])
     try:
         await asyncio.wait_for(stopping.wait(), seconds)
     except TimeoutError:
@@ -881,7 +1030,10 @@ async def app(scope, receive, send):
 
 scheduler = Scheduler()
 routes = types.ModuleType("gpt_cli.serve.app")
-routes.application = lambda engine, settings: (app, scheduler)
+def application(engine, settings, keys):
+    return guarded(app, settings, keys, lambda *_: None), scheduler
+
+routes.application = application
 sys.modules[routes.__name__] = routes
 
 from gpt_cli.__main__ import main
@@ -900,12 +1052,16 @@ class Process(Server):
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         process = LimitedProcess(arguments, **pipes, cwd=folder, **options)
         super().__init__(process, f"unix:{self.path}")
-        assert self.process.stderr.readline() == b"gpt-cli: listening on unix:s.sock\n"
+        line = self.process.stderr.readline()
+        if "--access-log" in flags:
+            assert lines_of(line) == [{"event": "listening", "address": "unix:s.sock"}]
+        else:
+            assert line == b"gpt-cli: listening on unix:s.sock\n"
 
     def begin(self, seconds):
         """Ask for an answer that takes a few seconds; return it once it has begun."""
         client = self.client()
-        client.request("GET", f"/{seconds}")
+        client.request("GET", f"/{seconds}", headers=self.headers)
         answer = client.getresponse()
         assert answer.read(6) == b"begun "
         return answer
@@ -973,6 +1129,59 @@ def test_at_the_end_who_has_connected_is_answered_and_the_place_is_free(
         answer = kept.getresponse()
         assert (answer.read(), answer.headers["Connection"]) == (b"begun done", "close")
         assert running.wait() == (0, WAITS)
+
+
+def lines_of(text):
+    """Return the lines of JSON without their times."""
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert all(line.pop("time") for line in lines)
+    return lines
+
+
+@posix
+def test_sighup_reads_the_keys_again_and_ends_nothing(start, write_keys):
+    path = write_keys(KEYS)
+    running = start("obedient", "--api-key-file", path, "--access-log", bufsize=0)
+    running.headers = {"Authorization": "Bearer sesame-ann"}
+    answer = running.begin(2)
+    lines = []
+    contents = ("sesame-cay cay\n", 0o600), ("sesame-dee", 0o600), ("sesame-dee dee", 0o644)
+    for text, mode in contents:
+        write_keys(text, mode)
+        running.process.send_signal(signal.SIGHUP)
+        lines += lines_of(running.process.stderr.readline())
+    refused(running.ask("/0"), 401, "invalid_api_key")
+    running.headers = {"Authorization": "Bearer sesame-cay"}
+    assert running.ask("/0").body == b"begun done"
+    assert answer.read() == b"done"
+    code, errors = running.stop()
+    assert code == 0
+    start, end = f"api_key_file {path}: ", "; the keys are as before"
+    complaints = [line.pop("message") for line in lines[1:]]
+    assert complaints[0].startswith(f"{start}line 1 must be KEY NAME: ")
+    assert (
+        complaints[1] == f"{start}others can read or change it: run `chmod 600` on it, or 640{end}"
+    )
+    assert lines == [{"event": "keys", "keys": 1}, {"event": "error"}, {"event": "error"}]
+    lines = [line for line in lines_of(errors) if line["event"] != "request"]
+    assert lines == [{"event": "draining", "requests": 0}, {"event": "stopped"}]
+    assert "sesame" not in errors + "".join(complaints)
+
+
+@posix
+def test_with_the_log_each_line_is_json(start):
+    running = start("stubborn", "--access-log", "--grace", "0.1")
+    running.begin(60)
+    running.ask("/bug")
+    _, errors = running.stop()
+    bug, request, draining, cut, _, stopped = lines_of(errors)
+    assert bug["message"].startswith("a bug in the answer to GET '/bug'")
+    assert "ValueError" in bug["traceback"]
+    assert (request["event"], request["status"], request["code"]) == ("request", 500, "bug")
+    assert request["client"] == "unix"
+    assert draining == {"event": "draining", "requests": 1}
+    assert cut == {"event": "cut_off", "requests": 1}
+    assert stopped == {"event": "stopped"}
 
 
 @posix

@@ -137,13 +137,13 @@ class Server:
         return connection
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics, by their names, with the labels in braces."""
+        """Return the metrics, by their names, with the labels in braces, without empty ones."""
         answer = self.ask("/metrics")
         assert answer.status == 200
         values = {}
         for family in text_string_to_metric_families(answer.body.decode()):
             for sample in family.samples:
-                labels = ",".join(f"{name}={value}" for name, value in sample.labels.items())
+                labels = ",".join(f"{name}={text}" for name, text in sample.labels.items() if text)
                 values[sample.name + (f"{{{labels}}}" if labels else "")] = sample.value
         return values
 

@@ -15,7 +15,7 @@ from gpt_cli.serve.front import systemd
 from gpt_cli.serve.settings import Settings, find_addresses
 
 _QUEUE = 500  # connections that wait in the system
-_PLACE = ("host", "port", "unix_socket")  # the options that say where to listen
+_PLACE = ("host", "port", "unix_socket")  # options that say where to listen
 
 
 class Listener:
@@ -87,7 +87,7 @@ def bind(settings: Settings) -> Iterator[Listener]:
     A client that connects waits for an answer.
     """
     listener = _inherit(settings) or (
-        _bind_path(settings.unix_socket)
+        _bind_path(settings.unix_socket, settings)
         if settings.unix_socket
         else _bind_port(settings.host, settings.port)
     )
@@ -132,9 +132,10 @@ def _bind_port(host: str, port: int) -> Listener:
         raise ResourceError(f"{message}; choose another port or another host") from None
 
 
-def _bind_path(path: Path) -> Listener:
+def _bind_path(path: Path, settings: Settings) -> Listener:
     if not hasattr(socket, "AF_UNIX"):
         raise OptionError("unix_socket", "is not possible on this system; use host and port")
+    group = _group_id(settings.unix_socket_group)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         try:
             with _locked(path.parent):
@@ -144,11 +145,36 @@ def _bind_path(path: Path) -> Listener:
                     listening.bind(str(path))
                 finally:
                     os.umask(mask)
+                _set_rights(path, group, settings.unix_socket_mode)
                 listening.listen(_QUEUE)
                 return Listener(listening, path)
         except OSError as error:
             reason = f"{path}: cannot listen there: {error.strerror or error}; choose another path"
             raise OptionError("unix_socket", reason) from None
+
+
+def _group_id(name: str | None) -> int:
+    """Return the number of a group; -1, which changes nothing, for None."""
+    import grp
+
+    if name is None:
+        return -1
+    try:
+        return int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise OptionError("unix_socket_group", f"{name}: there is no such group") from None
+
+
+def _set_rights(path: Path, group: int, mode: str | None) -> None:
+    """Set the group, and then the mode: no other group may use the socket in between."""
+    try:
+        os.chown(path, -1, group)
+        if mode is not None:
+            path.chmod(int(mode, 8))
+    except (OSError, OverflowError) as error:
+        path.unlink()
+        reason = f"{group}: this user cannot give the socket's file to it: {error}"
+        raise OptionError("unix_socket_group", reason) from None
 
 
 @contextmanager
