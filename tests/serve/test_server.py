@@ -32,7 +32,7 @@ from support.server_process import WAITS, Server, answer_on, bytes_on, request_b
 pytest.importorskip("uvicorn")
 from gpt_cli.serve import server
 from gpt_cli.serve.app import application
-from gpt_cli.serve.front import guard, sockets
+from gpt_cli.serve.front import guard, sockets, systemd
 from gpt_cli.serve.front.keys import Keys
 from gpt_cli.serve.front.proxies import Proxies
 
@@ -856,6 +856,93 @@ def test_a_unix_socket_is_only_for_this_user_and_is_removed(tmp_path):
     finally:
         assert os.umask(mask) == 0  # it is as before
     assert not path.exists()
+
+
+@pytest.fixture
+def inherit(monkeypatch):
+    """Return a function that hands a socket to this process, as systemd does."""
+
+    def hand_on(listening, count="1", process=None):
+        monkeypatch.setattr(systemd, "_FIRST", os.dup(listening.fileno()))
+        monkeypatch.setenv("LISTEN_PID", str(process or os.getpid()))
+        monkeypatch.setenv("LISTEN_FDS", count)
+
+    return hand_on
+
+
+@posix
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_UNIX])
+def test_at_the_end_a_queue_is_answered_or_left_to_the_next_server(family, tmp_path, inherit):
+    path = tmp_path / "s.sock"
+    settings = Settings(unix_socket=path) if family == socket.AF_UNIX else Settings(port=0)
+    clients = []
+
+    def connect(listening):
+        clients.append(socket.socket(family))
+        clients[-1].connect(listening.getsockname())
+
+    with sockets.bind(settings) as listener:
+        for _ in range(3):
+            connect(listener.socket)
+        waiting = listener.end()
+        assert len(waiting) == 3
+        assert not path.exists()
+        assert listener.end() == []
+    with socket.socket(family) as listening:
+        listening.bind(str(path) if family == socket.AF_UNIX else ("127.0.0.1", 0))
+        listening.listen()
+        inherit(listening)
+        with sockets.bind(Settings()) as listener:
+            assert not {"LISTEN_PID", "LISTEN_FDS"} & os.environ.keys()
+            described = listener.described(Settings())
+            connect(listening)
+            assert listener.end() == []
+        connect(listening)
+        waiting += [listening.accept()[0] for _ in range(2)]
+    if family == socket.AF_UNIX:
+        assert (listener.is_inherited, described.unix_socket) == (True, path)
+        assert path.is_socket()
+    for connection in clients + waiting:
+        connection.close()
+
+
+@posix
+def test_what_is_handed_on_is_one_socket_that_listens(inherit, tmp_path):
+    with socket.socket(socket.AF_UNIX) as plain, (tmp_path / "file").open("w") as file:
+        for what, complaint in {
+            plain: "the socket of LISTEN_FDS does not listen: use ListenStream=",
+            file: "LISTEN_FDS: there is no socket",
+        }.items():
+            inherit(what)
+            with pytest.raises(ResourceError, match=complaint), sockets.bind(Settings()):
+                pass
+        inherit(plain, "2")
+        with pytest.raises(ResourceError, match="LISTEN_FDS is 2: give one socket"):
+            sockets.bind(Settings()).__enter__()
+        inherit(plain, process=1)  # it was for another process
+        with sockets.bind(Settings(port=0)) as listener:
+            assert not listener.is_inherited
+        for name, value in {"host": "::1", "port": 1, "unix_socket": tmp_path / "s"}.items():
+            inherit(plain)
+            with pytest.raises(InputError, match=f"^{name} cannot be used with a socket of sys"):
+                sockets.bind(Settings(**{name: value})).__enter__()
+
+
+@posix
+@pytest.mark.parametrize("name", ["{tmp_path}/notify", "@gpt-cli-{pid}"])
+def test_a_supervisor_is_told_when_the_server_is_ready_and_when_it_stops(
+    name, tmp_path, monkeypatch
+):
+    name = name.format(tmp_path=tmp_path, pid=os.getpid())
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
+        supervisor.bind(name.replace("@", "\0"))
+        monkeypatch.setenv("NOTIFY_SOCKET", name)
+        supervisor.settimeout(10)
+        with serving():
+            assert supervisor.recv(100) == b"READY=1"
+        assert supervisor.recv(100) == b"STOPPING=1"
+    with serving():  # it is gone, which is no trouble
+        pass
 
 
 @posix

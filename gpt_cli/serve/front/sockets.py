@@ -113,6 +113,7 @@ def _inherit(settings: Settings) -> Listener | None:
     except OSError as error:
         raise ResourceError(f"LISTEN_FDS: there is no socket ({error.strerror})") from None
     if not listens:
+        listening.close()
         raise ResourceError("the socket of LISTEN_FDS does not listen: use ListenStream=")
     listening.set_inheritable(False)
     return Listener(listening, inherited=True)
