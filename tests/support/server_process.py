@@ -244,8 +244,12 @@ def serving(
         try:
             line = process.stderr.readline().decode()
             process.guard.cancel()  # the requests and the end have limits of their own
-            assert line.startswith(READY), line + process.stderr.read().decode()
-            server = Server(process, line.removeprefix(READY).rstrip("\n"))
+            if line.startswith("{"):  # with --access-log
+                address = json.loads(line)["address"]
+            else:
+                assert line.startswith(READY), line + process.stderr.read().decode()
+                address = line.removeprefix(READY).rstrip("\n")
+            server = Server(process, address)
             yield server
             if process.returncode is None:
                 ended = server.stop()
