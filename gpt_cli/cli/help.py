@@ -27,8 +27,8 @@ GROUPS = {
     "Output": "output out-dtype pca to keep-fields resume salvage segment top layer head html open "
     "png plot force echo stream json logprobs tokens words layers min-k total count max-perplexity "
     "min-perplexity stats",
-    "Server": "name host port unix-socket api-key allow-anyone allow-edits cors max-queue max-body "
-    "grace access-log",
+    "Server": "name host port unix-socket unix-socket-mode unix-socket-group api-key api-key-file "
+    "trusted-proxy allow-anyone allow-edits cors max-queue max-body grace access-log",
     "Machine": "device dtype threads cache speculate batch-size repetitions engine address workers "
     "gpus-per-worker",
 }

@@ -26,7 +26,7 @@ class Answer(ABC):
 
     def __init__(self, request: Completions | Embeddings, model: str, id: str | None = None):
         self._request = request
-        self._model = model
+        self.model = model
         self.id = id  # that a client sees, if it does
         self._ended = 0  # number of texts
 
@@ -170,7 +170,7 @@ class EmbeddingAnswer(Answer):
             f'{{"object": "embedding", "index": {index}, "embedding": {self._encoded[index]}}}'
             for index in range(len(self.texts))
         )
-        frame = {"object": "list", "model": self._model, "usage": self.usage}
+        frame = {"object": "list", "model": self.model, "usage": self.usage}
         return f'{json.dumps(frame)[:-1]}, "data": [{data}]}}'.encode()
 
 

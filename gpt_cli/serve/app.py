@@ -25,7 +25,8 @@ from gpt_cli.engine import Engine
 from gpt_cli.errors import MALFORMED, GPTCLIError, InputError
 from gpt_cli.hub import shown_name
 from gpt_cli.serve.choice import token_name
-from gpt_cli.serve.guard import guarded, response_of
+from gpt_cli.serve.front.guard import guarded, response_of
+from gpt_cli.serve.front.keys import Keys
 from gpt_cli.serve.metrics import Metrics
 from gpt_cli.serve.protocol import (
     Json,
@@ -34,7 +35,7 @@ from gpt_cli.serve.protocol import (
     read_embeddings,
     tokenize,
 )
-from gpt_cli.serve.refusals import RequestError, StoppedError, no_route
+from gpt_cli.serve.refusals import RequestError, no_route
 from gpt_cli.serve.responses import (
     CompletionResponse,
     EmbeddingResponse,
@@ -50,7 +51,7 @@ _COMPILED = 2  # constraints at a time; more would leave no threads for other re
 
 
 def application(
-    engines: Engine | Mapping[str, Engine], settings: Settings
+    engines: Engine | Mapping[str, Engine], settings: Settings, keys: Keys
 ) -> tuple[ASGIApp, Service]:
     """Return the ASGI application, and the service whose schedulers compute for it.
 
@@ -84,8 +85,8 @@ def application(
     ]
     paths = {route.path for route in routes}
 
-    def count(path: str, status: int) -> None:
-        service.metrics.requests.labels(path if path in paths else "other", status).inc()
+    def count(path: str, status: int, key: str) -> None:
+        service.metrics.requests.labels(path if path in paths else "other", status, key).inc()
 
     errors = {  # the handlers are asynchronous: others would wait for a thread
         HTTPException: _no_route,
@@ -94,7 +95,7 @@ def application(
     }
     app = Starlette(routes=routes, exception_handlers=errors)
     app.router.redirect_slashes = False
-    return guarded(app, settings, count), service
+    return guarded(app, settings, keys, count), service
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
@@ -149,8 +150,6 @@ class _Handlers:
         self._workers = ThreadPoolExecutor()
 
     async def health(self, request: Request) -> Response:
-        if self._service.draining:
-            raise StoppedError("the server is shutting down")
         return JSONResponse({"status": "ok"})
 
     async def metrics(self, request: Request) -> Response:

@@ -9,9 +9,11 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    ProcessCollector,
     generate_latest,
 )
 
+from gpt_cli import __version__
 from gpt_cli.generation.row import Step
 from gpt_cli.serve.scheduler import Scheduler
 
@@ -31,9 +33,13 @@ class Metrics:
         histogram = partial(Histogram, namespace="gpt_cli", registry=self._registry)
         gauge = partial(Gauge, namespace="gpt_cli", registry=self._registry)
         model = ["model"]
-        self.requests = counter("requests", "Requests.", ["path", "status"])
+        ProcessCollector(registry=self._registry)  # memory, processor time, open files; on Linux
+        self._info = gauge("info", "The version and the models.", ["version", "model", "dtype"])
+        # The names of keys are those of --api-key-file, so that there are few.
+        self.requests = counter("requests", "Requests.", ["path", "status", "key"])
         self._prompts = counter("prompt_tokens", "Tokens of prompts.", model)
         self._reused = counter("reused_tokens", "Tokens of prompts not computed again.", model)
+        self._hits = counter("prefix_cache_hits", "Texts that began like an earlier one.", model)
         self._generated = counter("generated_tokens", "Generated tokens.", model)
         self._drafted = counter("drafted_tokens", "Drafted tokens.", model)
         self._accepted = counter("accepted_tokens", "Drafted tokens in texts.", model)
@@ -48,16 +54,21 @@ class Metrics:
                 counted.labels(name)  # is 0, and shown
             self._request_seconds.labels(name)
             self._first_seconds.labels(name)
-        self._reused_before = dict.fromkeys(schedulers, 0)
+        self._before = dict.fromkeys(schedulers, (0, 0))  # reused tokens and hits
         self.mean_seconds = 0.0  # of recent answers
 
     def text(self) -> bytes:
         """Return all values in Prometheus' format."""
         for name, scheduler in self._schedulers.items():
-            reused = scheduler.reused
-            self._reused.labels(name).inc(reused - self._reused_before[name])
-            self._reused_before[name] = reused
+            reused, hits = self._before[name]
+            self._before[name] = scheduler.reused, scheduler.hits
+            self._reused.labels(name).inc(scheduler.reused - reused)
+            self._hits.labels(name).inc(scheduler.hits - hits)
         return generate_latest(self._registry)
+
+    def add_model(self, name: str, dtype: str) -> None:
+        """Show a model and the type of its weights."""
+        self._info.labels(__version__, name, dtype).set(1)
 
     def add_first(self, model: str, seconds: float) -> None:
         """Count the time to the first token of an answer."""

@@ -162,6 +162,7 @@ class Prompts:
                 self.cache.copy_row(row, prefix.cache, 0, length)
                 self.states[row] = prefix.states[:length].copy()
         self.reused = int(self.cache.lengths.sum())
+        self.hits = int((self.cache.lengths > 0).sum())
         rests = [ids[n:] for ids, n in zip(prefill_ids, self.cache.lengths, strict=True)]
         hook = editing_hook([text.request.text for text in texts], model.ops)
         self._hook = Recorder({text.hook for text in texts} - {FINAL}, hook)

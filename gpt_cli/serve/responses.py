@@ -18,7 +18,7 @@ from gpt_cli.engine import Engine
 from gpt_cli.errors import GPTCLIError
 from gpt_cli.generation.row import Step
 from gpt_cli.serve.answers import Answer, CompletionAnswer, EmbeddingAnswer
-from gpt_cli.serve.guard import response_of
+from gpt_cli.serve.front.guard import remember, response_of
 from gpt_cli.serve.metrics import Metrics
 from gpt_cli.serve.prompts import Event
 from gpt_cli.serve.protocol import MOST_ENTRIES, Completions, Embeddings, Json
@@ -62,6 +62,8 @@ class Service:
             for name, engine in engines.items()
         ]
         metrics = Metrics({model.name: model.scheduler for model in models})
+        for model in models:
+            metrics.add_model(model.name, model.engine.model.ops.dtype)
         return cls(models, metrics, settings.allow_edits)
 
     def model(self, name: Any) -> ServedModel:
@@ -80,21 +82,6 @@ class Service:
             message = f"this server has no model {name!r:.80}, only {names}"
             raise RequestError(message, "model", 404, "model_not_found")
         return by_name[name]
-
-    @property
-    def draining(self) -> bool:
-        """Return whether no more texts are accepted."""
-        return any(model.scheduler.draining for model in self.models)
-
-    @property
-    def busy(self) -> bool:
-        """Return whether texts are being computed or wait."""
-        return any(model.scheduler.busy for model in self.models)
-
-    def drain(self) -> None:
-        """Let all schedulers drain."""
-        for model in self.models:
-            model.scheduler.drain()
 
     def stop(self) -> None:
         """Stop all schedulers."""
@@ -127,6 +114,7 @@ class PendingResponse(StreamingResponse):
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()  # with indices of texts
         self._start = time.perf_counter()
+        self._code: str | None = None  # of the error that has ended it, if it has one
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response, until it is read or the client has left."""
@@ -138,8 +126,9 @@ class PendingResponse(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            # For the access log (`guard`), also if the client has left.
-            scope.setdefault("state", {}).update(id=self._answer.id, **self._answer.usage)
+            # Also if the client has left.
+            answer = self._answer
+            remember(scope, id=answer.id, model=answer.model, code=self._code, **answer.usage)
             service.unread -= self._entries
             self._answer.cancel()
 
@@ -179,9 +168,16 @@ class PendingResponse(StreamingResponse):
                 await self._next_events()
             response = Response(self._answer.json, media_type="application/json")
         except Exception as error:
-            response = response_of(_failure(error))
+            response = response_of(self._failure(error))
         self._count()
         return response
+
+    def _failure(self, error: Exception) -> RequestError:
+        if not isinstance(error, GPTCLIError):
+            _logger.error("a bug in the answer to a request", exc_info=error)
+        failure = RequestError.of(error)
+        self._code = failure.code
+        return failure
 
     @property
     def _seconds(self) -> float:
@@ -229,7 +225,7 @@ class CompletionResponse(PendingResponse):
             if self._include_usage:
                 yield _event(answer.frame | {"choices": [], "usage": answer.usage})
         except Exception as error:
-            yield _event(_failure(error).json)
+            yield _event(self._failure(error).json)
         self._count()
         yield "data: [DONE]\n\n"
 
@@ -244,9 +240,3 @@ class EmbeddingResponse(PendingResponse):
 
 def _event(data: Json) -> str:
     return f"data: {json.dumps(data)}\n\n"
-
-
-def _failure(error: Exception) -> RequestError:
-    if not isinstance(error, GPTCLIError):
-        _logger.error("a bug in the answer to a request", exc_info=error)
-    return RequestError.of(error)

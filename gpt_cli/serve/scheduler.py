@@ -133,9 +133,9 @@ class Scheduler:
         self._prefixes = self._loaded.prefixes
         self._numbers = count()  # of requests and of rows
         self._round = 0  # of the next text that is submitted
-        self.draining = False  # then no more texts are queued
-        self.stopped = False  # then no more texts are computed
+        self.stopped = False  # then no more texts are queued or computed
         self.reused = 0  # tokens of prompts that were not computed again
+        self.hits = 0  # texts with such tokens
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
         self._thread.start()
@@ -154,12 +154,6 @@ class Scheduler:
         """Return the number of texts in the queue."""
         return sum(not entry.text.cancelled for entry in list(self._waiting))
 
-    @property
-    def busy(self) -> bool:
-        """Return whether texts are being computed or wait."""
-        with self._changed:
-            return bool(self.running or self.waiting)
-
     def submit(self, texts: Sequence[PendingText]) -> None:
         """Queue the texts of one request; raise QueueFullError or StoppedError.
 
@@ -169,8 +163,8 @@ class Scheduler:
             room = f"there is room for {counted(self.max_batch, 'beam')} at a time"
             raise RequestError(f"best_of: {room} (--batch-size)", "best_of")
         with self._changed:
-            if self.draining:
-                raise StoppedError("the server is shutting down")
+            if self.stopped:
+                raise StoppedError("the server has stopped: try again")
             waiting = {entry.request for entry in self._waiting if not entry.text.cancelled}
             if len(waiting) >= self._max_queue + self._free_rows:
                 requests = counted(self._max_queue, "request")
@@ -180,14 +174,10 @@ class Scheduler:
                 heapq.heappush(self._waiting, _Waiting(round, number, text))
             self._changed.notify()
 
-    def drain(self) -> None:
-        """Refuse more texts with a StoppedError; those that are computed or wait will end."""
-        self.draining = True
-
     def stop(self) -> None:
         """End all texts with a StoppedError, and the thread."""
         with self._changed:
-            self.draining = self.stopped = True
+            self.stopped = True
             self._changed.notify()
 
     def join(self) -> None:
@@ -249,6 +239,7 @@ class Scheduler:
                 if cached == len(text.prefill_ids) and not isinstance(text, MeasuredText):
                     self._join(text, prefix.cache if prefix else None, 0)
                     self.reused += cached
+                    self.hits += cached > 0
                 elif fits and not self._will_be_cached(text, cached, new):
                     new.append(text)
                     longest = width
@@ -272,6 +263,7 @@ class Scheduler:
             self._end(texts, error)
         else:
             self.reused += prompts.reused
+            self.hits += prompts.hits
             self._prompts.append(prompts)
 
     def _take(self) -> _Waiting | None:

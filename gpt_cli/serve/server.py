@@ -1,17 +1,14 @@
-"""The server's socket, its process and its signals; uvicorn speaks HTTP."""
+"""The server's process and its signals; uvicorn speaks HTTP."""
 
 import asyncio
 import errno
 import logging
-import os
 import signal
 import socket
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,9 +17,12 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from gpt_cli.errors import ResourceError
-from gpt_cli.options.declare import OptionError, OptionResourceError
-from gpt_cli.serve.settings import Settings, find_addresses
+from gpt_cli.options.declare import OptionError
+from gpt_cli.serve.front import systemd
+from gpt_cli.serve.front.keys import Keys
+from gpt_cli.serve.front.log import write_event
+from gpt_cli.serve.front.sockets import Listener, bind
+from gpt_cli.serve.settings import Settings
 from gpt_cli.system.signals import ENDING, HANGUP, raise_swallowed
 
 if TYPE_CHECKING:
@@ -31,8 +31,11 @@ if TYPE_CHECKING:
 
 IDLE_SECONDS = 60.0  # for a client to send a request, or to read more of an answer
 LAST_SECONDS = 5.0  # for requests to end after the grace
+LINGER_SECONDS = 2.0  # at the end, for a client to send the request that it has connected for
 MOST_CONNECTIONS = 500  # or half of the files that this process may open
+_logger = logging.getLogger("gpt_cli")
 _AT_ONCE = 16  # connections that are accepted before the first of them is read
+_CLOSE = (b"connection", b"close")
 _HEADERS_SIZE = 1 << 16  # bytes; a browser sends the cookies of all servers of this machine
 
 
@@ -43,123 +46,86 @@ def run(
     waiting: Callable[[int], None] = lambda requests: None,
     cut_off: Callable[[int], None] = lambda requests: None,
 ) -> None:
-    """Serve until SIGTERM, SIGINT or SIGHUP; running requests then have `settings.grace` seconds.
+    """Serve until SIGTERM, SIGINT or SIGHUP; then stop listening, and finish what has come.
+
+    Requests have `settings.grace` seconds for that. If a supervisor such as systemd has opened a
+    socket (`LISTEN_FDS`), listen on that one, and leave connections that wait there to the next
+    server.
 
     Args:
         engine: the loaded model, or several by their names for clients, or a function that loads
             them once the address is known to be free. A request without a model gets the first.
         settings: of the server, by default `Settings()`.
         ready: called with the address, such as http://127.0.0.1:8000, when the server answers.
-        waiting: called after a signal with the number of requests that run, if there are any.
+        waiting: called after a signal with the number of requests that run, if any.
         cut_off: called after the grace with the number of requests that are not finished, if any.
     """
     settings = settings or Settings()
-    with bind(settings) as listening:
+    keys = Keys(settings.api_key, settings.api_key_file)
+    log = write_event if settings.access_log else _write_nothing
+
+    def show_address(address: str) -> None:
+        log("listening", address=address)
+        ready(address)
+
+    def show_wait(requests: int) -> None:
+        log("draining", requests=requests)
+        if requests:
+            waiting(requests)
+
+    def show_cut(requests: int) -> None:
+        log("cut_off", requests=requests)
+        cut_off(requests)
+
+    def reload() -> None:
+        try:
+            log("keys", keys=keys.reload())
+        except OptionError as error:
+            _logger.error("%s; the keys are as before", error)
+
+    has_file = settings.api_key_file is not None
+    with _hangup_ignored() if has_file else nullcontext(), bind(settings) as listener:
+        settings = listener.described(settings)
         loaded = engine() if callable(engine) else engine
         from gpt_cli.serve.app import application  # NumPy, which `engine` prepares
 
-        app, service = application(loaded, settings)
+        app, service = application(loaded, settings, keys)
         try:
             raise_swallowed()  # while numpy.random was imported
-            Server(app, settings.grace, service, ready, waiting, cut_off).serve_on(listening)
+            callbacks = show_address, show_wait, show_cut, reload if has_file else None
+            Server(app, settings.grace, service, *callbacks).serve_on(listener)
         finally:
             service.stop()
             service.join()
+        log("stopped")
 
 
-def bind(settings: Settings) -> AbstractContextManager[socket.socket]:
-    """Listen at the address of the settings; a client that connects waits for an answer."""
-    path = settings.unix_socket
-    return _bind_path(path) if path else _bind_port(settings.host, settings.port)
-
-
-def _bind_port(host: str, port: int) -> socket.socket:
-    addresses = find_addresses(host, port)
-    # A name such as localhost has several addresses; every client tries that of IPv4.
-    family, _, _, _, address = min(addresses, key=lambda entry: entry[0] != socket.AF_INET)
-    both = host == "::" and socket.has_dualstack_ipv6()
-    try:
-        return socket.create_server(address, family=family, dualstack_ipv6=both)
-    except OSError as error:
-        message = f"cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}"
-        raise ResourceError(f"{message}; choose another port or another host") from None
+def _write_nothing(event: str, **fields: Any) -> None:
+    """Stand in for `write_event` without an access log."""
 
 
 @contextmanager
-def _bind_path(path: Path) -> Iterator[socket.socket]:
-    if not hasattr(socket, "AF_UNIX"):
-        raise OptionError("unix_socket", "is not possible on this system; use host and port")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        try:
-            with _locked(path.parent):
-                _remove_dead(path)
-                mask = os.umask(0o177)  # so that the file is never open to others
-                try:
-                    listening.bind(str(path))
-                finally:
-                    os.umask(mask)
-                listening.listen()
-                created = path.stat()
-        except OSError as error:
-            reason = f"{path}: cannot listen there: {error.strerror or error}; choose another path"
-            raise OptionError("unix_socket", reason) from None
-        try:
-            yield listening
-        finally:
-            with suppress(OSError), _locked(path.parent):
-                if os.path.samestat(created, path.stat()):
-                    path.unlink()
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Lock a folder: another start may find our socket before it listens, and remove it."""
-    import fcntl
-
-    descriptor = os.open(folder, os.O_RDONLY)
+def _hangup_ignored() -> Iterator[None]:
+    """Ignore SIGHUP while a model is loaded: `Server` handles it, but not before it serves."""
+    if HANGUP is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    earlier = signal.signal(HANGUP, signal.SIG_IGN)
     try:
-        with suppress(OSError):  # such as of NFS, which has no locks of folders
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(descriptor)
-
-
-def _remove_dead(path: Path) -> None:
-    """Remove the socket of a server that was killed."""
-    if os.path.lexists(path):
-        if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise OptionError("unix_socket", f"{path} exists and is not a socket; choose another")
-        if _answers(path):
-            cure = "stop it, or choose another path"
-            raise OptionResourceError(
-                "unix_socket", f"{path}: another server listens there; {cure}"
-            )
-        path.unlink()
-
-
-def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1)
-        # Another error means that the server is busy, or belongs to another user.
-        return probe.connect_ex(str(path)) != errno.ECONNREFUSED
-
-
-def address_of(listening: socket.socket) -> str:
-    """Return the address of a socket as a client writes it."""
-    name = listening.getsockname()
-    if listening.family == socket.AF_INET6:
-        return f"http://[{name[0]}]:{name[1]}"
-    return f"http://{name[0]}:{name[1]}" if isinstance(name, tuple) else f"unix:{name}"
+        signal.signal(HANGUP, earlier)
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server; it closes idle connections, and lets requests finish at the end.
+    """uvicorn's server; it closes idle connections, and loses no request at the end.
 
-    At the first SIGTERM, SIGINT or SIGHUP, the service drains. Once no text runs any more, or
-    after `grace` seconds, the port is closed and the service stops. A second signal ends the
-    process at once, by the earlier handlers. At the end, the earlier handler of SIGHUP gets a
-    first SIGHUP, too.
+    At the first SIGTERM, SIGINT or SIGHUP, it stops listening: another server may have the port.
+    It still answers the requests of clients that have connected, also one more of each client that
+    keeps its connection open; their answers say that this was the last. Once all connections are
+    closed, or after `grace` seconds, the service stops. A second signal ends the process at once,
+    by the earlier handlers. At the end, the earlier handler of SIGHUP gets a first SIGHUP, too.
+    With `reload`, SIGHUP calls this function and ends nothing.
     """
 
     def __init__(
@@ -170,6 +136,7 @@ class Server(uvicorn.Server):
         ready: Callable[[str], None],
         waiting: Callable[[int], None],
         cut_off: Callable[[int], None],
+        reload: Callable[[], None] | None = None,
     ):
         config = uvicorn.Config(
             app,
@@ -192,16 +159,17 @@ class Server(uvicorn.Server):
         self._ready = ready
         self._waiting = waiting
         self._cut_off = cut_off
-        self._end = 0.0  # of the grace, in the time of the loop, once it has begun
+        self._reload = reload
         self._signals: list[int] = []
 
-    def serve_on(self, listening: socket.socket) -> None:
+    def serve_on(self, listener: Listener) -> None:
         """Serve until `should_exit` is set or a signal comes."""
+        self._listener = listener
         logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of clients that leave
         with suppress(asyncio.CancelledError), asyncio.Runner() as runner:
             self._loop = runner.get_loop()
             self._loop.set_exception_handler(_complain)
-            self._serving = self._loop.create_task(self.serve([listening]))
+            self._serving = self._loop.create_task(self.serve([listener.socket.dup()]))
             self._loop.run_until_complete(self._serving)
         if len(self._signals) > 1 or HANGUP in self._signals:
             signal.raise_signal(self._signals[-1])  # for the earlier handlers
@@ -213,7 +181,9 @@ class Server(uvicorn.Server):
         if threading.current_thread() is threading.main_thread():
             earlier = {number: signal.getsignal(number) for number in ENDING}
         handled = {
-            number: handler for number, handler in earlier.items() if handler is not signal.SIG_IGN
+            number: handler
+            for number, handler in earlier.items()
+            if handler is not signal.SIG_IGN or (number == HANGUP and self._reload)
         }
         for number in handled:
             signal.signal(number, self.handle_exit)
@@ -227,12 +197,14 @@ class Server(uvicorn.Server):
         """Accept connections, and call `ready`."""
         await super().startup(sockets)
         await anyio.sleep(0)  # imports its backend; later, too many files may be open for that
-        for listening in sockets or []:
-            listening.listen(MOST_CONNECTIONS)  # more may wait in the system
-            self._ready(address_of(listening))
+        self._ready(self._listener.address)
+        systemd.notify("READY=1")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at the first signal, and end at the second."""
+        """Drain at the first signal, and end at the second; reload at SIGHUP, if that is wanted."""
+        if sig == HANGUP and self._reload:
+            self._loop.call_soon_threadsafe(self._reload)
+            return
         self._signals.append(sig)
         if self.should_exit:
             # Not an exception: this may run within a request, and uvicorn would catch it.
@@ -240,18 +212,47 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        """End connections whose clients sleep; return whether to close the port."""
+        """End connections whose clients sleep; return whether to end."""
         for connection in self._connections:  # ten times a second
             connection.end_if_asleep(time.monotonic())
-        if not await super().on_tick(counter):
-            return False
-        if not self._end:
-            self._service.drain()
-            self._end = self._loop.time() + self._grace
-            running = self._running()
-            if running:
-                self._waiting(running)
-        return not self._service.busy or self._loop.time() >= self._end
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening, and answer what has come until the grace ends; then stop the rest."""
+        systemd.notify("STOPPING=1")
+        end = self._loop.time() + self._grace
+        for listening in sockets or []:
+            await self._stop_listening(listening)
+        self._waiting(self._running())
+        while self._connections and self._loop.time() < end:
+            await asyncio.sleep(0.1)
+            await self.on_tick(0)
+            for connection in self._connections:
+                connection.end_if_done(time.monotonic())
+        running = self._running()
+        if running:
+            self._cut_off(running)
+        self._service.stop()
+        self.config.timeout_graceful_shutdown = int(LAST_SECONDS)
+        await super().shutdown(sockets)
+
+    async def _stop_listening(self, listening: socket.socket) -> None:
+        """Close the port, and let each connection have one last answer."""
+        with suppress(NotImplementedError):  # on Windows
+            self._loop.remove_reader(listening)
+        await asyncio.sleep(0)  # asyncio begins with the connections that it has accepted
+        for server in self.servers:
+            server.close()
+        self.config.encoded_headers.append(_CLOSE)
+        await self.on_tick(0)  # makes the headers of later answers
+        for connection in self._connections:
+            connection.announce_end()
+        for waiting in self._listener.end():
+            with suppress(OSError):  # it has left
+                await self._loop.connect_accepted_socket(self._connection, waiting)
+
+    def _connection(self) -> "_Connection":
+        return _Connection(self.config, self.server_state, self.lifespan.state)
 
     @property
     def _connections(self) -> "list[_Connection]":
@@ -261,21 +262,13 @@ class Server(uvicorn.Server):
         """Return the number of requests that are being answered."""
         return sum(connection.running for connection in self._connections)
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the port, and wait until running requests are answered."""
-        seconds = max(0.0, self._end - self._loop.time())
-        running = self._running()
-        if self._service.busy and running:
-            self._cut_off(running)
-        self._loop.call_later(seconds, self._service.stop)
-        self.config.timeout_graceful_shutdown = int(seconds + LAST_SECONDS)
-        await super().shutdown(sockets)
-
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until the end, and close all connections."""
         try:
             await super().serve(sockets)
         finally:
+            for listening in sockets or []:
+                listening.close()
             for connection in self._connections:
                 connection.transport.abort()
 
@@ -288,6 +281,7 @@ class _Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._since = time.monotonic()
         if len(self.connections) > _most_connections():
             transport.abort()
 
@@ -305,6 +299,20 @@ class _Connection(H11Protocol):
             self._since = now
         elif (unsent or not self.running) and now - self._since >= IDLE_SECONDS:
             self.transport.abort()
+
+    def announce_end(self) -> None:
+        """Let the answer that is computed say that the connection ends with it.
+
+        If it has begun already, its client may send another request.
+        """
+        if self.running and not self.cycle.response_started:
+            self.cycle.default_headers = self.server_state.default_headers
+
+    def end_if_done(self, now: float) -> None:
+        """End the connection if its client had time for another request, and has sent none."""
+        is_read = not self.transport.get_write_buffer_size()
+        if is_read and not self.running and now - self._since >= LINGER_SECONDS:
+            self.transport.close()
 
 
 def _complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

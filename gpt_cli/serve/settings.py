@@ -3,7 +3,7 @@
 import re
 from contextlib import suppress
 from dataclasses import dataclass
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ _PORT = 8000
 _ANY_PAGE = {"*", "null"}  # every page can have the origin null: that of a sandboxed frame
 _NAME = re.compile(r"[^\s/:]+")
 _ORIGIN = re.compile(r"https?://[^\s/?#@]+")
+KEY = Range(lambda key: re.fullmatch("[!-~]+", key) is not None, "ASCII without spaces")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)  # an error must not show the key
@@ -34,13 +35,32 @@ class Settings(Declared):
         "Listen on a Unix socket that only this user can open, instead of a port.",
         metavar="PATH",
     )
+    unix_socket_mode: str | None = option(
+        None,
+        "Rights of the Unix socket's file, such as 660; 600 if not set.",
+        Range(lambda mode: re.fullmatch("0?[67][0-7]{2}", mode) is not None, "octal, such as 660"),
+        metavar="MODE",
+        needs="--unix-socket",
+    )
+    unix_socket_group: str | None = option(
+        None,
+        "Group of the Unix socket's file, which --unix-socket-mode 660 then lets in.",
+        metavar="GROUP",
+        needs="--unix-socket",
+    )
     api_key: str | None = option(
         None,
         "Key that clients must send; other users of this machine can see a flag, but not the "
         "variable.",
-        Range(lambda key: re.fullmatch("[!-~]+", key) is not None, "ASCII without spaces"),
+        KEY,
         envvar="GPT_CLI_API_KEY",
         metavar="KEY",
+    )
+    api_key_file: Path | None = option(
+        None,
+        "File with the keys that clients may send: KEY NAME in each line. Logs and metrics show "
+        "the name. SIGHUP reads the file again.",
+        metavar="FILE",
     )
     allow_anyone: bool = option(
         False, "Allow addresses that other machines reach, and --cors '*', without a key."
@@ -79,7 +99,19 @@ class Settings(Declared):
         metavar="DIR",
     )
     access_log: bool = option(
-        False, "Write a line of JSON to standard error for each request, without its text."
+        False,
+        "Write lines of JSON to standard error: for the start, the end, and each request, without "
+        "its text.",
+    )
+    trusted_proxy: tuple[str, ...] = option(
+        (),
+        "Let the access log believe this proxy's X-Forwarded-For: an address, a network such as "
+        "10.0.0.0/8, or unix for the clients of a Unix socket; repeatable.",
+        Range(
+            lambda proxies: all(proxy == "unix" or _is_network(proxy) for proxy in proxies),
+            "addresses, networks such as 10.0.0.0/8, or unix",
+        ),
+        metavar="ADDRESS",
     )
     grace: float = option(
         30.0,
@@ -93,9 +125,16 @@ class Settings(Declared):
         for name, default in (("host", _HOST), ("port", _PORT)):
             if self.unix_socket is not None and getattr(self, name) != default:
                 raise OptionError(name, "cannot be used with a Unix socket: leave one of them out")
-        if self.api_key or self.allow_anyone:
+        for name in ("unix_socket_mode", "unix_socket_group"):
+            if getattr(self, name) is not None and self.unix_socket is None:
+                raise OptionError(name, "is of a Unix socket's file: use --unix-socket, too")
+        if self.api_key and self.api_key_file:
+            raise OptionError(
+                "api_key", "cannot be used with a file of keys: leave one of them out"
+            )
+        if self.api_key or self.api_key_file or self.allow_anyone:
             return
-        cure = "set a key by GPT_CLI_API_KEY, or use --allow-anyone"
+        cure = "set a key by GPT_CLI_API_KEY or --api-key-file, or use --allow-anyone"
         if self.unix_socket is None and not _is_loopback(self.host):
             find_addresses(self.host, self.port)  # a name without one is no open door
             reason = "other machines may reach this address"
@@ -126,6 +165,13 @@ def is_address(host: str) -> bool:
     """Return whether a host is an IP address, and not a name."""
     with suppress(ValueError):
         return bool(ip_address(host))
+    return False
+
+
+def _is_network(text: str) -> bool:
+    """Return whether a text is an address or a network."""
+    with suppress(ValueError):
+        return bool(ip_network(text))
     return False
 
 

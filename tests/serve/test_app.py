@@ -332,7 +332,7 @@ BAD = [
     *(("presence_penalty", value) for value in (-2.1, 2.1, "x")),
     *(("frequency_penalty", value) for value in (-2.1, 2.1, "x")),
     *(("n", value) for value in (0, -1, 1.5, "2", 10**9)),
-    *(("best_of", value) for value in (0, -1, "2", 10**9, 1.0)),
+    *(("best_of", value) for value in (0, -1, "2", 10**9, 1.5)),
     *(("logprobs", value) for value in (-1, 101, 1.5, "5")),
     *(("echo", value) for value in (1, "yes", [])),
     *(("stream", value) for value in (1, "yes", [])),

@@ -22,10 +22,13 @@ from support.server_process import COMPLETIONS, serving
 pytest.importorskip("uvicorn")
 from gpt_cli.serve import Settings, scheduler
 from gpt_cli.serve.app import application
+from gpt_cli.serve.front.keys import Keys
 from gpt_cli.serve.prompts import PendingText
 from gpt_cli.serve.scheduler import Turns
 
 BODY = {"prompt": ["Once upon a time", "The fox"], "n": 2, "max_tokens": 30, "logprobs": 2}
+
+NO_KEYS = Keys(None, None)
 
 
 @pytest.fixture(scope="module")
@@ -95,19 +98,17 @@ def embedded(server, *names):
 
 
 def test_a_mapping_of_engines_gives_the_names(tiny):
-    _, service = application({"one": tiny, "two": tiny}, Settings())
+    _, service = application({"one": tiny, "two": tiny}, Settings(), NO_KEYS)
     assert [service.model(name).name for name in (None, "one", "two", "tiny")] == [
         "one", "one", "two", "one",
     ]  # fmt: skip
-    service.drain()
-    assert all(model.scheduler.draining for model in service.models)
     service.stop()
     service.join()
     assert not any(model.scheduler._thread.is_alive() for model in service.models)
     with pytest.raises(InputError, match="name is the name of a single model"):
-        application({"one": tiny, "two": tiny}, Settings(name="three"))
+        application({"one": tiny, "two": tiny}, Settings(name="three"), NO_KEYS)
     with pytest.raises(InputError, match="there is none"):
-        application({}, Settings())
+        application({}, Settings(), NO_KEYS)
 
 
 # --- turns ---------------------------------------------------------------------------------------
@@ -180,7 +181,7 @@ def test_nobody_saves_up_time_or_loses_it_by_being_idle():
 
 
 def test_a_scheduler_computes_only_in_its_turn(tiny):
-    _, service = application({"one": tiny, "two": tiny}, Settings())
+    _, service = application({"one": tiny, "two": tiny}, Settings(), NO_KEYS)
     events = queue.Queue()
     schedulers = [model.scheduler for model in service.models]
     (turns,) = {scheduler._turns for scheduler in schedulers}

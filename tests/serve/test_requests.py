@@ -104,8 +104,9 @@ def server(tiny):
     """A function that returns the status and the JSON of the server's answer to a request."""
     pytest.importorskip("uvicorn")
     from gpt_cli.serve.app import application
+    from gpt_cli.serve.front.keys import Keys
 
-    app, scheduler = application(tiny, serve.Settings())
+    app, scheduler = application(tiny, serve.Settings(), Keys(None, None))
 
     def ask(line):
         body = json.dumps(line["body"]).encode()

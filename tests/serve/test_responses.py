@@ -86,7 +86,7 @@ def test_the_answer_of_a_client_that_leaves_counts_no_more(stream, service):
         assert service.unread == 400
         client.leaves.set()
         await asyncio.wait_for(asking, 60)
-        while service.busy:
+        while service.models[0].scheduler.running:
             await asyncio.sleep(0.01)
 
     asyncio.run(run())
@@ -100,7 +100,8 @@ def test_an_answer_beyond_the_bound_is_not_computed(service, monkeypatch):
         client = Client(service, n=2)
         with pytest.raises(QueueFullError, match="try again later"):
             await client.ask()
-        assert (client.sent, service.busy) == ([], False)
+        scheduler = service.models[0].scheduler
+        assert (client.sent, scheduler.running, scheduler.waiting) == ([], 0, 0)
 
     asyncio.run(run())
 

@@ -562,21 +562,6 @@ def test_fewer_texts_at_a_time_if_memory_is_short(loaded, running, monkeypatch):
 # --- errors --------------------------------------------------------------------------------------
 
 
-def test_while_it_drains_all_texts_end_and_none_join(running):
-    shared, running_text = busy(running, max_batch=1)
-    caller = Caller()
-    waiting = caller.task(Request(Text([1]), Options(max_tokens=5)))
-    shared.submit([waiting])
-    shared.drain()
-    with pytest.raises(StoppedError):
-        shared.submit([caller.task(Request(Text([1]), Options()))])
-    assert shared.busy
-    caller.wait([waiting])
-    assert not caller.errors
-    assert not running_text.cancelled
-    assert not shared.busy
-
-
 def test_a_stop_ends_all_texts(running):
     shared, _ = busy(running, max_batch=1)
     caller = Caller()

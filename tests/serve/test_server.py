@@ -30,10 +30,15 @@ from support.processes import LimitedProcess, posix
 from support.server_process import WAITS, Server, answer_on, bytes_on, request_bytes
 
 pytest.importorskip("uvicorn")
-from gpt_cli.serve import guard, server
+from gpt_cli.serve import server
 from gpt_cli.serve.app import application
+from gpt_cli.serve.front import guard, sockets, systemd
+from gpt_cli.serve.front.keys import Keys
+from gpt_cli.serve.front.proxies import Proxies
 
 OF_COMPLETIONS = ["id", "prompt_tokens", "completion_tokens"]  # in the access log
+OF_ALL = ["time", "event", "method", "path", "status", "seconds", "bytes"]
+OF_REQUESTS = [*OF_ALL, *OF_COMPLETIONS, "model", "code", "key", "client"]
 IDLE = 0.3  # seconds, for `IDLE_SECONDS`
 HALF = b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nabc"
 
@@ -90,28 +95,30 @@ def serving(app=None, **options):
     """Serve `App` or another in a thread; yield the application and the server for clients."""
     app, addresses = app or App(), queue.Queue()
     settings = Settings(**({} if "unix_socket" in options else {"port": 0}) | options)
-    with server.bind(settings) as listening:
-        guarded, idle = guard.guarded(app, settings, mock.Mock()), mock.Mock(busy=False)
+    with sockets.bind(settings) as listener:
+        keys = Keys(settings.api_key, settings.api_key_file)
+        app.count = mock.Mock()
+        guarded = guard.guarded(app, settings, keys, app.count)
         running = server.Server(
-            guarded, settings.grace, idle, addresses.put, mock.Mock(), mock.Mock()
+            guarded, settings.grace, mock.Mock(), addresses.put, mock.Mock(), mock.Mock()
         )
         app.connections = running.server_state.connections
-        thread = threading.Thread(target=running.serve_on, args=[listening])
+        thread = threading.Thread(target=running.serve_on, args=[listener])
         thread.start()
         clients = Server(None, addresses.get(timeout=10))
         try:
             yield app, clients
         finally:
+            for connection in clients.connections:
+                connection.close()
             running.should_exit = True
             thread.join(20)
             assert not thread.is_alive()
-            for connection in clients.connections:
-                connection.close()
 
 
 @contextmanager
 def serving_model(engine, **options):
-    routes, scheduler = application(engine, Settings(**options))
+    routes, scheduler = application(engine, Settings(**options), Keys(None, None))
     with serving(routes) as (_, clients):
         yield clients
     scheduler.stop()
@@ -152,6 +159,13 @@ def open_server():
         ({"host": "http://localhost"}, "host must be an address or a name, without a port"),
         ({"port": 65536}, "port must be from 0 to 65535"),
         ({"api_key": ""}, "api_key must be ASCII without spaces"),
+        ({"unix_socket_mode": "660"}, "unix_socket_mode is of a Unix socket's file"),
+        ({"unix_socket_group": "root"}, "unix_socket_group is of a Unix socket's file"),
+        ({"unix_socket": "s", "unix_socket_mode": "0444"}, "unix_socket_mode must be octal"),
+        ({"unix_socket": "s", "unix_socket_mode": "6600"}, "unix_socket_mode must be octal"),
+        ({"api_key": "k", "api_key_file": "f"}, "api_key cannot be used with a file of keys"),
+        ({"trusted_proxy": ["10.0.0.1/8"]}, "trusted_proxy must be addresses, networks such as"),
+        ({"trusted_proxy": ["localhost"]}, "trusted_proxy must be addresses, networks such as"),
         ({"api_key": "two words"}, "api_key must be ASCII without spaces"),
         ({"api_key": "schlüssel"}, "api_key must be ASCII without spaces"),
         ({"name": ""}, "name must be printable, and not empty"),
@@ -184,10 +198,12 @@ def test_loopback_needs_no_key(host):
 def test_another_address_needs_a_key_or_consent(host, monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: [])  # a test has no network
     with pytest.raises(
-        InputError, match=f"^host {host}: .*GPT_CLI_API_KEY, or use --allow-anyone$"
+        InputError,
+        match=f"^host {host}: .*GPT_CLI_API_KEY or --api-key-file, or use --allow-anyone$",
     ):
         Settings(host=host)
     Settings(host=host, api_key="k")
+    Settings(host=host, api_key_file="f")
     Settings(host=host, allow_anyone=True)
 
 
@@ -294,6 +310,11 @@ def test_another_name_is_refused(open_server, host):
     assert "localhost" in message
     assert "--api-key" in message
     assert app.paths == []
+
+
+def test_a_request_without_a_host_is_told_so(open_server):
+    answer = answer_on(send(open_server[1], b"GET / HTTP/1.0\r\n\r\n"))
+    assert "the request has no header Host" in refused(answer, 403, "unknown_host")
 
 
 def test_the_name_that_the_server_was_given_is_known():
@@ -410,6 +431,114 @@ def test_without_a_key_only_the_page_and_health_are_answered(locked_server):
         assert "Authorization: Bearer KEY" in message
 
 
+KEYS = """
+# the keys of this server
+sesame-ann ann
+sesame-bob\tbob # until May
+sesame2-ann  ann\r
+"""
+
+
+@pytest.fixture
+def write_keys(tmp_path):
+    def write(text, mode=0o600):
+        path = tmp_path / "keys"
+        path.unlink(missing_ok=True)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        path.chmod(mode)
+        return path
+
+    return write
+
+
+def test_each_key_of_a_file_opens_and_the_log_and_the_metrics_have_its_name(write_keys, capfd):
+    path = write_keys(KEYS, 0o640)
+    with serving(api_key_file=path, access_log=True) as (app, clients):
+        for key in ("sesame-ann", "sesame-bob", "sesame2-ann"):
+            assert ask(clients, Host="any.name", Authorization=f"Bearer {key}")[0] == 200
+        for key in ("ann", "sesame-ann ann", "#", ""):
+            refused(ask(clients, Authorization=f"Bearer {key}"), 401, "invalid_api_key")
+    errors = capfd.readouterr().err
+    names = ["ann", "bob", "ann"]
+    assert [json.loads(line)["key"] for line in errors.splitlines()] == names + 4 * [None]
+    counted = [mock.call("/echo", 200, name) for name in names]
+    assert app.count.mock_calls == counted + 4 * [mock.call("/echo", 401, "")]
+    assert "sesame" not in errors
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "complaint"),
+    [
+        (KEYS, 0o644, "others can read or change it: run `chmod 600` on it, or 640"),
+        (KEYS, 0o604, "others can read or change it: run `chmod 600` on it, or 640"),
+        (KEYS, 0o660, "others can read or change it: run `chmod 600` on it, or 640"),
+        ("", 0o600, "has no keys: write KEY NAME in a line of it"),
+        ("# sesame-ann ann\n\n", 0o600, "has no keys: write KEY NAME in a line of it"),
+        ("sesame-ann ann\nsesame-bob\n", 0o600, "line 2 must be KEY NAME: a key in ASCII, and"),
+        ("sesame-ann ann b", 0o600, "line 1 must be KEY NAME: a key in ASCII, and a name of"),
+        ("sesame-änn ann", 0o600, "line 1 must be KEY NAME: a key in ASCII, and a name of"),
+        ("sesame-ann a\u0308", 0o600, "line 1 must be KEY NAME: a key in ASCII, and a name of"),
+        ("sesame-ann ann\nsesame-ann bob", 0o600, "line 2 has the key of an earlier one"),
+        (b"sesame-ann \xff", 0o600, "it is not text in UTF-8"),
+    ],
+)
+@posix
+def test_a_file_of_keys_that_is_not_safe_or_not_valid_is_refused(text, mode, complaint, write_keys):
+    path = write_keys(text, mode)
+    message = refusal("serve", "-m", "no-such-model", "--api-key-file", path)
+    assert f"--api-key-file {path}: " in message or f"--api-key-file {path} has" in message
+    assert complaint in message
+    assert "sesame" not in message
+
+
+@posix
+def test_what_is_no_file_of_keys_is_refused(tmp_path, write_keys, monkeypatch):
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    for name, complaint in {
+        "missing": "cannot be read: No such file",
+        "pipe": "cannot be read: it is not a regular file",
+    }.items():
+        message = refusal("serve", "-m", "tiny", "--api-key-file", tmp_path / name)
+        assert f"--api-key-file {tmp_path / name}: {complaint}" in message
+    flags = ("--api-key-file", write_keys(KEYS))
+    message = refusal("serve", "-m", "tiny", *flags, GPT_CLI_API_KEY="k")
+    assert "GPT_CLI_API_KEY cannot be used with a file of keys" in message
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    if flags[1].stat().st_uid:
+        assert "belongs to another user" in refusal("serve", "-m", "tiny", *flags)
+
+
+# Proxies
+
+TRUSTED = ["127.0.0.1", "10.0.0.0/8", "2001:db8::/32"]
+
+
+@pytest.mark.parametrize(
+    ("trusted", "peer", "forwarded", "client"),
+    [
+        ([], "127.0.0.1", ["1.2.3.4"], "127.0.0.1"),
+        (TRUSTED, "127.0.0.1", [], "127.0.0.1"),
+        (TRUSTED, "127.0.0.1", ["1.2.3.4"], "1.2.3.4"),
+        (TRUSTED, "127.0.0.1", ["6.6.6.6, 1.2.3.4"], "1.2.3.4"),  # the client lies
+        (TRUSTED, "127.0.0.1", ["6.6.6.6, 1.2.3.4,10.1.1.1"], "1.2.3.4"),
+        (TRUSTED, "127.0.0.1", ["6.6.6.6", "1.2.3.4", "10.1.1.1"], "1.2.3.4"),
+        (TRUSTED, "127.0.0.1", ["10.2.2.2, 10.1.1.1"], "10.2.2.2"),
+        (TRUSTED, "8.8.8.8", ["1.2.3.4"], "8.8.8.8"),  # not a proxy
+        (TRUSTED, "::ffff:10.0.0.1", ["2001:db8::1, ::1"], "::1"),
+        (TRUSTED, "127.0.0.1", ["1.2.3.4, <script>"], "127.0.0.1"),  # the proxy lies
+        (TRUSTED, "127.0.0.1", ["1.2.3.4, , 10.1.1.1"], "10.1.1.1"),
+        (TRUSTED, None, ["1.2.3.4"], "unix"),
+        (["unix"], None, ["1.2.3.4"], "1.2.3.4"),
+        (["unix"], None, [], "unix"),
+        (["unix"], "127.0.0.1", ["1.2.3.4"], "127.0.0.1"),
+    ],
+)
+def test_only_a_trusted_proxy_is_believed(trusted, peer, forwarded, client):
+    headers = [(b"x-forwarded-for", value.encode()) for value in forwarded]
+    scope = {"type": "http", "headers": headers, "client": peer and (peer, 1234)}
+    assert Proxies(trusted).client_of(scope) == client
+
+
 # Bodies
 
 
@@ -495,9 +624,12 @@ def test_the_access_log_has_one_line_for_each_request_and_no_secrets(capfd):
     errors = capfd.readouterr().err
     assert "secret" not in errors
     lines = [json.loads(line) for line in errors.splitlines()]
-    assert [list(line) for line in lines] == [
-        ["time", "method", "path", "status", "seconds", "bytes", *OF_COMPLETIONS]
-    ] * 4
+    assert [list(line) for line in lines] == [OF_REQUESTS] * 4
+    assert {(line["event"], line["key"], line["client"]) for line in lines} == {
+        ("request", None, "127.0.0.1")
+    }
+    codes = [None, "invalid_api_key", "body_too_long", None]
+    assert [line["code"] for line in lines] == codes
     assert [line["status"] for line in lines] == [200, 401, 413, 499]
     assert [line["path"] for line in lines] == ["/echo", "/müll\n", "/echo", "/echo"]
     assert {line["method"] for line in lines} == {"POST"}
@@ -517,7 +649,11 @@ def test_the_access_log_has_the_id_and_the_tokens_of_completions(tiny, capfd):
                 received += leaves.recv(1000)
         clients.ask("/v1/embeddings", {"input": ["Once upon a time"] * 2})
         clients.ask("/v1/models")
-    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+        beams = {"prompt": "Once", "use_beam_search": True, "best_of": 99}
+        clients.ask("/v1/completions", beams).error(400)
+    *lines, failed = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert (failed["status"], failed["model"]) == (400, None)
+    assert [line["model"] for line in lines if line["prompt_tokens"]] == ["tiny"] * 4
     values = [tuple(line[name] for name in OF_COMPLETIONS) for line in lines]
     left = next(value for value in values if value[0] not in (whole["id"], chunk["id"], None))
     assert [line["status"] for line in lines if line["id"] == left[0]] == [499]
@@ -654,26 +790,26 @@ def test_connections_are_limited(monkeypatch):
 
 
 def test_an_address_in_use_is_an_error():
-    with server.bind(Settings(port=0)) as listening:
-        port = listening.getsockname()[1]
+    with sockets.bind(Settings(port=0)) as listener:
+        port = listener.socket.getsockname()[1]
         message = f"cannot listen on 127.0.0.1 port {port}: {os.strerror(errno.EADDRINUSE)}"
         with pytest.raises(ResourceError, match=re.escape(message)):
-            server.bind(Settings(port=port)).__enter__()
+            sockets.bind(Settings(port=port)).__enter__()
         # Before the model is looked for.
         assert message in refusal("serve", "-m", "no-such", "--port", port, code=5)
-    with server.bind(Settings(port=port)):  # at once, although it was in use
+    with sockets.bind(Settings(port=port)):  # at once, although it was in use
         pass
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 70, "..", "x\0y"])
 def test_a_name_without_an_address_is_an_error(host):
     with pytest.raises(InputError, match=r"^host "):
-        server.bind(Settings(host=host, api_key="k")).__enter__()
+        sockets.bind(Settings(host=host, api_key="k")).__enter__()
 
 
 def test_an_address_of_another_machine_is_an_error():
     with pytest.raises(ResourceError, match=r"cannot listen on 192\.0\.2\.1 port 8000"):
-        server.bind(Settings(host="192.0.2.1", api_key="k")).__enter__()
+        sockets.bind(Settings(host="192.0.2.1", api_key="k")).__enter__()
 
 
 @pytest.mark.parametrize(
@@ -686,9 +822,9 @@ def test_an_address_of_another_machine_is_an_error():
 )
 def test_the_address_is_that_of_a_client(host, start):
     try:
-        with server.bind(Settings(host=host, port=0)) as listening:
-            port = listening.getsockname()[1]
-            assert server.address_of(listening) == f"{start}{port}"
+        with sockets.bind(Settings(host=host, port=0)) as listener:
+            port = listener.socket.getsockname()[1]
+            assert listener.address == f"{start}{port}"
     except ResourceError:
         pytest.skip(f"this machine has no {host}")
 
@@ -703,8 +839,8 @@ def test_ipv6_is_answered():
 
 def test_all_addresses_are_those_of_ipv4_too():
     try:
-        with server.bind(Settings(host="::", port=0, api_key="k")) as listening:
-            socket.create_connection(("127.0.0.1", listening.getsockname()[1])).close()
+        with sockets.bind(Settings(host="::", port=0, api_key="k")) as listener:
+            socket.create_connection(("127.0.0.1", listener.socket.getsockname()[1])).close()
     except ResourceError:
         pytest.skip("this machine has no IPv6")
 
@@ -722,6 +858,106 @@ def test_a_unix_socket_is_only_for_this_user_and_is_removed(tmp_path):
     assert not path.exists()
 
 
+@pytest.fixture
+def inherit(monkeypatch):
+    """Return a function that hands a socket to this process, as systemd does."""
+
+    def hand_on(listening, count="1", process=None):
+        monkeypatch.setattr(systemd, "_FIRST", os.dup(listening.fileno()))
+        monkeypatch.setenv("LISTEN_PID", str(process or os.getpid()))
+        monkeypatch.setenv("LISTEN_FDS", count)
+
+    return hand_on
+
+
+@posix
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_UNIX])
+def test_at_the_end_a_queue_is_answered_or_left_to_the_next_server(family, tmp_path, inherit):
+    path = tmp_path / "s.sock"
+    settings = Settings(unix_socket=path) if family == socket.AF_UNIX else Settings(port=0)
+    clients = []
+
+    def connect(listening):
+        clients.append(socket.socket(family))
+        clients[-1].connect(listening.getsockname())
+
+    with sockets.bind(settings) as listener:
+        for _ in range(3):
+            connect(listener.socket)
+        waiting = listener.end()
+        assert len(waiting) == 3
+        assert not path.exists()
+        assert listener.end() == []
+    with socket.socket(family) as listening:
+        listening.bind(str(path) if family == socket.AF_UNIX else ("127.0.0.1", 0))
+        listening.listen()
+        inherit(listening)
+        with sockets.bind(Settings()) as listener:
+            assert not {"LISTEN_PID", "LISTEN_FDS"} & os.environ.keys()
+            described = listener.described(Settings())
+            connect(listening)
+            assert listener.end() == []
+        connect(listening)
+        waiting += [listening.accept()[0] for _ in range(2)]
+    if family == socket.AF_UNIX:
+        assert (listener.is_inherited, described.unix_socket) == (True, path)
+        assert path.is_socket()
+    for connection in clients + waiting:
+        connection.close()
+
+
+@posix
+def test_what_is_handed_on_is_one_socket_that_listens(inherit, tmp_path):
+    with socket.socket(socket.AF_UNIX) as plain, (tmp_path / "file").open("w") as file:
+        for what, complaint in {
+            plain: "the socket of LISTEN_FDS does not listen: use ListenStream=",
+            file: "LISTEN_FDS: there is no socket",
+        }.items():
+            inherit(what)
+            with pytest.raises(ResourceError, match=complaint), sockets.bind(Settings()):
+                pass
+        inherit(plain, "2")
+        with pytest.raises(ResourceError, match="LISTEN_FDS is 2: give one socket"):
+            sockets.bind(Settings()).__enter__()
+        inherit(plain, process=1)  # it was for another process
+        with sockets.bind(Settings(port=0)) as listener:
+            assert not listener.is_inherited
+        for name, value in {"host": "::1", "port": 1, "unix_socket": tmp_path / "s"}.items():
+            inherit(plain)
+            with pytest.raises(InputError, match=f"^{name} cannot be used with a socket of sys"):
+                sockets.bind(Settings(**{name: value})).__enter__()
+
+
+@posix
+@pytest.mark.parametrize("name", ["{tmp_path}/notify", "@gpt-cli-{pid}"])
+def test_a_supervisor_is_told_when_the_server_is_ready_and_when_it_stops(
+    name, tmp_path, monkeypatch
+):
+    name = name.format(tmp_path=tmp_path, pid=os.getpid())
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
+        supervisor.bind(name.replace("@", "\0"))
+        monkeypatch.setenv("NOTIFY_SOCKET", name)
+        supervisor.settimeout(10)
+        with serving():
+            assert supervisor.recv(100) == b"READY=1"
+        assert supervisor.recv(100) == b"STOPPING=1"
+    with serving():  # it is gone, which is no trouble
+        pass
+
+
+@posix
+def test_a_unix_socket_has_the_group_and_the_mode_that_it_is_given(tmp_path):
+    path, group = tmp_path / "s.sock", os.getegid()
+    flags = {"unix_socket": path, "unix_socket_mode": "0660", "unix_socket_group": str(group)}
+    with sockets.bind(Settings(**flags)):
+        about = path.stat()
+        assert (about.st_mode & 0o777, about.st_gid) == (0o660, group)
+    arguments = ["serve", "-m", "tiny", "--unix-socket", path, "--unix-socket-group"]
+    assert "no-such: there is no such group" in refusal(*arguments, "no-such")
+    assert f"{1 << 40}: this user cannot give" in refusal(*arguments, 1 << 40)
+    assert not path.exists()
+
+
 @posix
 def test_the_file_of_a_unix_socket_is_never_open_to_others(tmp_path, monkeypatch):
     modes, bind = [], socket.socket.bind
@@ -731,8 +967,8 @@ def test_the_file_of_a_unix_socket_is_never_open_to_others(tmp_path, monkeypatch
         modes.append(Path(name).stat().st_mode & 0o777)
 
     monkeypatch.setattr(socket.socket, "bind", watched)
-    with server.bind(Settings(unix_socket=tmp_path / "s.sock")) as listening:
-        assert server.address_of(listening) == f"unix:{tmp_path / 's.sock'}"
+    with sockets.bind(Settings(unix_socket=tmp_path / "s.sock")) as listener:
+        assert listener.address == f"unix:{tmp_path / 's.sock'}"
     assert modes == [0o600]
 
 
@@ -747,7 +983,7 @@ def test_the_socket_of_a_killed_server_is_replaced(tmp_path):
 
 @posix
 def test_of_two_starts_at_one_moment_one_listens(tmp_path, monkeypatch):
-    path, answers, met = tmp_path / "s.sock", server._answers, threading.Barrier(2)
+    path, answers, met = tmp_path / "s.sock", sockets._answers, threading.Barrier(2)
     outcomes, checked = queue.Queue(), threading.Event()
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(path))
@@ -760,13 +996,13 @@ def test_of_two_starts_at_one_moment_one_listens(tmp_path, monkeypatch):
 
     def start():
         try:
-            with server.bind(Settings(unix_socket=path)):
+            with sockets.bind(Settings(unix_socket=path)):
                 outcomes.put("listens")
                 checked.wait(10)
         except (ResourceError, OSError) as error:
             outcomes.put(str(error))
 
-    monkeypatch.setattr(server, "_answers", slow_answers)
+    monkeypatch.setattr(sockets, "_answers", slow_answers)
     threads = [threading.Thread(target=start) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -783,7 +1019,7 @@ def test_of_two_starts_at_one_moment_one_listens(tmp_path, monkeypatch):
 @posix
 def test_the_socket_of_a_running_server_and_other_files_stay(tmp_path):
     path = tmp_path / "s.sock"
-    with server.bind(Settings(unix_socket=path)):
+    with sockets.bind(Settings(unix_socket=path)):
         assert f"--unix-socket {path}: another server listens there" in refusal(
             "serve", "-m", "tiny", "--unix-socket", path, code=5
         )
@@ -799,7 +1035,7 @@ def test_the_socket_of_a_running_server_and_other_files_stay(tmp_path):
 @posix
 def test_the_socket_of_a_later_server_is_not_removed(tmp_path):
     path = tmp_path / "s.sock"
-    with server.bind(Settings(unix_socket=path)):
+    with sockets.bind(Settings(unix_socket=path)):
         path.unlink()
         path.write_text("another's")
     assert path.read_text() == "another's"
@@ -809,7 +1045,7 @@ def test_the_socket_of_a_later_server_is_not_removed(tmp_path):
 @pytest.mark.parametrize("name", ["missing/s.sock", "s" * 120, "\0"])
 def test_a_path_that_cannot_be_a_socket_is_an_error(tmp_path, name):
     with pytest.raises(InputError, match=r"^unix_socket "):
-        server.bind(Settings(unix_socket=tmp_path / name)).__enter__()
+        sockets.bind(Settings(unix_socket=tmp_path / name)).__enter__()
 
 
 def test_a_model_that_cannot_be_loaded_leaves_no_socket(tmp_path):
@@ -826,15 +1062,15 @@ def test_the_scheduler_is_stopped_whatever_happens(monkeypatch):
 
     def load():
         with pytest.raises(ResourceError, match="cannot listen"):
-            server.bind(settings).__enter__()  # the address is ours before the model is loaded
+            sockets.bind(settings).__enter__()  # the address is ours before the model is loaded
         return order.engine
 
-    with server.bind(Settings(port=0)) as listening:
-        settings = Settings(port=listening.getsockname()[1])
+    with sockets.bind(Settings(port=0)) as listener:
+        settings = Settings(port=listener.socket.getsockname()[1])
     with pytest.raises(ZeroDivisionError):
         server.run(load, settings, order.ready)
     assert order.mock_calls == [
-        mock.call.application(order.engine, settings),
+        mock.call.application(order.engine, settings, mock.ANY),
         mock.call.ready(f"http://127.0.0.1:{settings.port}"),
         mock.call.scheduler.stop(),
         mock.call.scheduler.join(),
@@ -854,16 +1090,12 @@ def test_an_interrupt_that_an_import_swallowed_ends_the_server(monkeypatch):
 PROGRAM = """
 import asyncio, sys, types
 from gpt_cli.serve import server
+from gpt_cli.serve.front.guard import guarded
 
 server.LAST_SECONDS = 1.0  # uvicorn knows whole seconds
 stopping = asyncio.Event()
 
 class Scheduler:
-    busy = draining = False
-
-    def drain(self):
-        self.draining = True
-
     def stop(self):
         if "stubborn" not in sys.argv[0]:
             stopping.set()
@@ -873,25 +1105,22 @@ class Scheduler:
 
 async def app(scope, receive, send):
     await receive()
-    status = 503 if scheduler.draining else 200
-    await send({"type": "http.response.start", "status": status, "headers": []})
-    if scope["path"] == "/health":
-        await send({"type": "http.response.body"})
-        return
-    scheduler.busy = True
-    await send({"type": "http.response.body", "body": b"begun ", "more_body": True})
     seconds = float(scope["path"][1:])
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"begun ", "more_body": True})
     try:
         await asyncio.wait_for(stopping.wait(), seconds)
     except TimeoutError:
         pass
     end = b"stopped" if stopping.is_set() else b"done"
-    scheduler.busy = False
     await send({"type": "http.response.body", "body": end})
 
 scheduler = Scheduler()
 routes = types.ModuleType("gpt_cli.serve.app")
-routes.application = lambda engine, settings: (app, scheduler)
+def application(engine, settings, keys):
+    return guarded(app, settings, keys, lambda *_: None), scheduler
+
+routes.application = application
 sys.modules[routes.__name__] = routes
 
 from gpt_cli.__main__ import main
@@ -910,12 +1139,16 @@ class Process(Server):
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         process = LimitedProcess(arguments, **pipes, cwd=folder, **options)
         super().__init__(process, f"unix:{self.path}")
-        assert self.process.stderr.readline() == b"gpt-cli: listening on unix:s.sock\n"
+        line = self.process.stderr.readline()
+        if "--access-log" in flags:
+            assert lines_of(line) == [{"event": "listening", "address": "unix:s.sock"}]
+        else:
+            assert line == b"gpt-cli: listening on unix:s.sock\n"
 
     def begin(self, seconds):
         """Ask for an answer that takes a few seconds; return it once it has begun."""
         client = self.client()
-        client.request("GET", f"/{seconds}")
+        client.request("GET", f"/{seconds}", headers=self.headers)
         answer = client.getresponse()
         assert answer.read(6) == b"begun "
         return answer
@@ -963,6 +1196,86 @@ def test_a_signal_lets_running_requests_finish(start, number, code):
 
 
 @posix
+def test_at_the_end_who_has_connected_is_answered_and_the_place_is_free(
+    start,
+):
+    running = start("obedient")
+    running.begin(0.7)
+    kept, connected = running.client(), running.connect()
+    for client in (kept, kept):  # it is kept open until the signal
+        client.request("GET", "/0")
+        answer = client.getresponse()
+        assert (answer.read(), answer.headers["Connection"]) == (b"begun done", None)
+    running.process.send_signal(signal.SIGSTOP)
+    late = running.connect()  # waits in the queue of the socket
+    running.process.send_signal(signal.SIGTERM)
+    running.process.send_signal(signal.SIGCONT)
+    running.wait_until_refused()
+    with sockets.bind(Settings(unix_socket=running.path)):
+        for client in (late, connected):
+            client.sendall(b"GET /0 HTTP/1.1\r\nHost: x\r\n\r\n")
+            answer = answer_on(client)
+            assert (answer.body, answer.headers["Connection"]) == (b"begun done", "close")
+        kept.request("GET", "/0")
+        answer = kept.getresponse()
+        assert (answer.read(), answer.headers["Connection"]) == (b"begun done", "close")
+        assert running.wait() == (0, WAITS)
+
+
+def lines_of(text):
+    """Return the lines of JSON without their times."""
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert all(line.pop("time") for line in lines)
+    return lines
+
+
+@posix
+def test_sighup_reads_the_keys_again_and_ends_nothing(start, write_keys):
+    path = write_keys(KEYS)
+    running = start("obedient", "--api-key-file", path, "--access-log", bufsize=0)
+    running.headers = {"Authorization": "Bearer sesame-ann"}
+    answer = running.begin(2)
+    lines = []
+    contents = ("sesame-cay cay\n", 0o600), ("sesame-dee", 0o600), ("sesame-dee dee", 0o644)
+    for text, mode in contents:
+        write_keys(text, mode)
+        running.process.send_signal(signal.SIGHUP)
+        lines += lines_of(running.process.stderr.readline())
+    refused(running.ask("/0"), 401, "invalid_api_key")
+    running.headers = {"Authorization": "Bearer sesame-cay"}
+    assert running.ask("/0").body == b"begun done"
+    assert answer.read() == b"done"
+    code, errors = running.stop()
+    assert code == 0
+    start, end = f"api_key_file {path}: ", "; the keys are as before"
+    complaints = [line.pop("message") for line in lines[1:]]
+    assert complaints[0].startswith(f"{start}line 1 must be KEY NAME: ")
+    assert (
+        complaints[1] == f"{start}others can read or change it: run `chmod 600` on it, or 640{end}"
+    )
+    assert lines == [{"event": "keys", "keys": 1}, {"event": "error"}, {"event": "error"}]
+    lines = [line for line in lines_of(errors) if line["event"] != "request"]
+    assert lines == [{"event": "draining", "requests": 0}, {"event": "stopped"}]
+    assert "sesame" not in errors + "".join(complaints)
+
+
+@posix
+def test_with_the_log_each_line_is_json(start):
+    running = start("stubborn", "--access-log", "--grace", "0.1")
+    running.begin(60)
+    running.ask("/bug")
+    _, errors = running.stop()
+    bug, request, draining, cut, _, stopped = lines_of(errors)
+    assert bug["message"].startswith("a bug in the answer to GET '/bug'")
+    assert "ValueError" in bug["traceback"]
+    assert (request["event"], request["status"], request["code"]) == ("request", 500, "bug")
+    assert request["client"] == "unix"
+    assert draining == {"event": "draining", "requests": 1}
+    assert cut == {"event": "cut_off", "requests": 1}
+    assert stopped == {"event": "stopped"}
+
+
+@posix
 def test_an_ignored_signal_does_not_end_the_server(start):
     ignored = signal.SIGHUP, signal.SIGINT
     running = start(
@@ -1005,7 +1318,7 @@ def test_a_second_signal_ends_at_once(start, first, second, code):
     running = start("stubborn")
     answer = running.begin(60)
     running.process.send_signal(first)
-    running.wait_until_draining()
+    running.wait_until_refused()
     begun = time.monotonic()
     running.process.send_signal(second)
     with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):

@@ -138,15 +138,19 @@ class Server:
         return connection
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics, summed over models, by their names with other labels in braces."""
+        """Return the metrics, summed over models, by their names with other labels in braces.
+
+        Labels that are empty are left out.
+        """
         answer = self.ask("/metrics")
         assert answer.status == 200
         values: Counter[str] = Counter()
         for family in text_string_to_metric_families(answer.body.decode()):
             for sample in family.samples:
-                pairs = [f"{name}={x}" for name, x in sample.labels.items() if name != "model"]
-                labels = f"{{{','.join(pairs)}}}" if pairs else ""
-                values[sample.name + labels] += sample.value
+                labels = sample.labels.items()
+                pairs = [f"{name}={x}" for name, x in labels if x and name != "model"]
+                braces = f"{{{','.join(pairs)}}}" if pairs else ""
+                values[sample.name + braces] += sample.value
         return values
 
     def wait_for(self, reached: Callable[[dict[str, float]], bool]) -> dict[str, float]:
@@ -156,13 +160,6 @@ class Server:
             assert time.monotonic() < end, values
             time.sleep(0.01)
         return values
-
-    def wait_until_draining(self) -> None:
-        """Wait until /health says that no more requests are accepted."""
-        end = time.monotonic() + LIMIT
-        while self.ask("/health").status != 503:
-            assert time.monotonic() < end
-            time.sleep(0.01)
 
     def wait_until_refused(self) -> None:
         """Wait until no more connections are accepted."""
@@ -253,8 +250,12 @@ def serving(
         try:
             line = process.stderr.readline().decode()
             process.guard.cancel()  # the requests and the end have limits of their own
-            assert line.startswith(READY), line + process.stderr.read().decode()
-            server = Server(process, line.removeprefix(READY).rstrip("\n"))
+            if line.startswith("{"):  # with --access-log
+                address = json.loads(line)["address"]
+            else:
+                assert line.startswith(READY), line + process.stderr.read().decode()
+                address = line.removeprefix(READY).rstrip("\n")
+            server = Server(process, address)
             yield server
             if process.returncode is None:
                 ended = server.stop()

@@ -1,5 +1,7 @@
 """`gpt-cli serve`: answer requests over HTTP."""
 
+import logging
+
 from gpt_cli.cli import flags
 from gpt_cli.cli.output import note
 from gpt_cli.errors import ResourceError, counted
@@ -12,9 +14,9 @@ def serve(*, settings: Settings, loading: flags.Serving) -> None:
     Load each model once, and answer requests side by side until SIGTERM or Ctrl+C.
 
     Examples:
-        gpt-cli serve -m gpt2
         gpt-cli serve -m gpt2 -m distilgpt2@int8 --unix-socket gpt.sock
         GPT_CLI_API_KEY=... gpt-cli serve -m gpt2 --host 0.0.0.0
+        gpt-cli serve -m gpt2 --api-key-file keys.txt --trusted-proxy 127.0.0.1
     """
     settings.check_models(len(loading.models))
     try:
@@ -24,6 +26,15 @@ def serve(*, settings: Settings, loading: flags.Serving) -> None:
     except ImportError as error:
         packages = "uvicorn starlette prometheus-client"
         raise ResourceError(f"serve needs a web server ({error}): pip install {packages}") from None
+
+    if settings.access_log:  # `run` writes lines of JSON, and all messages become such lines
+        from gpt_cli.serve.front.log import JsonFormatter
+
+        for handler in (logging.lastResort, *logging.getLogger().handlers):
+            if handler:
+                handler.setFormatter(JsonFormatter())
+        run(loading.load_all, settings)
+        return
 
     def show_wait(requests: int) -> None:
         note(

@@ -1,51 +1,71 @@
-"""Middleware before the routes: access log and metrics, host, origin, API key and body size."""
+"""Middleware before the routes: access log and metrics, host, origin, key and body size."""
 
 import asyncio
-import hmac
 import json
 import logging
 import re
-import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gpt_cli.serve.front.keys import Keys
+from gpt_cli.serve.front.log import write_event
+from gpt_cli.serve.front.proxies import Proxies
 from gpt_cli.serve.refusals import RequestError
 from gpt_cli.serve.settings import Settings, is_address
 
 BODY_SECONDS = 30.0  # to receive a body
 OPEN = ("/", "/health")  # paths that need no key
 
-_OF_COMPLETIONS = ("id", "prompt_tokens", "completion_tokens")  # in the access log, else null
+# What the log has of a request (`scope["state"]`), or else null.
+_OF_REQUEST = ("id", "prompt_tokens", "completion_tokens", "model", "code")
 _HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(:\d*)?")
 _LEFT = 499  # as nginx has it: the client left before the end of the answer
 _logger = logging.getLogger("gpt_cli")
 
 
+class _Refusal(Response):
+    """The response to a request that is refused; the log has the code of the error."""
+
+    def __init__(self, error: RequestError):
+        # In ASCII: it may quote a text that is not Unicode.
+        super().__init__(json.dumps(error.json), error.status, error.headers, "application/json")
+        self._code = error.code
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        remember(scope, code=self._code)
+        await super().__call__(scope, receive, send)
+
+
 def response_of(refusal: RequestError) -> Response:
-    """Return the response to a request, in ASCII: it may quote a text that is not Unicode."""
-    content = json.dumps(refusal.json)
-    return Response(content, refusal.status, refusal.headers, "application/json")
+    """Return the response to a request that is refused."""
+    return _Refusal(refusal)
 
 
-def guarded(app: ASGIApp, settings: Settings, count: Callable[[str, int], None]) -> ASGIApp:
+def remember(scope: Scope, **fields: Any) -> None:
+    """Remember fields of a request for the log."""
+    scope.setdefault("state", {}).update(fields)
+
+
+def guarded(
+    app: ASGIApp, settings: Settings, keys: Keys, count: Callable[[str, int, str], None]
+) -> ASGIApp:
     """Return the application behind the checks that the settings require.
 
-    `count` receives the path and the status of each request.
+    `count` receives the path and the status of each request, and the name of its key.
     """
 
     async def with_body(scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         try:
-            if settings.api_key is not None and scope["path"] not in OPEN:
-                _check_key(settings.api_key, headers)
+            if keys.are_needed and scope["path"] not in OPEN:
+                remember(scope, key=_name_of_key(keys, headers))
             receive = await _received(headers, receive, settings.max_body)
         except RequestError as error:
             await response_of(error)(scope, receive, send)
@@ -57,7 +77,7 @@ def guarded(app: ASGIApp, settings: Settings, count: Callable[[str, int], None])
     async def checked(scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         # The key also stops pages of a rebound name; through a Unix socket, no page comes.
-        if settings.api_key is None and settings.unix_socket is None:
+        if not keys.are_needed and settings.unix_socket is None:
             _check_host(settings.host, headers)
         _check_origin(settings.cors, headers)
         await inner(scope, receive, send)
@@ -71,7 +91,7 @@ def guarded(app: ASGIApp, settings: Settings, count: Callable[[str, int], None])
             allow_headers=["*"],
             expose_headers=["Retry-After"],
         )
-    return _watched(checked, settings.access_log, count)
+    return _watched(checked, settings, count)
 
 
 def _check_host(known: str, headers: Headers) -> None:
@@ -79,15 +99,17 @@ def _check_host(known: str, headers: Headers) -> None:
 
     Browsers send the name in the address of the page, so a foreign name is a foreign page.
     """
-    host = headers.get("host", "")
-    match = _HOST.fullmatch(host)
+    host = headers.get("host")
+    match = _HOST.fullmatch(host or "")
     name = match[1].strip("[]").lower() if match else ""
     if not is_address(name) and name not in ("localhost", known.lower()):
-        message = (
-            f"this server does not know the name in Host {host!r:.100}: use its IP address or "
-            "localhost, or start it with this name as --host, or with --api-key"
-        )
-        raise RequestError(message, None, 403, "unknown_host")
+        if host is None:
+            fault, cure = "the request has no header Host", "send the IP address of the server"
+        else:
+            fault = f"this server does not know the name in Host {host!r:.100}"
+            cure = "use its IP address"
+        cures = f"{cure} or localhost, or start it with this name as --host, or with --api-key"
+        raise RequestError(f"{fault}: {cures}", None, 403, "unknown_host")
 
 
 def _check_origin(allowed: tuple[str, ...], headers: Headers) -> None:
@@ -102,15 +124,16 @@ def _check_origin(allowed: tuple[str, ...], headers: Headers) -> None:
         raise RequestError(message, None, 403, "unknown_origin")
 
 
-def _check_key(key: str, headers: Headers) -> None:
-    """Raise RequestError if a request does not have the key."""
+def _name_of_key(keys: Keys, headers: Headers) -> str:
+    """Return the name of the key of a request; raise RequestError if it has none."""
     scheme, _, sent = headers.get("authorization", "").partition(" ")
-    is_right = hmac.compare_digest(sent.strip().encode(), key.encode())
-    if not (is_right and scheme.lower() == "bearer"):
+    name = keys.name_of(sent.strip())
+    if name is None or scheme.lower() != "bearer":
         message = "the API key is wrong" if sent else "an API key is needed"
         message += ": send the header `Authorization: Bearer KEY`"
         needed = {"WWW-Authenticate": "Bearer"}
         raise RequestError(message, None, 401, "invalid_api_key", **needed)
+    return name
 
 
 async def _received(headers: Headers, receive: Receive, most: int) -> Receive:
@@ -162,8 +185,9 @@ class _Sent:
             self.is_complete = True
 
 
-def _watched(app: ASGIApp, log: bool, count: Callable[[str, int], None]) -> ASGIApp:
-    """Answer refusals and bugs, count requests, and log them if `log`."""
+def _watched(app: ASGIApp, settings: Settings, count: Callable[[str, int, str], None]) -> ASGIApp:
+    """Answer refusals and bugs, count requests, and log them if the settings say so."""
+    proxies = Proxies(settings.trusted_proxy)
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
         start = time.perf_counter()
@@ -178,25 +202,19 @@ def _watched(app: ASGIApp, log: bool, count: Callable[[str, int], None]) -> ASGI
                 await response_of(RequestError.of(error))(scope, receive, sent.send)
         finally:
             status = sent.status if sent.is_complete and sent.status else _LEFT
-            count(scope["path"], status)
-            if log:
-                _log(scope, status, time.perf_counter() - start, sent.size)
+            state = scope.get("state", {})
+            count(scope["path"], status, state.get("key", ""))
+            if settings.access_log:
+                write_event(
+                    "request",
+                    method=scope["method"],
+                    path=scope["path"],
+                    status=status,
+                    seconds=round(time.perf_counter() - start, 6),
+                    bytes=sent.size,
+                    **{name: state.get(name) for name in _OF_REQUEST},
+                    key=state.get("key") or None,
+                    client=proxies.client_of(scope),
+                )
 
     return call
-
-
-def _log(scope: Scope, status: int, seconds: float, size: int) -> None:
-    """Write a line to the access log."""
-    line = {
-        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "method": scope["method"],
-        "path": scope["path"],
-        "status": status,
-        "seconds": round(seconds, 6),
-        "bytes": size,
-    }
-    for name in _OF_COMPLETIONS:
-        line[name] = scope.get("state", {}).get(name)
-    if sys.stderr is not None:
-        with suppress(OSError, ValueError):  # it is closed, or its disk is full
-            print(json.dumps(line), file=sys.stderr, flush=True)
