@@ -199,8 +199,10 @@ def served(model, tokenizer, requests):
     shared, events = Scheduler(LoadedModel(model, tokenizer), max_batch=2), queue.Queue()
     completions = [Completion(len(request.prompt), request.seed) for request in requests]
     shared.submit(
-        PendingText(request, lambda event, number=number: events.put((number, event)))
-        for number, request in enumerate(requests)
+        [
+            PendingText(request, lambda event, number=number: events.put((number, event)))
+            for number, request in enumerate(requests)
+        ]
     )
     left = len(requests)
     while left:

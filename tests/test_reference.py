@@ -19,7 +19,7 @@ OF_LIBRARIES = {"HF_TOKEN", "HF_HUB_DISABLE_XET", "HTTPS_PROXY", "NO_PROXY", "SS
 OF_LIBRARIES |= {"HF_HUB_DOWNLOAD_TIMEOUT", "NO_COLOR", "COLUMNS"}
 CHOICES, MEASUREMENTS = "Choices: `rank`", "Measurements: `bench --json`"
 VARIABLE = re.compile(
-    r"(?:environ(?:\.get|\.setdefault|\[)?|getenv)\(?\s*[\"'](\w+)"
+    r"(?:environ(?:\.get|\.setdefault|\.pop|\[)?|getenv)\(?\s*[\"'](\w+)"
     r"|[\"'](_?(?:GPT_CLI|HF|OMP|OPENBLAS|MKL|VECLIB|RAY)_\w+)[\"']"
 )
 

@@ -109,7 +109,7 @@ def test_the_name_of_a_command_is_the_topic_of_its_page_or_its_help():
         (["Exit codes"], "; pages about it: reference;"),
         (["pipelines"], "; pages about it: recipes;"),
         (["python"], "; pages about it: api, serve, compress;"),  # those with most headings
-        (["docker"], "; pages about it: install;"),  # only in its text
+        (["docker"], "; pages about it: install, service;"),  # only in its text
         ([" "], "there is no topic ' '; see `gpt-cli help`"),
         (["inof"], "(did you mean info?)"),
         (["xyz"], "there is no topic 'xyz'; see `gpt-cli help`"),

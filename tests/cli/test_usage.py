@@ -220,7 +220,8 @@ def words(option, flag):
     """Return a flag and a value, as words of a command line."""
     if option.kind is SWITCH or " " in flag:
         return flag.split()
-    return [flag, option.kind.values[-1] if option.kind.values else "1"]
+    values = option.kind.values or ("660" if flag == "--unix-socket-mode" else "1",)
+    return [flag, values[-1]]
 
 
 FUNCTIONS = {(name,): function for name, function in app.COMMANDS.items()} | {

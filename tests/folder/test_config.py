@@ -125,7 +125,7 @@ def test_an_invalid_end_token_of_generation_config_is_refused_by_its_file(folder
         settled(folder)
 
 
-NO_SIZES = [0, None, 2.0, "2", True, [768], 2**20 + 1]
+NO_SIZES = [0, None, 2.5, "2", True, [768], 2**20 + 1]
 INVALID = {
     "vocab_size": NO_SIZES, "n_positions": [*NO_SIZES, 1], "n_embd": NO_SIZES, "n_layer": NO_SIZES,
     "n_head": [*NO_SIZES, -1], "n_inner": [0], "activation_function": ["mish", None, ["gelu"]],

@@ -177,9 +177,10 @@ def test_a_server_does_not_call_functions(tiny):
     pytest.importorskip("uvicorn")
     from gpt_cli.serve import Settings
     from gpt_cli.serve.app import application
+    from gpt_cli.serve.front.keys import Keys
 
     with pytest.raises(InputError, match="hooks are functions, which a server does not call"):
-        application(tiny.with_hooks({"hook_embed": np.negative}), Settings())
+        application(tiny.with_hooks({"hook_embed": np.negative}), Settings(), Keys(None, None))
 
 
 # --- functions -----------------------------------------------------------------------------------
