@@ -62,11 +62,13 @@ class PendingText:
     """A prompt to continue.
 
     `deliver` receives the events of the text; an error ends it. It is called in the scheduler's
-    thread and must return at once.
+    thread and must return at once. If the first tokens are known, as they are of a text that was
+    begun elsewhere, they are `generated`, and the events are those of the tokens after them.
     """
 
     request: Request  # the prompt and its options
     deliver: Callable[[Event], None]
+    generated: Sequence[int] = field(default=(), kw_only=True)
     decode: bool = field(default=True, init=False)  # whether tokens are generated
     hook: str = field(default=FINAL, init=False)  # the hook point whose values are needed
     cancelled: bool = field(default=False, init=False)  # the caller no longer needs the text
@@ -74,7 +76,7 @@ class PendingText:
     @property
     def prefill_ids(self) -> list[int]:
         """Return the tokens that `Prompts` computes: all but the last, which `Batch` computes."""
-        return self.request.prompt[:-1]
+        return [*self.request.prompt, *self.generated][:-1]
 
     @property
     def cacheable_ids(self) -> list[int]:
