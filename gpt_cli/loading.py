@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from gpt_cli import hub
 from gpt_cli.engine import Engine
@@ -89,4 +90,27 @@ def load(
         network, opened.tokenizer, drafts, read_classifier=partial(opened.classifier, ops)
     )
     engine = Engine(loaded, name, seconds, adapter)
+    return engine.with_edits(edits) if edits else engine
+
+
+def load_reader(
+    model: str,
+    *,
+    revision: str | None = None,
+    offline: bool = False,
+    adapter: str | None = None,
+    bos_token: str | int | None = None,
+    edits: Sequence[AnyEdit] = (),
+    **_: Any,
+) -> Engine:
+    """Return an engine that reads texts and options as that of `load`, and cannot compute.
+
+    Its weights stay in their files. The keywords are those of `load`; most change nothing here.
+    """
+    folder, *adapters = hub.resolve_all(
+        model, adapter, revision=revision, offline=offline, quiet=True
+    )
+    opened = checkpoint.open_checkpoint(folder, *adapters, bos_token=bos_token)
+    network = assembly.build(opened.config, get_ops("cpu", "float32"), opened.stored_tensors)
+    engine = Engine(LoadedModel(network, opened.tokenizer), model, 0.0, adapter)
     return engine.with_edits(edits) if edits else engine

@@ -26,6 +26,7 @@ from gpt_cli.errors import MALFORMED, GPTCLIError
 from gpt_cli.serve.choice import token_name
 from gpt_cli.serve.guard import guarded, response_of
 from gpt_cli.serve.metrics import Metrics
+from gpt_cli.serve.prompts import Computing
 from gpt_cli.serve.protocol import (
     Json,
     check_model,
@@ -54,6 +55,11 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
     """
     engine.loaded.refuse_functions("are functions, which a server does not call")
     scheduler = Scheduler(engine.loaded, settings.max_batch, settings.max_queue)
+    return application_of(engine, scheduler, settings), scheduler
+
+
+def application_of(engine: Engine, scheduler: Computing, settings: Settings) -> ASGIApp:
+    """Return the ASGI application whose texts a scheduler computes; the engine reads requests."""
     metrics = Metrics(scheduler)
     names = (settings.name or shown_name(engine), engine.name)
     handlers = _Handlers(Service(engine, scheduler, metrics, names, settings.allow_edits))
@@ -91,7 +97,7 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
     }
     app = Starlette(routes=routes, exception_handlers=errors)
     app.router.redirect_slashes = False
-    return guarded(app, settings, count), scheduler
+    return guarded(app, settings, count)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:

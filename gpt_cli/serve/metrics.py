@@ -12,7 +12,7 @@ from prometheus_client import (
 )
 
 from gpt_cli.generation.row import Step
-from gpt_cli.serve.scheduler import Scheduler
+from gpt_cli.serve.prompts import Computing
 
 _OLDER = 0.9  # the weight of earlier values in a mean
 
@@ -22,7 +22,7 @@ class Metrics:
 
     media_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, scheduler: Scheduler):
+    def __init__(self, scheduler: Computing):
         self._scheduler = scheduler
         self._registry = CollectorRegistry()
         counter = partial(Counter, namespace="gpt_cli", registry=self._registry)

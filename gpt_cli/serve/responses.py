@@ -20,10 +20,9 @@ from gpt_cli.generation.row import Step
 from gpt_cli.serve.answers import Answer, CompletionAnswer, EmbeddingAnswer
 from gpt_cli.serve.guard import response_of
 from gpt_cli.serve.metrics import Metrics
-from gpt_cli.serve.prompts import Event
+from gpt_cli.serve.prompts import Computing, Event
 from gpt_cli.serve.protocol import MOST_ENTRIES, Completions, Embeddings, Json
 from gpt_cli.serve.refusals import QueueFullError, RequestError
-from gpt_cli.serve.scheduler import Scheduler
 
 _MOST_UNREAD = 4 * MOST_ENTRIES  # 400 MB
 _HEADERS = {
@@ -38,7 +37,7 @@ class Service:
     """The parts that all requests share."""
 
     engine: Engine
-    scheduler: Scheduler
+    scheduler: Computing
     metrics: Metrics
     names: Sequence[str]  # of the model: the first is shown, and requests may have any
     folder: Path | None = None  # of the files of edits, if requests may have edits
