@@ -67,25 +67,14 @@ class Replicas:
     """
 
     draining = False  # Ray Serve sends no more requests before it ends the process
-    reused = 0  # tokens of prompts, which only the replicas know
+    waiting = reused = 0  # only Ray Serve and the replicas know
 
     def __init__(self, deployment: Any, max_requests: int):
         """Use a handle of a deployment of `Replica`, for up to `max_requests` at a time."""
         self._deployment = deployment.options(stream=True)
         self._max_requests = max_requests
         self._requests: set[asyncio.Task[None]] = set()
-        self._texts: set[PendingText] = set()
-        self._begun: set[PendingText] = set()
-
-    @property
-    def running(self) -> int:
-        """Return the number of texts that are being computed."""
-        return len(self._begun)
-
-    @property
-    def waiting(self) -> int:
-        """Return the number of texts that wait."""
-        return len(self._texts) - len(self._begun)
+        self.running = 0  # texts, and those that wait for a replica
 
     def submit(self, texts: Sequence[PendingText]) -> None:
         """Compute the texts of one request until the present task ends; raise QueueFullError."""
@@ -105,14 +94,13 @@ class Replicas:
     async def _compute(self, text: PendingText) -> None:
         """Deliver the events of a text, by one replica after the other if some die."""
         progress = _Progress(text)
-        self._texts.add(text)
+        self.running += 1
         try:
             failures = 0
             while not progress.has_ended:
                 events = self._deployment.compute.remote(progress.rest())
                 try:
                     async for new in events:
-                        self._begun.add(text)
                         progress.add(new)
                         failures = 0
                 except asyncio.CancelledError:
@@ -129,8 +117,7 @@ class Replicas:
         except Exception as error:
             text.fail(error)
         finally:
-            self._texts.discard(text)
-            self._begun.discard(text)
+            self.running -= 1
 
 
 class _Progress:
