@@ -70,8 +70,8 @@ test-notebook: $(VENV)/.browser $(VENV)/.notebook  ## docs/notebook.md as a note
 
 # Ray's clusters would send a report of their use to its makers.
 test-ray: export RAY_USAGE_STATS_ENABLED = 0
-test-ray: $(VENV)/.ray  ## --engine ray and gpt_cli.ray on a cluster of nodes on this machine, and the lines of docs/cluster.md
-	$(BIN)/python -m pytest tests/test_ray.py tests/test_docs.py -k "ray or cluster"
+test-ray: $(VENV)/.ray  ## --engine ray and gpt_cli.ray on clusters of nodes on this machine, and the lines of docs/cluster.md
+	$(BIN)/python -m pytest tests/test_ray.py tests/test_ray_serve.py tests/test_docs.py -k "ray or cluster"
 
 test-s3: $(VENV)/.s3  ## files at s3://, from a server on this machine
 	$(BIN)/python -m pytest tests/jobs/test_s3.py
@@ -212,5 +212,5 @@ $(VENV)/.clients: $(VENV)/.dev
 	touch $@
 
 $(VENV)/.ray: $(VENV)/.dev
-	$(BIN)/python -m pip install --quiet --editable ".[ray]"
+	$(BIN)/python -m pip install --quiet --editable ".[ray,ray-serve]"
 	touch $@

@@ -202,3 +202,26 @@ def _check_room(models: Sequence[_Opened]) -> None:
         models[0].ops.free_memory(),  # all are on one device
         "choose a smaller model or dtype, or another device",
     )
+
+
+def load_reader(
+    model: str,
+    *,
+    revision: str | None = None,
+    offline: bool = False,
+    adapter: str | None = None,
+    bos_token: str | int | None = None,
+    edits: Sequence[AnyEdit] = (),
+    **_: Any,
+) -> Engine:
+    """Return an engine that reads texts and options as that of `load`, and cannot compute.
+
+    Its weights stay in their files. The keywords are those of `load`; most change nothing here.
+    """
+    folder, *adapters = hub.resolve_all(
+        model, adapter, revision=revision, offline=offline, quiet=True
+    )
+    opened = checkpoint.open_checkpoint(folder, *adapters, bos_token=bos_token)
+    network = assembly.build(opened.config, get_ops("cpu", "float32"), opened.stored_tensors)
+    engine = Engine(LoadedModel(network, opened.tokenizer), model, 0.0, adapter)
+    return engine.with_edits(edits) if edits else engine

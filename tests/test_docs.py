@@ -53,6 +53,7 @@ NEEDS = {
     "--png ": find_spec("matplotlib"),
     ".parquet": find_spec("pyarrow"),
     "--engine ray": find_spec("ray"),  # `make test-ray`
+    "serve run ": find_spec("ray") and find_spec("fastapi"),
     "--regex ": find_spec("llguidance"),
 }
 # Replacements in lines that would take 30 s.

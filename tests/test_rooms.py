@@ -90,7 +90,8 @@ COVERED = {
     "scoring/test_classify.py": ["gpt2/classifier"],
     "generation/test_speculate.py": ["texts/speculator"],
     "test_kinds.py": ["folder/settings"],
-    "test_ray.py": ["jobs/cluster"],
+    "test_ray.py": ["jobs/cluster", "ray/data"],
+    "test_ray_serve.py": ["ray/replicas", "ray/serving"],
 }
 
 

@@ -27,7 +27,7 @@ from gpt_cli.jobs.reader import FileRange, RowReader
 from gpt_cli.jobs.rows import Source, ranges_together
 from gpt_cli.jobs.storage import is_address
 from gpt_cli.jobs.task import Task
-from gpt_cli.loading import load
+from gpt_cli.loading import load, load_reader
 from gpt_cli.options.declare import OptionError
 from gpt_cli.records import Record
 from gpt_cli.system.machine import cores
@@ -97,7 +97,7 @@ class _RangeReader:
 
 
 @dataclass(frozen=True)
-class _Model:
+class Model:
     """A model that every machine of a cluster can load."""
 
     name: str  # as a user wrote it
@@ -106,19 +106,28 @@ class _Model:
     loading: Mapping[str, Any]  # keywords of `load`
 
     @classmethod
-    def of(cls, name: str, loading: Mapping[str, Any], cluster: Cluster) -> "_Model":
-        """Return a model by its name and keywords of `load`, which may have relative paths."""
+    def of(cls, name: str, loading: Mapping[str, Any], gpus: float) -> "Model":
+        """Return a model by its name and keywords of `load`, which may have relative paths.
+
+        Without `gpus`, those of a process that computes, it computes on the CPU.
+        """
         adapter = loading.get("adapter")
         options = dict(loading)
         options["adapter"] = _absolute(adapter) if adapter else adapter
         options["edits"] = [with_absolute_path(edit) for edit in loading.get("edits", ())]
-        if options.get("device", "auto") == "auto" and not cluster.gpus_per_worker:
+        if options.get("device", "auto") == "auto" and not gpus:
             options["device"] = "cpu"  # Ray has assigned no GPU
         return cls(name, adapter, _absolute(name), options)
 
     def load(self) -> Engine:
         """Load the model."""
-        engine = load(self.path, **self.loading)
+        return self._named(load(self.path, **self.loading))
+
+    def load_reader(self) -> Engine:
+        """Load what reads requests to the model, and cannot compute."""
+        return self._named(load_reader(self.path, **self.loading))
+
+    def _named(self, engine: Engine) -> Engine:
         engine.name = self.name
         engine.adapter = self.adapter
         return engine
@@ -130,7 +139,7 @@ class _Worker:
 
     task: Task
     reader: _RangeReader
-    model: _Model
+    model: Model
 
     @cached_property
     def _engine(self) -> Engine:
@@ -176,7 +185,7 @@ def compute(
                 compute=actors(size=min(len(bundles), readers)),
                 **batches,
             )
-        worker = _Worker(task, reader, _Model.of(model, loading, cluster))
+        worker = _Worker(task, reader, Model.of(model, loading, cluster.gpus_per_worker))
         data = data.map_batches(
             _BundleActor,
             fn_constructor_args=(worker.records,),

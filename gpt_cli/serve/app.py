@@ -68,6 +68,11 @@ def application(
     if settings.name is not None:
         engines = dict.fromkeys([settings.name], *engines.values())
     service = Service.start(engines, settings)
+    return application_of(service, settings, keys), service
+
+
+def application_of(service: Service, settings: Settings, keys: Keys) -> ASGIApp:
+    """Return the ASGI application of a service."""
     handlers = _Handlers(service)
     get = partial(Route, methods=["GET"])
     post = partial(Route, methods=["POST"])
@@ -95,7 +100,7 @@ def application(
     }
     app = Starlette(routes=routes, exception_handlers=errors)
     app.router.redirect_slashes = False
-    return guarded(app, settings, keys, count), service
+    return guarded(app, settings, keys, count)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:

@@ -46,8 +46,14 @@ class Choice:
         row = Request(self._prompt.text, self._request.options, self._index)
         count = self._request.prompt_logprobs
         if count is None:
-            return PendingText(row, deliver)
-        return PendingScore(row, deliver, self._fields.max_tokens > 0, prompt_logprobs=count)
+            return PendingText(row, deliver, streamed=self._fields.stream)
+        return PendingScore(
+            row,
+            deliver,
+            self._fields.max_tokens > 0,
+            prompt_logprobs=count,
+            streamed=self._fields.stream,
+        )
 
     def add_score(self, score: PromptScore) -> None:
         """Add the log-probabilities of the prompt."""

@@ -15,7 +15,7 @@ from prometheus_client import (
 
 from gpt_cli import __version__
 from gpt_cli.generation.row import Step
-from gpt_cli.serve.scheduler import Scheduler
+from gpt_cli.serve.prompts import Computing
 
 _OLDER = 0.9  # the weight of earlier values in a mean
 
@@ -25,7 +25,7 @@ class Metrics:
 
     media_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, schedulers: Mapping[str, Scheduler]):
+    def __init__(self, schedulers: Mapping[str, Computing]):
         """Begin to count; `schedulers` are those of the models, by name."""
         self._schedulers = schedulers
         self._registry = CollectorRegistry()

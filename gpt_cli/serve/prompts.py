@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,11 +62,15 @@ class PendingText:
     """A prompt to continue.
 
     `deliver` receives the events of the text; an error ends it. It is called in the scheduler's
-    thread and must return at once.
+    thread and must return at once. If the first tokens are known, as they are of a text that was
+    begun elsewhere, they are `generated`, and the events are those of the tokens after them. A text
+    that is `streamed` is read while it grows.
     """
 
     request: Request  # the prompt and its options
     deliver: Callable[[Event], None]
+    generated: Sequence[int] = field(default=(), kw_only=True)
+    streamed: bool = field(default=False, kw_only=True)
     decode: bool = field(default=True, init=False)  # whether tokens are generated
     hook: str = field(default=FINAL, init=False)  # the hook point whose values are needed
     cancelled: bool = field(default=False, init=False)  # the caller no longer needs the text
@@ -74,7 +78,7 @@ class PendingText:
     @property
     def prefill_ids(self) -> list[int]:
         """Return the tokens that `Prompts` computes: all but the last, which `Batch` computes."""
-        return self.request.prompt[:-1]
+        return [*self.request.prompt, *self.generated][:-1]
 
     @property
     def cacheable_ids(self) -> list[int]:
@@ -85,6 +89,29 @@ class PendingText:
         """End the text with an error."""
         self.cancelled = True
         self.deliver(error)
+
+
+class Computing(Protocol):
+    """What computes texts for a server, such as `Scheduler`."""
+
+    @property
+    def running(self) -> int:
+        """Return the number of texts that are being computed."""
+
+    @property
+    def waiting(self) -> int:
+        """Return the number of texts that wait."""
+
+    @property
+    def reused(self) -> int:
+        """Return the number of tokens of prompts that were not computed again."""
+
+    @property
+    def hits(self) -> int:
+        """Return the number of texts with such tokens."""
+
+    def submit(self, texts: Sequence[PendingText]) -> None:
+        """Compute the texts of one request; raise QueueFullError or StoppedError."""
 
 
 @dataclass(eq=False)

@@ -20,7 +20,7 @@ from gpt_cli.generation.row import Step
 from gpt_cli.serve.answers import Answer, CompletionAnswer, EmbeddingAnswer
 from gpt_cli.serve.front.guard import remember, response_of
 from gpt_cli.serve.metrics import Metrics
-from gpt_cli.serve.prompts import Event
+from gpt_cli.serve.prompts import Computing, Event
 from gpt_cli.serve.protocol import MOST_ENTRIES, Completions, Embeddings, Json
 from gpt_cli.serve.refusals import QueueFullError, RequestError
 from gpt_cli.serve.scheduler import Scheduler, Turns
@@ -40,7 +40,7 @@ class ServedModel:
 
     name: str  # in answers
     engine: Engine
-    scheduler: Scheduler
+    scheduler: Computing
 
 
 @dataclass
@@ -50,21 +50,33 @@ class Service:
     models: Sequence[ServedModel]
     metrics: Metrics
     folder: Path | None = None  # of the files of edits, if requests may have edits
+    schedulers: Sequence[Scheduler] = ()  # of this process
     unread: int = 0  # entries of responses being computed, or not read by their clients
+
+    @classmethod
+    def of(
+        cls,
+        models: Sequence[ServedModel],
+        settings: Settings,
+        schedulers: Sequence[Scheduler] = (),
+    ) -> Self:
+        """Return the service of models, whose texts these schedulers compute, or other machines."""
+        metrics = Metrics({model.name: model.scheduler for model in models})
+        for model in models:
+            metrics.add_model(model.name, model.engine.model.ops.dtype)
+        return cls(models, metrics, settings.allow_edits, schedulers)
 
     @classmethod
     def start(cls, engines: Mapping[str, Engine], settings: Settings) -> Self:
         """Start a scheduler for each of the engines, which are by the names of their models."""
         limits = settings.max_batch, settings.max_queue
         turns = Turns(len(engines))
+        schedulers = [Scheduler(engine.loaded, *limits, turns) for engine in engines.values()]
         models = [
-            ServedModel(name, engine, Scheduler(engine.loaded, *limits, turns))
-            for name, engine in engines.items()
+            ServedModel(name, engine, scheduler)
+            for (name, engine), scheduler in zip(engines.items(), schedulers, strict=True)
         ]
-        metrics = Metrics({model.name: model.scheduler for model in models})
-        for model in models:
-            metrics.add_model(model.name, model.engine.model.ops.dtype)
-        return cls(models, metrics, settings.allow_edits)
+        return cls.of(models, settings, schedulers)
 
     def model(self, name: Any) -> ServedModel:
         """Return the model with a name, or as `load` got it; by default, the first.
@@ -85,13 +97,13 @@ class Service:
 
     def stop(self) -> None:
         """Stop all schedulers."""
-        for model in self.models:
-            model.scheduler.stop()
+        for scheduler in self.schedulers:
+            scheduler.stop()
 
     def join(self) -> None:
         """Wait until all schedulers have stopped."""
-        for model in self.models:
-            model.scheduler.join()
+        for scheduler in self.schedulers:
+            scheduler.join()
 
 
 class PendingResponse(StreamingResponse):

@@ -318,7 +318,10 @@ class Scheduler:
         """Let a text join the batch; all its tokens except the last are in a row of a cache."""
         number = next(self._numbers)
         try:
-            self._batch.add(new_row(number, text.request, self._loaded), cache, cache_row)
+            row = new_row(number, text.request, self._loaded)
+            for id in text.generated:
+                row.push(id)
+            self._batch.add(row, cache, cache_row)
             self._decoded[number] = text
         except (GPTCLIError, MemoryError) as error:
             self._end([text], error)

@@ -91,10 +91,9 @@ def test_verify_checks_the_merged_model(model, folder, monkeypatch, library):
 def test_a_worker_of_a_cluster_finds_the_folder(model, folder, monkeypatch):
     monkeypatch.chdir(folder.parent)
     assert cluster._absolute("owner/name") == "owner/name"
-    nodes = cluster.Cluster()
-    sent = cluster._Model.of(str(model), {"adapter": folder.name}, nodes)
+    sent = cluster.Model.of(str(model), {"adapter": folder.name}, gpus=0)
     assert sent.loading == {"adapter": str(folder), "edits": [], "device": "cpu"}
-    assert cluster._Model.of("tiny", {}, nodes).loading["adapter"] is None
+    assert cluster.Model.of("tiny", {}, gpus=0).loading["adapter"] is None
     worker = cluster._Worker(Scoring(), None, replace(sent, name="model"))
     assert (worker._engine.name, worker._engine.adapter) == ("model", folder.name)
 

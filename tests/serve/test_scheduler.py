@@ -1,5 +1,6 @@
 """Texts that share a scheduler are what they are alone, whatever else is computed."""
 
+import importlib.util
 import itertools
 import queue
 import threading
@@ -219,6 +220,32 @@ def test_texts_join_and_leave_between_calls_that_decode_ahead(loaded, running):
         assert_same(caller.completions[task.number], completion)
     assert max(passes for passes, _ in calls) > 1
     assert max(rows for _, rows in calls) > 1
+
+
+def test_a_text_that_was_begun_elsewhere_goes_on_as_it_would_have_there(tiny, running):
+    stopped = {"stop": ["girl named", " a"], "min_tokens": 9, "bad_words": ["very"]}
+    chosen = [{}, {"repeat_penalty": 1.3}, {"frequency_penalty": 1}, stopped, {"temperature": 0}]
+    chosen += [{"top_logprobs": 2}, {"min_tokens": 30, "top_k": 5}]
+    if importlib.util.find_spec("llguidance"):
+        chosen.append({"regex": "( very,){9,40} (small|old)\\."})
+    ids = tiny.encode("Once upon a time, there was")
+    requests = [
+        Request(Text(ids), Options(seed=5, max_tokens=40, **fields), index)
+        for index, fields in enumerate(chosen)
+    ]
+    shared, caller = running(drafting(tiny.loaded)), Caller()
+    expected = [alone(tiny.loaded, request) for request in requests]
+    for cut in (1, 7, 20):
+        tasks = [caller.task(request) for request in requests]
+        for task, whole in zip(tasks, expected, strict=True):
+            task.generated = whole.ids[: min(cut, len(whole.ids) - 1)]
+        caller.compute(shared, tasks)
+        for task, whole in zip(tasks, expected, strict=True):
+            rest, known = caller.completions[task.number], len(task.generated)
+            assert rest.ids == whole.ids[known:]
+            assert rest.logprobs == whole.logprobs[known:]
+            assert whole.text.endswith(rest.text)
+            assert rest.finish_reason == whole.finish_reason
 
 
 def test_a_text_is_the_same_at_1_8_and_32_callers(tiny, running):

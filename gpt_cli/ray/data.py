@@ -1,24 +1,4 @@
-"""Callable classes for pipelines of Ray Data; their actors hold models.
-
-    rows = ray.data.read_json("rows.jsonl", lines=True)  # {"index": 0, "prompt": "Once upon"}
-    rows.map_batches(
-        gpt_cli.ray.Generator,
-        fn_constructor_kwargs={"model": "tiny", "options": {"max_tokens": 20, "seed": 1}},
-        batch_format="pyarrow",
-        concurrency=1,  # actors; the reader needs a CPU, too, or both wait forever
-        num_cpus=1,
-    ).write_json("texts")
-
-The first argument is a model, a name or a folder, as for `gpt_cli.load`, and `load_options` are
-keywords of that function, such as dtype and device. All columns of a table are kept; "error" is
-added, which has a "code" and a "message" if the row failed. Then the other added columns are null.
-
-The result of a row is that of `Engine` on one machine, wherever it is computed: to the last bit on
-nodes with the compiled library or a GPU, within rounding where NumPy computes. If an actor dies,
-Ray computes its batches again, with the same results. A node downloads a model from the Hub once.
-An actor uses as many threads as it has CPUs: Ray sets OMP_NUM_THREADS, which NumPy and the library
-read. Ray Data must be installed: `pip install 'ray[data]'`.
-"""
+"""Callable classes for pipelines of Ray Data; their actors hold models."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -41,8 +21,6 @@ if TYPE_CHECKING:
     from gpt_cli.scoring.activations import Pool
     from gpt_cli.scoring.classify import LongTexts
     from gpt_cli.scoring.rank import RankBy
-
-__all__ = ["Activations", "Classifier", "Generator", "Ranker", "Scorer"]
 
 _USAGE: Schema = COMPLETION["usage"]
 
