@@ -1,6 +1,7 @@
 """Run a job: a task for all rows of an input, on this machine or on a cluster."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
@@ -162,18 +163,20 @@ class _Job:
             error_of = self.task.layout.error_of
             # The messages of errors, and None if a row did not fail: at most two of these.
             reasons: set[str | None] = {None} if resumed.rows else set()
-            for of_row in self._begun(sink, records(sink, resumed.rows)):
-                kept += self.task.passes_rows and "data" in of_row[0]  # a sink may take it
-                sink.write_row(of_row)
-                errors = list(filter(None, map(error_of, of_row)))
-                good = [record for record in of_row if error_of(record) is None]
-                if errors:
-                    failed += 1
-                    if not sink.keeps_errors:
-                        self.observer.dropped(of_row[0])
-                if len(reasons) < 2:
-                    reasons.update([None] if good else [error["message"] for error in errors])
-                self.observer.advance(sum(map(self.task.tokens, good)), bool(errors))
+            # Closed at once after an interrupt, with the files that the rows come from.
+            with closing(self._begun(sink, records(sink, resumed.rows))) as of_rows:
+                for of_row in of_rows:
+                    kept += self.task.passes_rows and "data" in of_row[0]  # a sink may take it
+                    sink.write_row(of_row)
+                    errors = list(filter(None, map(error_of, of_row)))
+                    good = [record for record in of_row if error_of(record) is None]
+                    if errors:
+                        failed += 1
+                        if not sink.keeps_errors:
+                            self.observer.dropped(of_row[0])
+                    if len(reasons) < 2:
+                        reasons.update([None] if good else [error["message"] for error in errors])
+                    self.observer.advance(sum(map(self.task.tokens, good)), bool(errors))
             sink.finish(self.source.total or 0)
             if not self.source.total:
                 self.observer.note("the input has no rows")
@@ -182,7 +185,9 @@ class _Job:
         reason = reasons.pop() if len(reasons) == 1 else None
         return Summary(self.source.total or 0, failed, reason, kept)
 
-    def _begun(self, sink: Sink, records: Iterator[list[Record]]) -> Iterator[list[Record]]:
+    def _begun(
+        self, sink: Sink, records: Iterator[list[Record]]
+    ) -> Generator[list[Record], None, None]:
         """Yield records of rows; before, when the input has been opened, begin the output."""
         first = list(islice(records, 1))
         sink.begin(self.source.header)
