@@ -91,7 +91,7 @@ def test_a_value_is_converted(kind, value, converted):
 @pytest.mark.parametrize(
     ("kind", "value"),
     [
-        *((WHOLE, value) for value in (True, 1.5, math.inf, "1", None)),
+        *((WHOLE, value) for value in (True, 1.5, 2.0**60, math.inf, "1", None)),
         *((NUMBER, value) for value in (True, "1", Decimal(1), None)),
         *((SWITCH, value) for value in (1, "true", None)),
         *((TEXT, value) for value in (1, b"a", None)),
