@@ -81,6 +81,7 @@ class Logged(Server):
     def ended(self):
         code = self.process.wait(LIMIT)
         self._reader.join()
+        self.process.stderr.close()
         self.process.guard.cancel()
         return code
 
