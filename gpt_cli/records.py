@@ -26,7 +26,7 @@ STUCK = "the constraint has no end there, or is too complex"
 
 
 class Source(Protocol):
-    """What a result comes from: an engine, or what a result keeps of it."""
+    """The source of a result: an engine, or the parts of it that a result keeps."""
 
     @property
     def name(self) -> str:

@@ -27,8 +27,6 @@ from gpt_cli.system.startup import prepare
 if TYPE_CHECKING:
     from gpt_cli.jobs.rows import Source
 
-_ROWS_TOGETHER = 256  # that are read at a time
-
 
 def argument(metavar: str, help: str) -> Any:
     """Return the declaration of an argument that falls back to a pipe."""
@@ -275,9 +273,10 @@ class RowFormat(Declared):
         """
         from gpt_cli.jobs.layout import Layout
         from gpt_cli.jobs.rows import Source
+        from gpt_cli.jobs.task import ROWS_TOGETHER
 
         layout = Layout(fields, whole_files=whole_files)
-        return Source(files, self.format or "auto", layout, _ROWS_TOGETHER, self.delimiter)
+        return Source(files, self.format or "auto", layout, ROWS_TOGETHER, self.delimiter)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

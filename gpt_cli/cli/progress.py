@@ -47,7 +47,7 @@ class StatusLine:
 
     @property
     def is_due(self) -> bool:
-        """Whether `show` shows a text now: the last one is not too new."""
+        """Return whether `show` would show a text now, since the last one is old enough."""
         return self.shown and time.perf_counter() >= self._due
 
     def show(self, text: str) -> None:

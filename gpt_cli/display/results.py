@@ -1,4 +1,4 @@
-"""How an engine shows its results: `gpt_cli.texts.result` has what they call."""
+"""The display of the results of an engine: see the protocol `Display` in `texts/result.py`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

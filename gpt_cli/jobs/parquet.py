@@ -15,6 +15,7 @@ from gpt_cli.errors import InputError, import_extra
 from gpt_cli.jobs.jsonl import RecordFormat, Streams
 from gpt_cli.jobs.layout import Layout
 from gpt_cli.jobs.storage import open_file, reading
+from gpt_cli.options.declare import EXACT
 from gpt_cli.records import Record, Schema
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 _TEXTS = ("string", "large_string", "string_view")
 _MANIFEST = b"gpt_cli.job"  # a key of the schema's metadata
 _JSON = b"gpt_cli.json"  # a key of the metadata of columns
-_EXACT = 2**53  # floats represent every integer up to this one
 
 
 class Survey(NamedTuple):
@@ -123,7 +123,7 @@ def whole(value: Any) -> Any:
         return value
     if math.isnan(value):
         return None
-    return int(value) if value.is_integer() and abs(value) <= _EXACT else value
+    return int(value) if value.is_integer() and abs(value) <= EXACT else value
 
 
 # A row group can only be read as a whole, and several ranges are in it.

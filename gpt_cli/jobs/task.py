@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Rows: TypeAlias = Sequence[InputRow]
 
-_ROWS_TOGETHER = 256
+ROWS_TOGETHER = 256
 # Settings that a manifest has only if they are set: version 1.0 did not have them.
 ABSENT_IF_UNSET = {"special", "eos", "context", "token_logprobs", "calibrate"}
 ABSENT_IF_UNSET |= {"min_tokens", "bad_words", "stop_token_ids", "samples"}
@@ -71,7 +71,7 @@ class Task(ABC):
     @property
     def rows_together(self) -> int:
         """The number of rows that `results` gets at a time."""
-        return _ROWS_TOGETHER
+        return ROWS_TOGETHER
 
     @property
     def settings(self) -> dict[str, Any]:

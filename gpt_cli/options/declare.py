@@ -22,7 +22,7 @@ from gpt_cli.system.machine import MOST_THREADS
 Token: TypeAlias = int | str  # an id, or the text of one token
 
 _NO_LIMIT = sys.maxsize
-_EXACT = 2**53  # floats represent every integer up to this one
+EXACT = 2**53  # floats represent every integer up to this one
 _as_json = partial(json.dumps, default=str, skipkeys=True)
 
 
@@ -238,7 +238,7 @@ def _convert_texts(value: Any) -> tuple[str, ...]:
 
 def _convert_whole(value: Any) -> int:
     """Convert a whole number; tables write it as 4.0 if a cell of its column is empty."""
-    if isinstance(value, float) and value.is_integer() and abs(value) <= _EXACT:
+    if isinstance(value, float) and value.is_integer() and abs(value) <= EXACT:
         return int(value)
     return int(_require(value, Integral))
 

@@ -120,7 +120,7 @@ class Replicas:
 
 
 class _Progress:
-    """What has been delivered of a text."""
+    """The part of a text that was delivered."""
 
     def __init__(self, text: PendingText):
         self._text = text

@@ -32,7 +32,7 @@ Vector: TypeAlias = NDArray[np.float32]
 
 
 class Pace:
-    """How many tokens of prompts a pass has: as many as this machine computes in its time."""
+    """The number of tokens of prompts in a pass: as many as this machine computes in its time."""
 
     def __init__(self, most: int):
         self.tokens = CHUNK  # of the next pass
@@ -92,7 +92,7 @@ class PendingText:
 
 
 class Computing(Protocol):
-    """What computes texts for a server, such as `Scheduler`."""
+    """An object that computes texts for a server, such as `Scheduler`."""
 
     @property
     def running(self) -> int:

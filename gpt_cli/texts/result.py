@@ -1,4 +1,4 @@
-"""What the results of an engine have in common: they know how they are shown."""
+"""The base classes of the results of an engine, which know how they are shown."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar

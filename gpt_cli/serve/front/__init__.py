@@ -1,1 +1,1 @@
-"""What stands between the network and the routes: sockets, the guard and the log."""
+"""The layer between the network and the routes: sockets, the guard and the log."""

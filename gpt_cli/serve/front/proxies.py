@@ -1,4 +1,4 @@
-"""Who a client is behind the proxies that this server trusts."""
+"""The address of a client behind trusted proxies."""
 
 from collections.abc import Sequence
 from contextlib import suppress

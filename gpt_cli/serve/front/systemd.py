@@ -1,4 +1,4 @@
-"""What systemd tells a service by environment variables, and what the service tells systemd."""
+"""The protocol of systemd: a socket by environment variables, and notifications."""
 
 import os
 import socket
