@@ -24,7 +24,7 @@ from gpt_cli.texts.prefix_cache import PrefixCache
 from gpt_cli.texts.text import editing_hook
 
 CHUNK = 72  # tokens to score at a time
-_PASS_SECONDS = 0.05  # of prompts, while other texts wait for their next token
+_PASS_SECONDS = 0.07  # of prompts, while other texts wait for their next token
 _LEAST_TOKENS = 12  # of a pass: fewer hardly save time
 _OLDER = 0.7  # weight of earlier rates
 
