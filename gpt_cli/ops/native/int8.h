@@ -10,11 +10,21 @@
 #include "products.h"
 #include "simd.h"
 
-/* Store LANES integers from -128 to 127 as bytes. */
-INLINE void store_digits(int8_t *to, vi digits)
+/* Store LANES integers from -32639 to 32639: `first` is the index of the first one in the group. */
+INLINE void store_integers(struct digits *to, int first, vi integers)
 {
-    vq bytes = __builtin_convertvector(digits, vq);
-    memcpy(to, &bytes, sizeof bytes);
+#if HAS_DOT4
+    vi low = ((integers + 128) & 255) - 128;
+    vq low_bytes = __builtin_convertvector(low, vq);
+    vq high_bytes = __builtin_convertvector((integers - low) >> 8, vq);
+    memcpy(to->low + first, &low_bytes, sizeof low_bytes);
+    memcpy(to->high + first, &high_bytes, sizeof high_bytes);
+#else
+    vl fours = (vl)__builtin_convertvector(integers, vn);
+    const uint64_t outer = 0xFFFF00000000FFFF, second = 0xFFFF0000; /* of four */
+    fours = (fours & outer) | (fours & second) << 16 | (fours >> 16 & second);
+    memcpy(to->pairs + first, &fours, sizeof fours);
+#endif
 }
 
 /* Round a row of x (n) to integers from -32639 to 32639, times a step, and return the step. It is
@@ -45,11 +55,8 @@ static float round_row(const float *x, int64_t n, struct digits *digits)
             int64_t at = group * GROUP + i;
             vf number = at < n ? load_some(x + at, n - at) : (vf){0};
             vi whole = (vi)multiply_add(number, per_step, rounder()) - (vi)rounder();
-            vi low = ((whole + 128) & 255) - 128;
-            vi high = (whole - low) >> 8;
             sums += whole;
-            store_digits(to->high + i, high);
-            store_digits(to->low + i, low);
+            store_integers(to, i, whole);
         }
         to->sum = 0;
         for (int lane = 0; lane < LANES; lane++)

@@ -52,7 +52,7 @@ INLINE int64_t ceil_div(int64_t n, int64_t size) { return (n + size - 1) / size;
 /* Return n columns padded to whole panels. */
 INLINE int64_t padded(int64_t n) { return ceil_div(n, COLUMNS) * COLUMNS; }
 
-/* GROUP rows of an INT8 panel. Four weights of one column are adjacent, as `dot4` reads them. */
+/* GROUP rows of an INT8 panel. Four weights of one column are adjacent: see simd.h. */
 struct int8_group {
     int8_t weights[GROUP / 4][COLUMNS][4];
     uint16_t scales[COLUMNS]; /* bfloat16 */
@@ -84,9 +84,15 @@ INLINE char *panel_of(const struct matrix *w, int64_t panel)
     return (char *)w->panels + panel * w->panel_bytes;
 }
 
-/* GROUP elements of x, rounded to integers 256 * high + low. */
+/* GROUP elements of x, rounded to integers: as two digits, 256 * high + low, or whole, if the level
+ * has no `dot4`. Of four whole ones x0 x1 x2 x3, the order is x0 x2 x1 x3, as `add_pairs` reads them. */
 struct digits {
-    int8_t high[GROUP], low[GROUP];
+    union {
+        struct {
+            int8_t high[GROUP], low[GROUP];
+        };
+        int16_t pairs[GROUP];
+    };
     int32_t sum;        /* of the integers */
     int32_t unused[15]; /* padding, so that high and low start on a cache line */
 };

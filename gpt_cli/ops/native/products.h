@@ -17,20 +17,25 @@ enum {
 #if LANES == 8
     REGISTERS = 12, /* of 16, for the sums of a tile */
     TILE_ROWS = 6,
-    INT8_REGISTERS = 4,
-    INT8_TILE_ROWS = 2,
 #elif LANES == 16
     REGISTERS = 24, /* of 32 */
     TILE_ROWS = MAX_TILE_ROWS,
-    INT8_REGISTERS = 8,
-    INT8_TILE_ROWS = 4,
 #else
     REGISTERS = 24,
     TILE_ROWS = 6,
-    INT8_REGISTERS = 8,
-    INT8_TILE_ROWS = 2,
 #endif
 };
+
+/* The rows of a tile with int8 weights, and the registers for its sums. With pairs and 16 registers,
+ * some of 4 * 4 sums go to memory. Half of the columns at a time would be slower: 4 rows of all weights of
+ * 124M take 15.5 ms so, and 9.5 ms with all columns. */
+#if HAS_DOT4
+#define INT8_TILE_ROWS (LANES == 16 ? 4 : 2)
+#define INT8_REGISTERS (LANES == 8 ? 4 : 8)
+#else
+#define INT8_TILE_ROWS (LANES == 16 ? 12 : LANES == 8 ? 4 : 2)
+#define INT8_REGISTERS (LANES == 16 ? 24 : LANES == 8 ? 16 : 8)
+#endif
 
 /* Load the first LANES of n floats, with zeros in the lanes from n on. */
 INLINE vf load_some(const float *from, int64_t n)
@@ -231,43 +236,78 @@ struct int8_product {
     int activation;
 };
 
-/* Compute R rows and V vectors of a product. The sum over a group is an integer, and exact. Groups are
- * added in order. */
+/* Compute the sums over a group for R rows of x, `groups` apart, and V vectors from `column` on. They are
+ * integers, and exact. */
+INLINE void sum_group(
+    int R, int V, const struct digits *x, int64_t groups, const struct int8_group *w, int column,
+    vi sums[INT8_TILE_ROWS][VECTORS])
+{
+#if HAS_DOT4
+    vi high[INT8_TILE_ROWS][VECTORS], low[INT8_TILE_ROWS][VECTORS];
+    UNROLLED for (int r = 0; r < R; r++)
+        UNROLLED for (int v = 0; v < V; v++)
+            high[r][v] = low[r][v] = (vi){0};
+    for (int four = 0; four < GROUP / 4; four++) {
+        vb weights[VECTORS];
+        UNROLLED for (int v = 0; v < V; v++)
+            weights[v] = load_bytes(w->weights[four][column + v * LANES]);
+        UNROLLED for (int r = 0; r < R; r++) {
+            vb upper = broadcast_four(x[r * groups].high + 4 * four);
+            vb lower = broadcast_four(x[r * groups].low + 4 * four);
+            UNROLLED for (int v = 0; v < V; v++) {
+                high[r][v] = dot4(high[r][v], weights[v], upper);
+                low[r][v] = dot4(low[r][v], weights[v], lower);
+            }
+        }
+    }
+    UNROLLED for (int r = 0; r < R; r++)
+        UNROLLED for (int v = 0; v < V; v++)
+            sums[r][v] = (high[r][v] << 8) + low[r][v] - BIAS * x[r * groups].sum;
+#else
+    pair_sums pairs[INT8_TILE_ROWS][VECTORS];
+    UNROLLED for (int r = 0; r < R; r++)
+        UNROLLED for (int v = 0; v < V; v++)
+            pairs[r][v] = (pair_sums){0};
+    for (int four = 0; four < GROUP / 4; four++) {
+        vs even[VECTORS], odd[VECTORS];
+        UNROLLED for (int v = 0; v < V; v++) {
+            const int8_t *from = w->weights[four][column + v * LANES];
+            if (R > 6) /* fewer rows are faster without */
+                __builtin_prefetch(from + PREFETCH, 0, 2);
+            even[v] = even_weights(load_bytes(from)), odd[v] = odd_weights(load_bytes(from));
+        }
+        UNROLLED for (int r = 0; r < R; r++) {
+            vs x_even = broadcast_pair(x[r * groups].pairs + 4 * four);
+            vs x_odd = broadcast_pair(x[r * groups].pairs + 4 * four + 2);
+            UNROLLED for (int v = 0; v < V; v++) {
+                pairs[r][v] = add_pairs(pairs[r][v], even[v], x_even);
+                pairs[r][v] = add_pairs(pairs[r][v], odd[v], x_odd);
+            }
+        }
+    }
+    UNROLLED for (int r = 0; r < R; r++)
+        UNROLLED for (int v = 0; v < V; v++)
+            sums[r][v] = sum_of_pairs(pairs[r][v]);
+#endif
+}
+
+/* Compute R rows and V vectors of a product. Groups are added in order. */
 INLINE void multiply_int8_tile(
     int R, int V, const struct int8_product *p, int64_t first_row, int column)
 {
     int64_t groups = p->groups;
-    const struct digits *x = p->x + first_row * groups;
-    const struct int8_group *w = p->w;
     vf sums[INT8_TILE_ROWS][VECTORS];
     UNROLLED for (int r = 0; r < R; r++)
         UNROLLED for (int v = 0; v < V; v++)
             sums[r][v] = (vf){0};
     for (int64_t group = 0; group < groups; group++) {
-        vi high[INT8_TILE_ROWS][VECTORS], low[INT8_TILE_ROWS][VECTORS];
-        UNROLLED for (int r = 0; r < R; r++)
-            UNROLLED for (int v = 0; v < V; v++)
-                high[r][v] = low[r][v] = (vi){0};
-        for (int four = 0; four < GROUP / 4; four++) {
-            vb weights[VECTORS];
-            UNROLLED for (int v = 0; v < V; v++)
-                weights[v] = load_bytes(w[group].weights[four][column + v * LANES]);
-            UNROLLED for (int r = 0; r < R; r++) {
-                const struct digits *row = x + r * groups + group;
-                vb upper = broadcast_four(row->high + 4 * four);
-                vb lower = broadcast_four(row->low + 4 * four);
-                UNROLLED for (int v = 0; v < V; v++) {
-                    high[r][v] = dot4(high[r][v], weights[v], upper);
-                    low[r][v] = dot4(low[r][v], weights[v], lower);
-                }
-            }
-        }
+        const struct int8_group *w = p->w + group;
+        vi whole[INT8_TILE_ROWS][VECTORS];
+        sum_group(R, V, p->x + first_row * groups + group, groups, w, column, whole);
         UNROLLED for (int v = 0; v < V; v++) {
-            vf scales = widen_bfloat16(load_short(w[group].scales + column + v * LANES));
-            UNROLLED for (int r = 0; r < R; r++) {
-                vi sum = (high[r][v] << 8) + low[r][v] - BIAS * x[r * groups + group].sum;
-                sums[r][v] = multiply_add(to_float(sum), scales, sums[r][v]);
-            }
+            vf scales = widen_bfloat16(load_short(w->scales + column + v * LANES));
+            UNROLLED for (int r = 0; r < R; r++)
+                sums[r][v] = multiply_add(to_float(whole[r][v]), scales, sums[r][v]);
         }
     }
     UNROLLED for (int r = 0; r < R; r++)
@@ -293,9 +333,19 @@ static void multiply_int8(const struct int8_product *p)
         switch (count) {
         case 1: multiply_int8_rows(1, p, row); break;
         case 2: multiply_int8_rows(2, p, row); break;
-#if LANES == 16
+#if INT8_TILE_ROWS > 2
         case 3: multiply_int8_rows(3, p, row); break;
         case 4: multiply_int8_rows(4, p, row); break;
+#endif
+#if INT8_TILE_ROWS > 4
+        case 5: multiply_int8_rows(5, p, row); break;
+        case 6: multiply_int8_rows(6, p, row); break;
+        case 7: multiply_int8_rows(7, p, row); break;
+        case 8: multiply_int8_rows(8, p, row); break;
+        case 9: multiply_int8_rows(9, p, row); break;
+        case 10: multiply_int8_rows(10, p, row); break;
+        case 11: multiply_int8_rows(11, p, row); break;
+        case 12: multiply_int8_rows(12, p, row); break;
 #endif
         }
         activate_rows(p->y + row * p->y_stride, count, p->y_stride, p->activation);

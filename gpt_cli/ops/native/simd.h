@@ -30,6 +30,10 @@ typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
 typedef int8_t vb __attribute__((vector_size(4 * LANES)));    /* LANES times four bytes */
 typedef int8_t vq __attribute__((vector_size(LANES)));        /* LANES bytes */
 typedef uint16_t vh __attribute__((vector_size(2 * LANES)));  /* the bits of LANES short floats */
+typedef int16_t vs __attribute__((vector_size(4 * LANES)));   /* LANES pairs of short integers */
+typedef int16_t vn __attribute__((vector_size(2 * LANES)));   /* LANES short integers */
+typedef uint64_t vl __attribute__((vector_size(2 * LANES)));  /* LANES / 4 times four of these */
+typedef uint16_t vus __attribute__((vector_size(4 * LANES)));
 
 #define UNROLLED _Pragma("GCC unroll 16")
 
@@ -60,8 +64,7 @@ INLINE vf widen_bfloat16(vh x) { return (vf)(__builtin_convertvector(x, vu) << 1
 /* The functions below differ between processors:
  *   multiply_add(x, y, z): x * y + z, rounded once.
  *   widen_float16(x): exact. narrow_float16(x): rounded to nearest, ties to even.
- *   dot4(sums, weights, x): add to LANES sums the dot products of four int8 weights (-127 to
- *     127) with four int8 of x (-128 to 127), plus BIAS times the sum of the four x.
+ * and those for products with int8 weights, at the end of this file.
  */
 #if LANES == 16
 
@@ -89,8 +92,22 @@ INLINE vh narrow_float16(vf x) { return (vh)vcvt_f16_f32((float32x4_t)x); }
 
 #endif
 
+/* --- products of int8 weights -------------------------------------------------------------------
+ *
+ * A lane has four weights of a column. Levels with HAS_DOT4 have an instruction for
+ *   dot4(sums, weights, x): add to LANES sums the dot products of four int8 weights (-127 to
+ *     127) with four int8 of x (-128 to 127), plus BIAS times the sum of the four x.
+ * The others multiply short integers. Two vectors hold the weights, and a pair of them is adjacent:
+ *
+ *     weights            | r0 r1 r2 r3 | of the next column ...
+ *     even_weights       |  r0    r2   |
+ *     odd_weights        |  r1    r3   |
+ *
+ *   add_pairs(sums, weights, x): add the products of the pairs, which `sum_of_pairs` returns.
+ */
 #if defined(__AVX512VNNI__)
 
+#define HAS_DOT4 1
 /* vpdpbusd needs one unsigned factor: the weights plus 128. */
 #define BIAS 128
 INLINE vi dot4(vi sums, vb weights, vb x)
@@ -100,40 +117,16 @@ INLINE vi dot4(vi sums, vb weights, vb x)
 
 #elif defined(__AVXVNNI__)
 
+#define HAS_DOT4 1
 #define BIAS 128
 INLINE vi dot4(vi sums, vb weights, vb x)
 {
     return (vi)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)(weights ^ (int8_t)-128), (__m256i)x);
 }
 
-#elif defined(__AVX512BW__)
-
-/* vpmaddubsw needs one unsigned factor: |x|, whose sign moves to the weight. The sum of two products,
- * at most 128 * 127, fits in 16 bits. */
-#define BIAS 0
-INLINE vi dot4(vi sums, vb weights, vb x)
-{
-    __m512i size = _mm512_abs_epi8((__m512i)x);
-    __mmask64 negative = _mm512_movepi8_mask((__m512i)x);
-    __m512i factors = _mm512_mask_sub_epi8(
-        (__m512i)weights, negative, _mm512_setzero_si512(), (__m512i)weights);
-    __m512i pairs = _mm512_maddubs_epi16(size, factors);
-    return sums + (vi)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
-}
-
-#elif LANES == 8
-
-/* As above, with half as many bytes. */
-#define BIAS 0
-INLINE vi dot4(vi sums, vb weights, vb x)
-{
-    __m256i size = _mm256_abs_epi8((__m256i)x);
-    __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8((__m256i)weights, (__m256i)x));
-    return sums + (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-}
-
 #elif defined(__ARM_FEATURE_DOTPROD)
 
+#define HAS_DOT4 1
 #define BIAS 0
 INLINE vi dot4(vi sums, vb weights, vb x)
 {
@@ -142,14 +135,49 @@ INLINE vi dot4(vi sums, vb weights, vb x)
 
 #else
 
-#define BIAS 0
-INLINE vi dot4(vi sums, vb weights, vb x)
+#define HAS_DOT4 0
+INLINE vs even_weights(vb weights) { return (vs)((vus)weights << 8) >> 8; }
+INLINE vs odd_weights(vb weights) { return (vs)weights >> 8; }
+INLINE vs broadcast_pair(const int16_t *pair)
 {
-    int8x16_t w = (int8x16_t)weights, d = (int8x16_t)x;
-    int32x4_t low = vpaddlq_s16(vmull_s8(vget_low_s8(w), vget_low_s8(d)));
-    int32x4_t high = vpaddlq_s16(vmull_high_s8(w, d));
-    return sums + (vi)vpaddq_s32(low, high);
+    int32_t both;
+    memcpy(&both, pair, sizeof both);
+    return (vs)(both - (vi){0});
 }
+
+#if LANES == 16
+
+typedef vi pair_sums;
+INLINE pair_sums add_pairs(pair_sums sums, vs weights, vs x)
+{
+    return sums + (vi)_mm512_madd_epi16((__m512i)weights, (__m512i)x);
+}
+INLINE vi sum_of_pairs(pair_sums sums) { return sums; }
+
+#elif LANES == 8
+
+typedef vi pair_sums;
+INLINE pair_sums add_pairs(pair_sums sums, vs weights, vs x)
+{
+    return sums + (vi)_mm256_madd_epi16((__m256i)weights, (__m256i)x);
+}
+INLINE vi sum_of_pairs(pair_sums sums) { return sums; }
+
+#else
+
+/* smlal does not add the two products of a pair. */
+typedef struct { int32x4_t half, other_half; } pair_sums; /* of the columns */
+INLINE pair_sums add_pairs(pair_sums sums, vs weights, vs x)
+{
+    int16x8_t w = (int16x8_t)weights, y = (int16x8_t)x;
+    return (pair_sums){
+        vmlal_s16(sums.half, vget_low_s16(w), vget_low_s16(y)),
+        vmlal_high_s16(sums.other_half, w, y),
+    };
+}
+INLINE vi sum_of_pairs(pair_sums sums) { return (vi)vpaddq_s32(sums.half, sums.other_half); }
+
+#endif
 
 #endif
 
