@@ -7,6 +7,7 @@ same under qemu.
 """
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -73,6 +74,7 @@ def main() -> None:
         folder.mkdir(exist_ok=True)
         compiler = [*zig, "cc", "-target", system.target]
         _compile_library(compiler, folder, system.library)
+        _check_runtime(folder / system.library)
         compile_driver(compiler, folder / system.program, *system.link)
         command = [*system.runner, str(folder / system.program), str(folder / system.library)]
         check(f"{system.name}, by zig", command, bindings.levels(), system.variables)
@@ -142,6 +144,16 @@ def _compile_library(compiler: Sequence[str], folder: Path, library: str) -> Non
         commands = ([*base, "-c", *parts[name], "-o", objects[name]] for name in parts)
         list(pool.map(_run, commands))
     _run([*compiler, "-shared", *objects.values(), "-o", str(folder / library), "-lpthread", "-lm"])
+
+
+def _check_runtime(library: Path) -> None:
+    """Quit if a library for Windows needs another C runtime than Python's.
+
+    Python's descriptors of files would then have no meaning in it (`read_at` in system.c).
+    """
+    for name in re.findall(rb"[\w-]+\.dll", library.read_bytes(), re.IGNORECASE):
+        if not name.lower().startswith((b"kernel", b"api-ms-win-")):
+            sys.exit(f"{library.name} needs {name.decode()}, and not only Windows' C runtime")
 
 
 def _run(command: Sequence[str]) -> None:
