@@ -18,9 +18,9 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gpt_cli.system.library import NATIVE, sources_digest
+from gpt_cli.system.library import LIBRARIES, NATIVE, sources_digest
 
-LIBRARY = "libkernels.dylib" if sys.platform == "darwin" else "libkernels.so"
+LIBRARY = LIBRARIES.get(sys.platform, LIBRARIES["linux"])
 
 # Every compiler must give the same bits: only `multiply_add` fuses, and nothing is reordered.
 # $CFLAGS is ignored, because it may contain -ffast-math or -march=native.
@@ -54,8 +54,8 @@ class BuildHook(BuildHookInterface[Any]):
         sources = Path(self.root, NATIVE)
         editable = version == "editable"
         if editable:
-            for old in sources.glob("libkernels.*"):
-                old.unlink()
+            for name in LIBRARIES.values():
+                (sources / name).unlink(missing_ok=True)
         else:
             for page in sorted(Path(self.root, "docs").glob("*.md")):  # not the pictures
                 build_data["force_include"][str(page)] = f"gpt_cli/docs/{page.name}"
