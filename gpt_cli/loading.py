@@ -19,7 +19,7 @@ from gpt_cli.gpt2.checkpoint import Checkpoint
 from gpt_cli.gpt2.memory import weights_bytes
 from gpt_cli.ops import Ops, Rows, check_available, get_ops, ops_for
 from gpt_cli.options.arguments import checks_arguments
-from gpt_cli.options.declare import OptionError
+from gpt_cli.options.declare import NamedOptionError, OptionError
 from gpt_cli.options.edit import AnyEdit
 from gpt_cli.system.machine import check_room
 from gpt_cli.system.signals import raise_swallowed
@@ -105,18 +105,23 @@ def load_all(
     for option, value in {"edits": edits, **options}.items():
         if option in _OF_ONE_MODEL and value and len(models) > 1:
             raise OptionError(option, "is for a single model: leave it out with several")
-    named: dict[str, tuple[str, str]] = {}
+    named: dict[str, tuple[str, str, str]] = {}
     for written in models:
         model, at, own_dtype = _split_dtype(written)
         name = f"{hub.shown_name(model)}{at}{own_dtype}"
         if name in named:
             raise InputError(f"two models have the name {name}: leave one out, or rename a folder")
-        named[name] = model, own_dtype or dtype
+        named[name] = written, model, own_dtype
+    opened: dict[str, _Opened] = {}
     with ExitStack() as files:
-        opened = {
-            name: files.enter_context(_opened(model, dtype=dtype, **options))
-            for name, (model, dtype) in named.items()
-        }
+        for name, (written, model, own_dtype) in named.items():
+            opening = _opened(model, dtype=own_dtype or dtype, **options)
+            try:
+                opened[name] = files.enter_context(opening)
+            except NamedOptionError as error:
+                if own_dtype and error.args[0] == "dtype":  # name what was written
+                    error.args = "model", f"{written}: the dtype {error.args[1]}"
+                raise
         _check_room([*opened.values()])
         return {
             name: model.load(speculate=speculate, edits=edits) for name, model in opened.items()

@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from gpt_cli.errors import CheckpointError, InputError, ModelNotFoundError
 from support.in_process import run_here
 from support.service_page import PAGE, shown_files
 
@@ -32,6 +33,13 @@ def test_systemd_and_docker_wait_longer_than_the_grace():
             int, re.findall(r"(?:TimeoutStopSec=|stop_grace_period: )(\d+)", FILES[name])
         )
         assert limit > grace + 5
+
+
+def test_systemd_does_not_restart_what_cannot_start():
+    never = {error.exit_code for error in (InputError, ModelNotFoundError, CheckpointError)}
+    for name in ("gpt-cli.service", "gpt-cli@.service"):
+        (codes,) = re.findall(r"RestartPreventExitStatus=(.*)", FILES[name])
+        assert {*map(int, codes.split())} == never
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd")

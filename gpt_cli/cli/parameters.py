@@ -66,7 +66,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             for name, declared in options.items():
                 if values[name] is not None:
                     values[name] = declared.parse(values[name])
-            _check_together(options, values)
+            _check_together(options, values, context)
             for name, group in groups.items():
                 values[name] = _filled(group, values)
             function(**values)
@@ -144,14 +144,18 @@ def _limits(declared: Option) -> str:
     return text
 
 
-def _check_together(options: Mapping[str, Option], values: Mapping[str, Any]) -> None:
+def _check_together(
+    options: Mapping[str, Option], values: Mapping[str, Any], context: typer.Context
+) -> None:
     """Raise InputError for a flag with one that it excludes, or without the one that it needs.
 
-    A flag with the value of its default counts as one that is not used.
+    A flag counts as used if it is on the command line, or if its value is not the default.
     """
     used = {}
     for name, declared in options.items():
-        if values[name] not in (None, declared.default):
+        source = context.get_parameter_source(name)
+        is_written = source is not None and source.name == "COMMANDLINE"
+        if values[name] is not None and (is_written or values[name] != declared.default):
             on, _, off = _flag(declared).partition("/")  # of --cache/--no-cache
             used[off if values[name] is False else on] = declared
     with_values = {f"{flag} {values[declared.name]}" for flag, declared in used.items()}

@@ -81,17 +81,17 @@ def application_of(service: Service, settings: Settings, keys: Keys) -> ASGIApp:
         get("/health", handlers.health),
         get("/metrics", handlers.metrics),
         get("/v1/models", handlers.models),
-        get("/v1/models/{name:path}", handlers.model),
+        get("/v1/models/{model:path}", handlers.model),
         get("/tokenizer_info", handlers.tokenizer_info),
         post("/v1/completions", handlers.completions),
         post("/v1/embeddings", handlers.embeddings),
         post("/tokenize", partial(handlers.compute, tokenize)),
         post("/detokenize", partial(handlers.compute, detokenize)),
     ]
-    paths = {route.path for route in routes}
 
     def count(path: str, status: int, key: str) -> None:
-        service.metrics.requests.labels(path if path in paths else "other", status, key).inc()
+        known = (route.path_format for route in routes if route.path_regex.match(path))
+        service.metrics.requests.labels(next(known, "other"), status, key).inc()
 
     errors = {  # the handlers are asynchronous: others would wait for a thread
         HTTPException: _no_route,
@@ -165,7 +165,7 @@ class _Handlers:
         return JSONResponse({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
-        return JSONResponse(self._described(self._service.model(request.path_params["name"])))
+        return JSONResponse(self._described(self._service.model(request.path_params["model"])))
 
     def _described(self, model: ServedModel) -> Json:
         return {

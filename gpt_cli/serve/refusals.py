@@ -37,20 +37,30 @@ class RequestError(GPTCLIError):
             return error
         if isinstance(error, QueueFullError):
             return cls(str(error), status=429, code="server_busy")
+        if isinstance(error, StoppedError):
+            return cls(str(error), status=503, code="stopped")
+        if isinstance(error, ResourceError):
+            return cls(str(error), status=503)
         if isinstance(error, GPTCLIError):
-            can_retry = isinstance(error, StoppedError | ResourceError)
-            fault = 400 if isinstance(error, InputError) else 500
-            return cls(str(error), status=503 if can_retry else fault)
+            return cls(str(error), status=400 if isinstance(error, InputError) else 500)
         return cls("a bug; standard error of the server has it", status=500, code="bug")
+
+    @property
+    def kind(self) -> str:
+        """Return OpenAI's type of the error."""
+        overloaded = self.status == 429 or self.status >= 500  # both have one type
+        return "server_error" if overloaded else "invalid_request_error"
 
     @property
     def json(self) -> dict[str, Any]:
         """Return the body of the response."""
-        kind = "invalid_request_error"
-        if self.status == 429 or self.status >= 500:  # OpenAI's type of both: it is overloaded
-            kind = "server_error"
-        error = {"message": str(self), "type": kind, "param": self.field, "code": self.code}
+        error = {"message": str(self), "type": self.kind, "param": self.field, "code": self.code}
         return {"error": error}
+
+    @property
+    def reason(self) -> dict[str, str | None]:
+        """Return what the log has of the error; without a code, the type stands for it."""
+        return {"code": self.code or self.kind, "param": self.field}
 
 
 def no_route(method: str, path: str, allowed: str | None = None) -> RequestError:
@@ -62,4 +72,6 @@ def no_route(method: str, path: str, allowed: str | None = None) -> RequestError
         message = "GPT-2 is a base model and cannot chat: use /v1/completions"
     elif not path.startswith("/v1/"):
         message += "; OpenAI's begin with /v1"
-    return RequestError(message, status=405 if allowed else 404)
+    if allowed:
+        return RequestError(message, status=405, code="method_not_supported")
+    return RequestError(message, status=404, code="unknown_url")

@@ -126,7 +126,7 @@ class PendingResponse(StreamingResponse):
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()  # with indices of texts
         self._start = time.perf_counter()
-        self._code: str | None = None  # of the error that has ended it, if it has one
+        self._reason: dict[str, str | None] = {}  # of the error that has ended it, if one has
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response, until it is read or the client has left."""
@@ -140,7 +140,7 @@ class PendingResponse(StreamingResponse):
         finally:
             # Also if the client has left.
             answer = self._answer
-            remember(scope, id=answer.id, model=answer.model, code=self._code, **answer.usage)
+            remember(scope, id=answer.id, model=answer.model, **self._reason, **answer.usage)
             service.unread -= self._entries
             self._answer.cancel()
 
@@ -188,7 +188,7 @@ class PendingResponse(StreamingResponse):
         if not isinstance(error, GPTCLIError):
             _logger.error("a bug in the answer to a request", exc_info=error)
         failure = RequestError.of(error)
-        self._code = failure.code
+        self._reason = failure.reason
         return failure
 
     @property

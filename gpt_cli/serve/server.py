@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,6 +22,7 @@ from gpt_cli.options.declare import OptionError
 from gpt_cli.serve.front import systemd
 from gpt_cli.serve.front.keys import Keys
 from gpt_cli.serve.front.log import write_event
+from gpt_cli.serve.front.proxies import UNIX
 from gpt_cli.serve.front.sockets import Listener, bind
 from gpt_cli.serve.settings import Settings
 from gpt_cli.system.signals import ENDING, HANGUP, raise_swallowed
@@ -45,6 +47,7 @@ def run(
     ready: Callable[[str], None] = lambda address: None,
     waiting: Callable[[int], None] = lambda requests: None,
     cut_off: Callable[[int], None] = lambda requests: None,
+    reloaded: Callable[[int], None] = lambda keys: None,
 ) -> None:
     """Serve until SIGTERM, SIGINT or SIGHUP; then stop listening, and finish what has come.
 
@@ -59,29 +62,31 @@ def run(
         ready: called with the address, such as http://127.0.0.1:8000, when the server answers.
         waiting: called after a signal with the number of requests that run, if any.
         cut_off: called after the grace with the number of requests that are not finished, if any.
+        reloaded: called with the number of keys once SIGHUP has read `settings.api_key_file` again.
     """
     settings = settings or Settings()
     keys = Keys(settings.api_key, settings.api_key_file)
-    log = write_event if settings.access_log else _write_nothing
+    has_log = settings.access_log
 
-    def show_address(address: str) -> None:
-        log("listening", address=address)
-        ready(address)
-
-    def show_wait(requests: int) -> None:
-        log("draining", requests=requests)
-        if requests:
-            waiting(requests)
-
-    def show_cut(requests: int) -> None:
-        log("cut_off", requests=requests)
-        cut_off(requests)
+    def report(event: str, **fields: Any) -> None:
+        if has_log:
+            write_event(event, **fields)
+        match event, *fields.values():
+            case "listening", address:
+                ready(address)
+            case "draining", requests if requests:
+                waiting(requests)
+            case "cut_off", requests:
+                cut_off(requests)
+            case "keys", number:
+                reloaded(number)
 
     def reload() -> None:
         try:
-            log("keys", keys=keys.reload())
+            report("keys", keys=keys.reload())
         except OptionError as error:
-            _logger.error("%s; the keys are as before", error)
+            complaint = error.args[-1]
+            _logger.error("--api-key-file %s; the keys are as before", complaint)
 
     has_file = settings.api_key_file is not None
     with _hangup_ignored() if has_file else nullcontext(), bind(settings) as listener:
@@ -92,16 +97,12 @@ def run(
         app, service = application(loaded, settings, keys)
         try:
             raise_swallowed()  # while numpy.random was imported
-            callbacks = show_address, show_wait, show_cut, reload if has_file else None
-            Server(app, settings.grace, service, *callbacks).serve_on(listener)
+            running = Server(app, settings.grace, service, report, reload if has_file else None)
+            running.serve_on(listener)
         finally:
             service.stop()
             service.join()
-        log("stopped")
-
-
-def _write_nothing(event: str, **fields: Any) -> None:
-    """Stand in for `write_event` without an access log."""
+        report("stopped")
 
 
 @contextmanager
@@ -125,7 +126,8 @@ class Server(uvicorn.Server):
     keeps its connection open; their answers say that this was the last. Once all connections are
     closed, or after `grace` seconds, the service stops. A second signal ends the process at once,
     by the earlier handlers. At the end, the earlier handler of SIGHUP gets a first SIGHUP, too.
-    With `reload`, SIGHUP calls this function and ends nothing.
+    With `reload`, SIGHUP calls this function and ends nothing. `report` is called with each event,
+    as `write_event` is.
     """
 
     def __init__(
@@ -133,14 +135,12 @@ class Server(uvicorn.Server):
         app: ASGIApp,
         grace: float,
         service: "Service",
-        ready: Callable[[str], None],
-        waiting: Callable[[int], None],
-        cut_off: Callable[[int], None],
+        report: Callable[..., None],
         reload: Callable[[], None] | None = None,
     ):
         config = uvicorn.Config(
             app,
-            http=_Connection,
+            http=cast("type[asyncio.Protocol]", partial(_Connection, report)),
             ws="none",
             lifespan="off",
             workers=1,
@@ -156,9 +156,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._grace = grace
         self._service = service
-        self._ready = ready
-        self._waiting = waiting
-        self._cut_off = cut_off
+        self._report = report
         self._reload = reload
         self._signals: list[int] = []
 
@@ -197,7 +195,7 @@ class Server(uvicorn.Server):
         """Accept connections, and call `ready`."""
         await super().startup(sockets)
         await anyio.sleep(0)  # imports its backend; later, too many files may be open for that
-        self._ready(self._listener.address)
+        self._report("listening", address=self._listener.address)
         systemd.notify("READY=1")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -208,8 +206,14 @@ class Server(uvicorn.Server):
         self._signals.append(sig)
         if self.should_exit:
             # Not an exception: this may run within a request, and uvicorn would catch it.
-            self._loop.call_soon_threadsafe(self._serving.cancel)
+            self._loop.call_soon_threadsafe(self._kill)
         self.should_exit = True
+
+    def _kill(self) -> None:
+        """End at once, and drop the requests that run."""
+        if not self._serving.cancelling():
+            self._report("killed", requests=self._running())
+            self._serving.cancel()
 
     async def on_tick(self, counter: int) -> bool:
         """End connections whose clients sleep; return whether to end."""
@@ -223,7 +227,7 @@ class Server(uvicorn.Server):
         end = self._loop.time() + self._grace
         for listening in sockets or []:
             await self._stop_listening(listening)
-        self._waiting(self._running())
+        self._report("draining", requests=self._running())
         while self._connections and self._loop.time() < end:
             await asyncio.sleep(0.1)
             await self.on_tick(0)
@@ -231,7 +235,7 @@ class Server(uvicorn.Server):
                 connection.end_if_done(time.monotonic())
         running = self._running()
         if running:
-            self._cut_off(running)
+            self._report("cut_off", requests=running)
         self._service.stop()
         self.config.timeout_graceful_shutdown = int(LAST_SECONDS)
         await super().shutdown(sockets)
@@ -252,7 +256,7 @@ class Server(uvicorn.Server):
                 await self._loop.connect_accepted_socket(self._connection, waiting)
 
     def _connection(self) -> "_Connection":
-        return _Connection(self.config, self.server_state, self.lifespan.state)
+        return _Connection(self._report, self.config, self.server_state, self.lifespan.state)
 
     @property
     def _connections(self) -> "list[_Connection]":
@@ -278,6 +282,16 @@ class _Connection(H11Protocol):
 
     _state: tuple[Any, ...] = ()
     _since = 0.0
+
+    def __init__(self, report: Callable[..., None], *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        self._report = report
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer bytes that h11 cannot read, and report them."""
+        message = "not HTTP, such as TLS, or a head that is too long: answered with status 400"
+        self._report("warning", message=message, client=self.client[0] if self.client else UNIX)
+        super().send_400_response(msg)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

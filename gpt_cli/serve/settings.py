@@ -28,8 +28,14 @@ class Settings(Declared):
             lambda host: is_address(host) or _NAME.fullmatch(host) is not None,
             "an address or a name, without a port",
         ),
+        excludes=("--unix-socket",),
     )
-    port: int = option(_PORT, "Port to listen on; 0 takes a free one.", between(0, 65535))
+    port: int = option(
+        _PORT,
+        "Port to listen on; 0 takes a free one.",
+        between(0, 65535),
+        excludes=("--unix-socket",),
+    )
     unix_socket: Path | None = option(
         None,
         "Listen on a Unix socket that only this user can open, instead of a port.",

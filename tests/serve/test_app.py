@@ -635,7 +635,8 @@ def test_what_was_done_is_counted(server):
     used = server.complete(prompt=["Once upon a time", "The fox"], n=2, seed=1)["usage"]
     server.ask(COMPLETIONS, {"prompt": "x", "n": 0}).error(400)
     server.ask(COMPLETIONS, {"prompt": "x"}, Host="evil.example").error(403)
-    server.ask("/v1/nothing").error(404)
+    for path in ("/v1/nothing", "/v1/models/a/b", "/v1/models/tiny"):
+        server.ask(path)
     answer = server.ask("/metrics")
     assert answer.headers["Content-Type"].startswith("text/plain; version=")
     after = server.wait_until_idle()
@@ -649,6 +650,8 @@ def test_what_was_done_is_counted(server):
     assert grown("gpt_cli_requests_total{path=/v1/completions,status=200}") == 1
     assert grown("gpt_cli_requests_total{path=/v1/completions,status=403}") == 1
     assert grown("gpt_cli_requests_total{path=other,status=404}") == 1
+    for status in (404, 200):
+        assert grown(f"gpt_cli_requests_total{{path=/v1/models/{{model}},status={status}}}") == 1
     assert grown("gpt_cli_request_seconds_count") >= 1
     assert grown("gpt_cli_first_token_seconds_count") >= 1
     for name in ("reused", "drafted", "accepted"):

@@ -229,7 +229,9 @@ def test_what_does_not_fit_several_models_is_refused(folder):
         ("tiny",): "two models have the name tiny: leave one out, or rename a folder",
         (folder, "-m", folder): "two models have the name small",
         ("no/model", "--offline"): "no/model",
-        ("tiny@int9",): "int9",
+        (
+            "tiny@int9",
+        ): "--model tiny@int9: the dtype must be one of auto, float32, bfloat16, float16",
         (folder, "--name", "x"): "--name is the name of a single model",
         (folder, "--revision", "x"): "--revision is for a single model",
         (folder, "--adapter", "x"): "--adapter is for a single model",

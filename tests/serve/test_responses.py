@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 
 import pytest
 
@@ -106,11 +107,32 @@ def test_an_answer_beyond_the_bound_is_not_computed(service, monkeypatch):
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_the_server_cuts_off_says_so_to_the_client_and_to_the_log(stream, service):
+    scope = SCOPE | {"state": {}}
+
+    async def run():
+        client = Client(service, stream=stream, max_tokens=400, ignore_eos=True)
+        client.reads.set()
+        asking = asyncio.create_task(client.response(scope, client.receive, client.send))
+        await asyncio.sleep(0.05)
+        service.stop()
+        await asyncio.wait_for(asking, 60)
+        return client
+
+    client = asyncio.run(run())
+    *_, last = re.findall(rb"{.*}", client.body)
+    assert json.loads(last)["error"]["code"] == "stopped"
+    assert client.sent[0]["status"] == (200 if stream else 503)
+    assert (scope["state"]["code"], scope["state"]["param"]) == ("stopped", None)
+
+
 def test_an_answer_that_cannot_be_queued_counts_no_more(service):
     async def run():
         service.stop()
-        with pytest.raises(StoppedError):
+        with pytest.raises(StoppedError) as refused:
             await Client(service).ask()
+        assert RequestError.of(refused.value).json["error"]["code"] == "stopped"
 
     asyncio.run(run())
     assert service.unread == 0

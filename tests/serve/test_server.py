@@ -32,13 +32,13 @@ from support.server_process import WAITS, Server, answer_on, bytes_on, request_b
 pytest.importorskip("uvicorn")
 from gpt_cli.serve import server
 from gpt_cli.serve.app import application
-from gpt_cli.serve.front import guard, sockets, systemd
+from gpt_cli.serve.front import guard, log, sockets, systemd
 from gpt_cli.serve.front.keys import Keys
 from gpt_cli.serve.front.proxies import Proxies
 
 OF_COMPLETIONS = ["id", "prompt_tokens", "completion_tokens"]  # in the access log
 OF_ALL = ["time", "event", "method", "path", "status", "seconds", "bytes"]
-OF_REQUESTS = [*OF_ALL, *OF_COMPLETIONS, "model", "code", "key", "client"]
+OF_REQUESTS = [*OF_ALL, *OF_COMPLETIONS, "model", "code", "param", "key", "client"]
 IDLE = 0.3  # seconds, for `IDLE_SECONDS`
 HALF = b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nabc"
 
@@ -99,9 +99,14 @@ def serving(app=None, **options):
         keys = Keys(settings.api_key, settings.api_key_file)
         app.count = mock.Mock()
         guarded = guard.guarded(app, settings, keys, app.count)
-        running = server.Server(
-            guarded, settings.grace, mock.Mock(), addresses.put, mock.Mock(), mock.Mock()
-        )
+
+        def report(event, **fields):
+            if event == "listening":
+                addresses.put(fields["address"])
+            elif event == "warning" and settings.access_log:
+                log.write_event(event, **fields)
+
+        running = server.Server(guarded, settings.grace, mock.Mock(), report)
         app.connections = running.server_state.connections
         thread = threading.Thread(target=running.serve_on, args=[listener])
         thread.start()
@@ -228,6 +233,11 @@ def test_the_key_is_not_shown():
             "name an address of this machine, such as 127.0.0.1",
         ),
         (["--port", "70000"], "--port must be from 0 to 65535"),
+        (["--unix-socket", "s", "--port", "8000"], "--port cannot be used with --unix-socket"),
+        (
+            ["--unix-socket", "s", "--host", "127.0.0.1"],
+            "--host cannot be used with --unix-socket: leave one of them out",
+        ),
         (["--api-key", "a b"], "--api-key must be ASCII without spaces"),
         (["--cors", "example.com"], "--cors must be origins"),
         (
@@ -420,6 +430,7 @@ def test_another_key_is_refused(locked_server, header):
     message = refused(answer, 401, "invalid_api_key")
     assert answer[1]["www-authenticate"] == "Bearer"
     assert "right-key" not in message
+    assert ("`Bearer` is missing" in message) == (not header.startswith("Bearer") and header > "")
     assert app.paths == []
 
 
@@ -478,6 +489,7 @@ def test_each_key_of_a_file_opens_and_the_log_and_the_metrics_have_its_name(writ
         ("sesame-ann ann b", 0o600, "line 1 must be KEY NAME: a key in ASCII, and a name of"),
         ("sesame-änn ann", 0o600, "line 1 must be KEY NAME: a key in ASCII, and a name of"),
         ("sesame-ann a\u0308", 0o600, "line 1 must be KEY NAME: a key in ASCII, and a name of"),
+        ("sesame-ann ann\nann sesame-ann", 0o600, "line 2: the name is longer than the key: write"),
         ("sesame-ann ann\nsesame-ann bob", 0o600, "line 2 has the key of an earlier one"),
         (b"sesame-ann \xff", 0o600, "it is not text in UTF-8"),
     ],
@@ -497,9 +509,11 @@ def test_what_is_no_file_of_keys_is_refused(tmp_path, write_keys, monkeypatch):
     for name, complaint in {
         "missing": "cannot be read: No such file",
         "pipe": "cannot be read: it is not a regular file",
+        "": "is a directory: name a file",
     }.items():
         message = refusal("serve", "-m", "tiny", "--api-key-file", tmp_path / name)
-        assert f"--api-key-file {tmp_path / name}: {complaint}" in message
+        assert f"--api-key-file {tmp_path / name}" in message
+        assert complaint in message
     flags = ("--api-key-file", write_keys(KEYS))
     message = refusal("serve", "-m", "tiny", *flags, GPT_CLI_API_KEY="k")
     assert "GPT_CLI_API_KEY cannot be used with a file of keys" in message
@@ -621,9 +635,17 @@ def test_the_access_log_has_one_line_for_each_request_and_no_secrets(capfd):
         ask(clients, body=b"secret" * 100, Authorization="Bearer k")
         connected = send(clients, HALF.replace(b"Host: ", b"Authorization: Bearer k\r\nHost: "))
         connected.close()
+        assert bytes_on(send(clients, b"\x16\x03\x01secret\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
+        headers = {"Authorization": "Bearer k", "Connection": "close"}
+        bytes_on(send(clients, request_bytes(b"", "/late-bug", **headers)))
     errors = capfd.readouterr().err
     assert "secret" not in errors
-    lines = [json.loads(line) for line in errors.splitlines()]
+    *lines, late = [json.loads(line) for line in errors.splitlines()]
+    assert (late["status"], late["code"]) == (200, "bug")
+    warnings = [lines.pop(i) for i, line in enumerate(lines) if line["event"] == "warning"]
+    assert [(line["message"][:8], line["client"]) for line in warnings] == [
+        ("not HTTP", "127.0.0.1")
+    ]
     assert [list(line) for line in lines] == [OF_REQUESTS] * 4
     assert {(line["event"], line["key"], line["client"]) for line in lines} == {
         ("request", None, "127.0.0.1")
@@ -651,8 +673,16 @@ def test_the_access_log_has_the_id_and_the_tokens_of_completions(tiny, capfd):
         clients.ask("/v1/models")
         beams = {"prompt": "Once", "use_beam_search": True, "best_of": 99}
         clients.ask("/v1/completions", beams).error(400)
-    *lines, failed = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+        clients.ask("/nope").error(404)
+        clients.ask("/v1/completions", method="PUT").error(405)
+    *lines, failed, unknown, wrong = map(json.loads, capfd.readouterr().err.splitlines())
     assert (failed["status"], failed["model"]) == (400, None)
+    reasons = [(line["code"], line["param"]) for line in (failed, unknown, wrong)]
+    assert reasons == [
+        ("invalid_request_error", "best_of"),
+        ("unknown_url", None),
+        ("method_not_supported", None),
+    ]
     assert [line["model"] for line in lines if line["prompt_tokens"]] == ["tiny"] * 4
     values = [tuple(line[name] for name in OF_COMPLETIONS) for line in lines]
     left = next(value for value in values if value[0] not in (whole["id"], chunk["id"], None))
@@ -1244,7 +1274,7 @@ def test_sighup_reads_the_keys_again_and_ends_nothing(start, write_keys):
     assert answer.read() == b"done"
     code, errors = running.stop()
     assert code == 0
-    start, end = f"api_key_file {path}: ", "; the keys are as before"
+    start, end = f"--api-key-file {path}: ", "; the keys are as before"
     complaints = [line.pop("message") for line in lines[1:]]
     assert complaints[0].startswith(f"{start}line 1 must be KEY NAME: ")
     assert (
@@ -1262,7 +1292,8 @@ def test_with_the_log_each_line_is_json(start):
     running.begin(60)
     running.ask("/bug")
     _, errors = running.stop()
-    bug, request, draining, cut, _, stopped = lines_of(errors)
+    bug, request, draining, cut, dropped, stopped = lines_of(errors)
+    assert (dropped["status"], dropped["code"]) == (None, "killed")
     assert bug["message"].startswith("a bug in the answer to GET '/bug'")
     assert "ValueError" in bug["traceback"]
     assert (request["event"], request["status"], request["code"]) == ("request", 500, "bug")
@@ -1288,8 +1319,12 @@ CUT_OFF = WAITS.replace("30", "0.1") + "gpt-cli: 1 request was cut off\n"
 
 
 @posix
-def test_after_the_grace_running_requests_are_stopped(start):
-    running = start("obedient", "--grace", "0.1")
+def test_after_the_grace_running_requests_are_stopped(start, write_keys):
+    path = write_keys(KEYS)
+    running = start("obedient", "--grace", "0.1", "--api-key-file", path, bufsize=0)
+    running.headers = {"Authorization": "Bearer sesame-ann"}
+    running.process.send_signal(signal.SIGHUP)
+    assert running.process.stderr.readline().decode() == f"gpt-cli: read 3 keys from {path}\n"
     answer = running.begin(60)
     running.process.send_signal(signal.SIGTERM)
     assert answer.read() == b"stopped"
@@ -1312,7 +1347,8 @@ def test_soon_after_the_grace_the_server_ends_anyway(start):
     [(signal.SIGTERM, signal.SIGINT, 130), (signal.SIGINT, signal.SIGTERM, 143)],
 )
 def test_a_second_signal_ends_at_once(start, first, second, code):
-    running = start("stubborn")
+    has_log = first == signal.SIGTERM
+    running = start("stubborn", *(["--access-log"] if has_log else []))
     answer = running.begin(60)
     running.process.send_signal(first)
     running.wait_until_refused()
@@ -1320,8 +1356,16 @@ def test_a_second_signal_ends_at_once(start, first, second, code):
     running.process.send_signal(second)
     with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
         answer.read()
-    assert running.end(WAITS) == code
+    ended, errors = running.wait()
+    assert ended == code
     assert time.monotonic() - begun < 10
+    if not has_log:
+        assert errors == WAITS
+        return
+    draining, killed, request = lines_of(errors)
+    assert draining == {"event": "draining", "requests": 1}
+    assert killed == {"event": "killed", "requests": 1}
+    assert (request["status"], request["code"]) == (None, "killed")
 
 
 @posix

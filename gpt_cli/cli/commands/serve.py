@@ -49,4 +49,7 @@ def serve(*, settings: Settings, loading: flags.Serving) -> None:
     def show_address(url: str) -> None:
         note(f"gpt-cli: listening on {url}")
 
-    run(loading.load_all, settings, show_address, show_wait, show_cut)
+    def show_keys(keys: int) -> None:
+        note(f"gpt-cli: read {counted(keys, 'key')} from {settings.api_key_file}")
+
+    run(loading.load_all, settings, show_address, show_wait, show_cut, show_keys)

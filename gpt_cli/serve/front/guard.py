@@ -24,22 +24,22 @@ BODY_SECONDS = 30.0  # to receive a body
 OPEN = ("/", "/health")  # paths that need no key
 
 # What the log has of a request (`scope["state"]`), or else null.
-_OF_REQUEST = ("id", "prompt_tokens", "completion_tokens", "model", "code")
+_OF_REQUEST = ("id", "prompt_tokens", "completion_tokens", "model", "code", "param")
 _HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(:\d*)?")
 _LEFT = 499  # as nginx has it: the client left before the end of the answer
 _logger = logging.getLogger("gpt_cli")
 
 
 class _Refusal(Response):
-    """The response to a request that is refused; the log has the code of the error."""
+    """The response to a request that is refused; the log has the reason."""
 
     def __init__(self, error: RequestError):
         # In ASCII: it may quote a text that is not Unicode.
         super().__init__(json.dumps(error.json), error.status, error.headers, "application/json")
-        self._code = error.code
+        self._reason = error.reason
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        remember(scope, code=self._code)
+        remember(scope, **self._reason)
         await super().__call__(scope, receive, send)
 
 
@@ -130,6 +130,8 @@ def _name_of_key(keys: Keys, headers: Headers) -> str:
     name = keys.name_of(sent.strip())
     if name is None or scheme.lower() != "bearer":
         message = "the API key is wrong" if sent else "an API key is needed"
+        if scheme and scheme.lower() != "bearer":
+            message = "`Bearer` is missing before the API key"
         message += ": send the header `Authorization: Bearer KEY`"
         needed = {"WWW-Authenticate": "Bearer"}
         raise RequestError(message, None, 401, "invalid_api_key", **needed)
@@ -175,6 +177,14 @@ class _Sent:
     status: int | None = None
     size: int = 0  # in bytes
     is_complete: bool = False
+    is_killed: bool = False  # the server has ended before it was complete
+
+    @property
+    def outcome(self) -> int | None:
+        """Return the status for the log, or None if the server was killed."""
+        if self.is_killed:
+            return None
+        return self.status if self.is_complete and self.status else _LEFT
 
     async def send(self, message: Message) -> None:
         """Send a message."""
@@ -198,12 +208,21 @@ def _watched(app: ASGIApp, settings: Settings, count: Callable[[str, int, str], 
             sent.is_complete = True  # by the server
             if not isinstance(error, RequestError):
                 _logger.exception("a bug in the answer to %s %r", scope["method"], scope["path"])
+            refusal = RequestError.of(error)
             if sent.status is None:
-                await response_of(RequestError.of(error))(scope, receive, sent.send)
+                await response_of(refusal)(scope, receive, sent.send)
+            else:  # it is too late to tell the client
+                remember(scope, **refusal.reason)
+        except asyncio.CancelledError:
+            if not sent.is_complete:
+                sent.is_killed = True
+                remember(scope, code="killed")
+            raise
         finally:
-            status = sent.status if sent.is_complete and sent.status else _LEFT
+            status = sent.outcome
             state = scope.get("state", {})
-            count(scope["path"], status, state.get("key", ""))
+            if status is not None:
+                count(scope["path"], status, state.get("key", ""))
             if settings.access_log:
                 write_event(
                     "request",

@@ -58,9 +58,10 @@ class Keys:
 def _read(path: Path) -> dict[bytes, str]:
     """Return the names of the keys in a file, by the hashes of the keys."""
     try:
-        about = path.stat()
+        if path.is_dir():
+            raise OptionError("api_key_file", f"{path} is a directory: name a file")
         if os.name == "posix":
-            _check_rights(path, about)
+            _check_rights(path, path.stat())
         lines = read_small(path).decode().split("\n")
     except UnicodeDecodeError:
         raise OptionError("api_key_file", f"{path}: it is not text in UTF-8") from None
@@ -77,6 +78,9 @@ def _read(path: Path) -> dict[bytes, str]:
             form = "KEY NAME: a key in ASCII, and a name of letters, digits and . _ @ + -"
             raise OptionError("api_key_file", f"{path}: line {number} must be {form}")
         key, name = words
+        if len(name) > len(key):
+            reason = "the name is longer than the key: write KEY NAME, the key first"
+            raise OptionError("api_key_file", f"{path}: line {number}: {reason}")
         if _hash(key) in names:
             raise OptionError(
                 "api_key_file", f"{path}: line {number} has the key of an earlier one"
