@@ -18,7 +18,7 @@ NATIVE := hatch_build.py gpt_cli/ops/constants.inc $(wildcard gpt_cli/ops/native
 COMPUTED_BY = @$(BIN)/python -c 'from gpt_cli.ops import get_ops; ops = get_ops("cpu", "float32"); \
   print("computed by", "native " + ops.level if ops.name == "native" else "NumPy: see `gpt-cli doctor`")' >&2
 
-.PHONY: demo test faults soak soak-serve round-trips fuzz mutants test-gpu test-browser test-notebook test-ray test-s3 test-eval test-serve sanitize test-arm check format bench pictures man site check-release test-oldest test-fresh wheel clean help
+.PHONY: demo test faults soak soak-serve round-trips fuzz mutants test-gpu test-browser test-notebook test-ray test-s3 test-eval test-serve sanitize test-arm check format bench pictures man site check-release test-oldest test-fresh wheel wheels clean help
 
 demo: $(VENV)/.demo  ## stream a story from the bundled model
 	$(COMPUTED_BY)
@@ -138,6 +138,11 @@ wheel: $(VENV)/.demo  ## the wheel for this platform, in dist/
 	cd / && PATH= GPT_CLI_OPS=native "$(CURDIR)/$(CLEAN_BIN)/gpt-cli" generate --model tiny -n 20 "Once upon a time" && echo
 	ls -l dist/*.whl
 
+wheels: $(VENV)/.wheels  ## the wheels of a release for all systems, in dist/
+	rm -rf dist/*.whl
+	$(BIN)/python -m tools.wheels dist
+	$(BIN)/check-wheel-contents dist/*.whl
+
 # pyroma would like an address and a home page, which the project does not have yet. The SBOM is about what `make wheel`
 # has installed, without the installer. It can be attested only with its serial number, which --output-reproducible omits.
 check-release: wheel $(VENV)/.release  ## the files of a release, in dist/: what is in them, equal bytes from two builds, the workflows
@@ -159,7 +164,7 @@ check-release: wheel $(VENV)/.release  ## the files of a release, in dist/: what
 	$(BIN)/python -m pytest tests/test_build.py -m slow
 
 clean:  ## remove the environments and the compiled library
-	rm -rf .venv .venv-3.* .venv-oldest $(CLEAN) gpt_cli/ops/native/libkernels.*
+	rm -rf .venv .venv-3.* .venv-oldest $(CLEAN) gpt_cli/ops/native/libkernels.* gpt_cli/ops/native/kernels.dll
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## /\1: /p' Makefile
@@ -197,6 +202,10 @@ $(VENV)/.mutants: $(VENV)/.dev
 
 $(VENV)/.release: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --editable ".[release]"
+	touch $@
+
+$(VENV)/.wheels: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --editable ".[wheels]"
 	touch $@
 
 $(VENV)/.s3: $(VENV)/.dev
