@@ -142,8 +142,9 @@ def compile_library(sources: Path, platform: str, compiler: list[str], folder: P
     system, _, processor = _parsed(platform)
     levels, flags = LEVELS[processor], FLAGS.split()
     run = partial(_problem, folder=folder)
-    (empty := folder / "empty.c").touch()
-    if "avxvnni" in levels and run([*compiler, "-mavxvnni", "-fsyntax-only", str(empty)]):
+    (empty := folder / "empty.c").touch()  # zig fails with -fsyntax-only
+    probe = [*compiler, *flags, "-mavxvnni", "-c", str(empty), "-o", f"{empty}.o"]
+    if "avxvnni" in levels and run(probe):
         # It is unknown to GCC 10 and Clang 11.
         levels = {name: levels[name] for name in levels if name != "avxvnni"}
         flags.append("-DWITHOUT_AVXVNNI")
