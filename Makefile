@@ -18,7 +18,7 @@ NATIVE := hatch_build.py gpt_cli/ops/constants.inc $(wildcard gpt_cli/ops/native
 COMPUTED_BY = @$(BIN)/python -c 'from gpt_cli.ops import get_ops; ops = get_ops("cpu", "float32"); \
   print("computed by", "native " + ops.level if ops.name == "native" else "NumPy: see `gpt-cli doctor`")' >&2
 
-.PHONY: demo test faults soak soak-serve round-trips fuzz mutants test-gpu test-browser test-notebook test-ray test-s3 test-eval test-serve sanitize test-arm check format bench pictures man site check-release test-oldest test-fresh wheel wheels clean help
+.PHONY: demo test faults soak soak-serve round-trips fuzz mutants test-gpu test-browser test-notebook test-ray test-s3 test-eval test-serve sanitize test-arm test-windows check format bench pictures man site check-release test-oldest test-fresh wheel wheels clean help
 
 demo: $(VENV)/.demo  ## stream a story from the bundled model
 	$(COMPUTED_BY)
@@ -87,6 +87,9 @@ sanitize: $(VENV)/.dev  ## the C code under the sanitizers of GCC (Linux)
 
 test-arm: $(VENV)/.dev  ## the package in an arm64 Python under qemu: the bits of this machine (Debian)
 	$(BIN)/python -m tools.test_arm
+
+test-windows: $(VENV)/.wheels  ## the library for Windows under Wine, and for musl: the results of each operation are those of this machine (Debian)
+	$(BIN)/python -m tools.test_systems
 
 test-fresh:  ## the last commit and its wheel on fresh systems of the present and the next Debian (as root, on Debian)
 	$(PYTHON) -m tools.test_fresh $(QUICK)

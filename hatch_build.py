@@ -23,11 +23,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from packaging.tags import platform_tags
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gpt_cli.system.library import NATIVE, sources_digest
-
-# What the platforms of wheels begin with, and the library's name there.
-LIBRARIES = {"linux": "libkernels.so", "manylinux": "libkernels.so", "musllinux": "libkernels.so"}
-LIBRARIES |= {"macosx": "libkernels.dylib", "win": "kernels.dll"}
+from gpt_cli.system.library import LIBRARIES, NATIVE, sources_digest
 
 ZIG = "ziglang>=0.16,<0.18"
 # The platforms with kernels for which there are wheels of it.
@@ -55,8 +51,11 @@ _X86 = {
 _ARM = {"neondot": "-mcpu=generic+dotprod", "neon": ""}
 LEVELS = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "arm64": _ARM}
 
+# What the platforms of wheels begin with, and Python's names of these systems.
+_SYSTEMS = {"linux": "linux", "manylinux": "linux", "musllinux": "linux"}
+_SYSTEMS |= {"macosx": "darwin", "win": "win32"}
 # The platform in the name of a wheel, such as manylinux_2_17_x86_64: system, version, processor.
-_PLATFORM = re.compile(rf"({'|'.join(LIBRARIES)})_(?:(\d+_\d+)_)?({'|'.join(LEVELS)})")
+_PLATFORM = re.compile(rf"({'|'.join(_SYSTEMS)})_(?:(\d+_\d+)_)?({'|'.join(LEVELS)})")
 _ZIG_SYSTEMS = {"manylinux": "linux-gnu.{}", "musllinux": "linux-musl"}
 _ZIG_SYSTEMS |= {"macosx": "macos.{}", "win": "windows-gnu"}
 
@@ -77,7 +76,7 @@ class BuildHook(BuildHookInterface[Any]):
         sources = Path(self.root, NATIVE)
         editable = version == "editable"
         if editable:
-            for name in set(LIBRARIES.values()):
+            for name in LIBRARIES.values():
                 (sources / name).unlink(missing_ok=True)
         else:
             for page in sorted(Path(self.root, "docs").glob("*.md")):  # not the pictures
@@ -155,7 +154,7 @@ def compile_library(sources: Path, platform: str, compiler: list[str], folder: P
     for name, its_flags in levels.items():
         parts[name] = [str(sources / "kernels.c"), f"-DLEVEL={name}", *its_flags.split()]
     objects = {name: str(folder / f"{name}.o") for name in parts}
-    library = folder / LIBRARIES[system]
+    library = folder / LIBRARIES[_SYSTEMS[system]]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         commands = [[*compiler, *flags, "-c", *parts[name], "-o", objects[name]] for name in parts]
         problem = next(filter(None, pool.map(run, commands)), None)

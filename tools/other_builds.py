@@ -22,7 +22,7 @@ def copy_package(
     """
     package = folder / "gpt_cli"
     shutil.rmtree(package, ignore_errors=True)
-    ignored = shutil.ignore_patterns("__pycache__", "libkernels.*")
+    ignored = shutil.ignore_patterns("__pycache__", *hatch_build.LIBRARIES.values())
     shutil.copytree(ROOT / "gpt_cli", package, ignore=ignored)
     shutil.copytree(ROOT / "weights" / "tiny", package / "weights" / "tiny")
     flags = hatch_build.FLAGS.replace("-O3", optimize)

@@ -54,9 +54,9 @@ def main() -> None:
 def _test_pool(gcc: str, sanitizer: str) -> None:
     """Compile the pool test with a sanitizer; run it alone and beside busy processes."""
     program = FOLDER / f"pool_test_{sanitizer}"
-    source = ROOT / "tests" / "native" / "pool_test.c"
+    sources = ["tests/native/pool_test.c", "gpt_cli/ops/native/system.c"]  # pool.c is in the first
     flags = ["-std=c11", "-O2", *FLAGS, f"-fsanitize={sanitizer}", "-Igpt_cli/ops/native"]
-    _run([gcc, *flags, str(source), "-o", str(program), "-pthread"])
+    _run([gcc, *flags, *sources, "-o", str(program), "-pthread"])
     for busy in (0, 2 * len(os.sched_getaffinity(0))):
         print(f"pool test with -fsanitize={sanitizer}, {busy} busy processes", flush=True)
         _run([str(program), str(SECONDS), str(busy)])

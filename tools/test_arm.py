@@ -1,9 +1,9 @@
 """Test the package on emulated ARM: `make test-arm`, on Debian.
 
 A cross compiler builds the library for aarch64. An arm64 Python and the package's dependencies are
-downloaded into build/arm and run under qemu; nothing is installed. Texts, log-probabilities,
-compressed files and digests of the bundled model must equal those of this machine, at both ARM
-levels. Then the kernels' tests run.
+downloaded into build/arm and run under qemu; nothing is installed. Hashes of what each operation
+returns, and texts, log-probabilities, compressed files and digests of the bundled model must equal
+those of this machine, at both ARM levels. Then the kernels' tests run.
 """
 
 import json
@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from hatch_build import LIBRARIES, NATIVE
 from tools.other_builds import BUILD, ROOT, copy_package
+from tools.test_systems import check, compile_driver
 
 FOLDER = BUILD / "arm"
 APT, SYSTEM, PACKAGES = FOLDER / "apt", FOLDER / "system", FOLDER / "packages"
@@ -28,7 +30,8 @@ NEEDED = {  # programs, and their Debian packages
     "apt-get": "apt",
     "dpkg-deb": "dpkg",
 }
-PROCESSORS = {"max": "neondot", "cortex-a53": "neon"}  # models of CPUs, and their levels
+# Models of CPUs, and their levels, the highest first.
+PROCESSORS = {"max": ["neondot", "neon"], "cortex-a53": ["neon"]}
 SYSTEM_PACKAGES = ["python3-minimal", "libpython3-stdlib", "libstdc++6"]
 PLATFORMS = [f"manylinux_2_{minor}_aarch64" for minor in (28, 27, 17)] + ["manylinux2014_aarch64"]
 TEST_PACKAGES = ["pytest", "hypothesis"]
@@ -57,9 +60,13 @@ def main() -> None:
     if not PACKAGES.exists():
         _download_packages()
     copy_package(FOLDER, "linux_aarch64", [COMPILER])
+    driver, library = FOLDER / "driver", FOLDER / NATIVE / LIBRARIES["linux"]
+    compile_driver([COMPILER], driver, "-ldl")
+    for processor, levels in PROCESSORS.items():
+        check(f"ARM ({processor})", [*emulated(processor), str(driver), str(library)], levels)
     here = Python([sys.executable])
     expected = here.texts() | here.digests() | here.compressed()
-    for processor, level in PROCESSORS.items():
+    for processor, (level, *_) in PROCESSORS.items():
         arm = Python.for_arm(processor)
         if arm.level() != level:
             sys.exit(f"test-arm: {processor} uses the level {arm.level()}, not {level}")
@@ -75,6 +82,11 @@ def main() -> None:
     sys.exit(Python.for_arm("max").run(*pytest, *tests).returncode)
 
 
+def emulated(processor: str) -> list[str]:
+    """Return the start of a command that runs an arm64 program on an emulated processor."""
+    return [EMULATOR, "-cpu", processor, "-L", str(SYSTEM)]
+
+
 @dataclass
 class Python:
     """A Python interpreter that can import the package."""
@@ -85,7 +97,7 @@ class Python:
     @classmethod
     def for_arm(cls, processor: str) -> Self:
         """Return the arm64 Python on an emulated processor."""
-        python = [EMULATOR, "-cpu", processor, "-L", str(SYSTEM), str(SYSTEM / "usr/bin/python3")]
+        python = [*emulated(processor), str(SYSTEM / "usr/bin/python3")]
         return cls(python, [FOLDER, PACKAGES])
 
     def run(self, *arguments: str, **how: Any) -> subprocess.CompletedProcess[Any]:

@@ -4,6 +4,7 @@ import ctypes
 import math
 import mmap
 import os
+import sys
 import threading
 import weakref
 from contextlib import suppress
@@ -34,10 +35,16 @@ _is_known = _address(_probe) == _probe.ctypes.data
 address = _address if _is_known else lambda array: array.ctypes.data
 
 
+# On Windows, memory without a name is private.
+_PRIVATE: dict[str, int] = (
+    {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+)
+
+
 def _anonymous(size: int) -> mmap.mmap:
     """Map private memory of the system: a fork gets a copy."""
     try:
-        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = mmap.mmap(-1, size, **_PRIVATE)
     except OSError as error:
         raise MemoryError(f"{size} bytes: {error.strerror}") from error
     with suppress(AttributeError, OSError):  # only on Linux, and not with every kernel

@@ -6,7 +6,6 @@
 import ctypes
 import json
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
@@ -14,6 +13,8 @@ from importlib import metadata
 from pathlib import Path
 
 NATIVE = Path("gpt_cli", "ops", "native")  # in a source tree, and where packages are installed
+# The library's file, by `sys.platform`.
+LIBRARIES = {"linux": "libkernels.so", "darwin": "libkernels.dylib", "win32": "kernels.dll"}
 _DISTRIBUTION = "gpt2-cli"
 _ROOT = Path(__file__).parents[2]  # of a source tree, or of the installed packages
 _BUILD = "hatch_build.py"  # which only a source tree has
@@ -36,14 +37,13 @@ def native_library() -> Path | None:
     A source tree without one, as after `pip install .`, uses that of the installed package if it
     was built from the same sources.
     """
-    library = next(_libraries(_ROOT), None)
+    library = _library_in(_ROOT)
     if library is None and _is_source_tree():
         with suppress(metadata.PackageNotFoundError):
             folder = Path(str(metadata.distribution(_DISTRIBUTION).locate_file("")))
-            digest = sources_digest(_ROOT)
-            library = next(
-                (path for path in _libraries(folder) if _digest_in(path) == digest), None
-            )
+            installed = _library_in(folder)
+            if installed and _digest_in(installed) == sources_digest(_ROOT):
+                return installed
     return library
 
 
@@ -64,7 +64,7 @@ def source_tree_fault() -> str | None:
 
     None, too, where there is no other cure than a compiler: if this tree is the installed one.
     """
-    if native_library() or not _is_source_tree() or sys.platform not in ("linux", "darwin"):
+    if native_library() or not _is_source_tree() or sys.platform not in LIBRARIES:
         return None
     why = "has no library"
     with suppress(metadata.PackageNotFoundError):
@@ -72,7 +72,7 @@ def source_tree_fault() -> str | None:
         if _is_editable(distribution):
             return None
         folder = Path(str(distribution.locate_file("")))
-        if any(_libraries(folder)):
+        if _library_in(folder):
             why += f", and the installed one in {folder} is of other sources"
     cure = "run `pip install -e .` there"
     return f"gpt_cli was imported from the source tree {_ROOT}, which {why}: {cure}"
@@ -88,11 +88,11 @@ def _is_editable(distribution: metadata.Distribution) -> bool:
     return bool(origin.get("dir_info", {}).get("editable"))
 
 
-def _libraries(root: Path) -> Iterator[Path]:
-    """Yield the compiled library of a source tree, or where packages are installed."""
-    for path in (root / NATIVE).glob("libkernels.*"):
-        if path.suffix in (".so", ".dylib"):
-            yield path
+def _library_in(root: Path) -> Path | None:
+    """Return the compiled library of a source tree, or where packages are installed, or None."""
+    name = LIBRARIES.get(sys.platform)
+    path = root / NATIVE / name if name else None
+    return path if path and path.is_file() else None
 
 
 def _digest_in(path: Path) -> str | None:

@@ -7,9 +7,7 @@
 
 #include "pool.h"
 
-#if defined(__aarch64__) && defined(__linux__)
-#include <sys/auxv.h>
-#elif defined(__x86_64__)
+#if defined(__x86_64__)
 #include <cpuid.h>
 #endif
 
@@ -27,33 +25,41 @@ struct level {
 
 #if defined(__x86_64__)
 
+enum {
+    SAVED_AVX = 0x6,     /* the registers of SSE and AVX */
+    SAVED_AVX512 = 0xE0, /* masks, and the longer and further registers */
+};
+
+enum cpuid_register { EAX, EBX, ECX, EDX };
+
 extern const struct kernels kernels_avx512vnni, kernels_avx512, kernels_avxvnni, kernels_avx2;
+
+/* Return whether the processor has all features of a mask: bits of a register of `cpuid`.
+ * (`__builtin_cpu_supports` answers 0 with the runtime of zig.) */
+static int has_features(unsigned leaf, unsigned part, enum cpuid_register from, unsigned mask)
+{
+    unsigned registers[4] = {0}, *r = registers;
+    return __get_cpuid_count(leaf, part, r, r + 1, r + 2, r + 3) && (r[from] & mask) == mask;
+}
 
 static int has_avx2(void)
 {
-    unsigned a, b, c = 0, d;
-    int has_f16c = __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
-    return has_f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    return (saved_registers() & SAVED_AVX) == SAVED_AVX
+        && has_features(1, 0, ECX, bit_AVX | bit_FMA | bit_F16C)
+        && has_features(7, 0, EBX, bit_AVX2);
 }
 
 #ifndef WITHOUT_AVXVNNI /* defined if the compiler does not support it */
-static int has_avxvnni(void)
-{
-    unsigned a = 0, b, c, d;
-    return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
-}
+static int has_avxvnni(void) { return has_avx2() && has_features(7, 1, EAX, bit_AVXVNNI); }
 #endif
 
 static int has_avx512(void)
 {
-    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
-        && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    return has_avx2() && (saved_registers() & SAVED_AVX512) == SAVED_AVX512
+        && has_features(7, 0, EBX, bit_AVX512F | bit_AVX512DQ | bit_AVX512BW | bit_AVX512VL);
 }
 
-static int has_avx512vnni(void)
-{
-    return has_avx512() && __builtin_cpu_supports("avx512vnni");
-}
+static int has_avx512vnni(void) { return has_avx512() && has_features(7, 0, ECX, bit_AVX512VNNI); }
 
 static const struct level levels[] = {
     {&kernels_avx512vnni, has_avx512vnni},
@@ -70,14 +76,7 @@ extern const struct kernels kernels_neondot, kernels_neon;
 
 static int has_neon(void) { return 1; }
 
-static int has_neondot(void)
-{
-#if defined(__linux__)
-    return getauxval(AT_HWCAP) >> 20 & 1; /* HWCAP_ASIMDDP */
-#else
-    return 1; /* every Apple processor that runs macOS has it */
-#endif
-}
+static int has_neondot(void) { return has_dot_products(); }
 
 static const struct level levels[] = {
     {&kernels_neondot, has_neondot},

@@ -6,8 +6,7 @@
 #define GPT_CLI_NATIVE_H
 
 #include "kernels.h"
-
-#define EXPORT __attribute__((visibility("default")))
+#include "system.h"
 
 /* Constants that bindings.py reads, or compares with those in Python. */
 struct layout {

@@ -1,10 +1,8 @@
 /* Pack matrices of a checkpoint into panels: see kernels.h. Assumes a little-endian processor. */
-#define _XOPEN_SOURCE 700
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "native.h"
 
@@ -149,7 +147,7 @@ static int pack_memory(const struct pack *pack)
 static int read_exactly(char *to, int64_t size, int file, int64_t offset)
 {
     while (size > 0) {
-        ssize_t count = pread(file, to, size, offset);
+        int64_t count = read_at(file, to, size, offset);
         if (count < 0 && errno == EINTR)
             continue;
         if (count <= 0)

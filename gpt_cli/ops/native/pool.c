@@ -9,16 +9,16 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <time.h>
+
+#include "system.h"
 
 enum {
     MAX_WORKERS = 255,
     PART_BITS = 20, /* a ticket: job number (24 bits), number of parts (20), next part (20) */
     SPIN_NS = 100000,
-    STACK_BYTES = 512 << 10,
 };
 
 #define PART_MASK ((UINT64_C(1) << PART_BITS) - 1)
@@ -124,30 +124,14 @@ static void start_workers(int wanted)
         return;
     static bool prepared;
     if (!prepared)
-        pthread_atfork(NULL, NULL, forget_threads);
+        call_after_fork(forget_threads);
     prepared = true;
-    /* Leave signals to Python's threads, except those that an instruction raises: while
-     * they are blocked, the handler of faulthandler could not run. */
-    static const int raised_by_instructions[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
-    sigset_t blocked, old;
-    sigfillset(&blocked);
-    for (int i = 0; i < 4; i++)
-        sigdelset(&blocked, raised_by_instructions[i]);
-    pthread_sigmask(SIG_SETMASK, &blocked, &old);
     while (pool.workers < wanted && pool.workers < MAX_WORKERS) {
-        pthread_t thread;
-        pthread_attr_t attributes;
-        pthread_attr_init(&attributes);
-        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-        pthread_attr_setstacksize(&attributes, STACK_BYTES);
-        int slot = pool.workers + 1;
-        int failed = pthread_create(&thread, &attributes, work, (void *)(intptr_t)slot);
-        pthread_attr_destroy(&attributes);
-        if (failed)
+        intptr_t slot = pool.workers + 1;
+        if (!start_thread(work, (void *)slot))
             break;
         pool.workers++;
     }
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
 }
 
 void run_parts(part_function *function, const void *job, int64_t parts, int threads)
