@@ -32,9 +32,17 @@ def _raise_again(unraisable: Any) -> None:
     if unraisable.exc_type is KeyboardInterrupt:
         number = _signal_of(unraisable.exc_value)
         # Later, even on a busy machine, than this hook returns: within it, it would be lost again.
-        Timer(0.2, os.kill, (os.getpid(), number)).start()
+        Timer(0.2, _send, (number,)).start()
     else:
         sys.__unraisablehook__(unraisable)
+
+
+def _send(number: int) -> None:
+    """Send a signal to this process, to any of its threads."""
+    if sys.platform == "win32":  # there, os.kill would end it
+        signal.raise_signal(number)
+    else:
+        os.kill(os.getpid(), number)
 
 
 def _signal_of(interrupt: BaseException) -> int:

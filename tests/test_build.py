@@ -343,11 +343,27 @@ HEADERS = {
 }
 
 
-def test_the_header_of_a_library_says_what_it_is_for():
+# What libraries contain, and why they are not for all systems of a platform.
+GLIBC = b"\0GLIBC_2.9\0GLIBC_2.17\0GLIBC_2.2.5\0GLIBC_PRIVATE\0"
+RUNTIME = b"KERNEL32.dll\0api-ms-win-crt-heap-l1-1-0.dll\0kernels.dll\0"
+CONTENTS = [
+    ("manylinux_2_17_aarch64.manylinux2014_aarch64", HEADERS["ELF ARM"] + GLIBC, None),
+    ("musllinux_1_2_x86_64", HEADERS["ELF x86-64"], None),
+    ("musllinux_1_2_x86_64", HEADERS["ELF ARM"], "is ELF ARM, not ELF x86-64"),
+    ("musllinux_1_2_aarch64", HEADERS["ELF ARM"] + b"\0GLIBC_2.28\0", "needs glibc (2, 28)"),
+    ("win_amd64", HEADERS["PE x86-64"] + RUNTIME, None),
+    ("win_amd64", HEADERS["PE x86-64"] + RUNTIME + b"msvcrt.dll", "needs msvcrt.dll, and not only"),
+    ("macosx_11_0_arm64", HEADERS["PE ARM"], "is PE ARM, not Mach-O ARM"),
+    ("macosx_11_0_arm64", HEADERS["unknown"], "is unknown, not Mach-O ARM"),
+]
+
+
+def test_a_library_is_for_all_systems_of_its_wheel():
     assert {wheels.kind(header): header for header in HEADERS.values()} == HEADERS
     assert {*wheels.PLATFORMS.values()} == {*HEADERS} - {"ELF None", "unknown"}
-    assert wheels.glibc_version(b"\0GLIBC_2.9\0GLIBC_2.17\0GLIBC_2.2.5\0") == (2, 17)
-    assert wheels.glibc_version(b"\0GLIBC_PRIVATE\0") == ()
+    for system, library, reason in CONTENTS:
+        problem = wheels.problem_with(library, system)
+        assert problem == reason or problem.startswith(reason), (system, problem)
 
 
 @pytest.mark.slow
@@ -361,7 +377,7 @@ def test_zig_gives_the_same_bytes_twice(tree, tmp_path, platform):
         arguments = (platform, hatch_build.zig(platform), root / "build")
         libraries.append(hatch_build.compile_library(root / NATIVE, *arguments).read_bytes())
     assert libraries[0] == libraries[1]
-    assert wheels.kind(libraries[0]) == wheels.PLATFORMS[platform]
+    assert wheels.problem_with(libraries[0], platform) is None
     assert len(libraries[0]) <= 600_000
 
 

@@ -21,6 +21,7 @@ from gpt_cli.ops import bindings
 from gpt_cli.system.library import native_library
 from tools.hashes import THREADS, hashes
 from tools.other_builds import BUILD, ROOT
+from tools.wheels import problem_with
 
 FOLDER = BUILD / "systems"
 SOURCES = ROOT / hatch_build.NATIVE
@@ -67,6 +68,8 @@ def main() -> None:
         folder.mkdir(exist_ok=True)
         zig = hatch_build.zig(system.platform)
         library = hatch_build.compile_library(SOURCES, system.platform, zig, folder)
+        if problem := problem_with(library.read_bytes(), system.platform):
+            sys.exit(f"{system.platform}, by zig: the library {problem}")
         compile_driver(zig, folder / system.program, *system.link)
         command = [*system.runner, str(folder / system.program), str(library)]
         check(f"{system.platform}, by zig", command, bindings.levels(), system.variables)

@@ -40,10 +40,8 @@ def main(folder: str) -> None:
     for platform, expected in PLATFORMS.items():
         wheel = build(platform, shlex.join(hatch_build.zig(platform)), folder)
         library = library_in(wheel)
-        if kind(library) != expected:
-            sys.exit(f"wheels: the library in {wheel.name} is {kind(library)}, not {expected}")
-        if (version := glibc_version(library)) > GLIBC:
-            sys.exit(f"wheels: the library in {wheel.name} needs glibc {version}")
+        if problem := problem_with(library, platform):
+            sys.exit(f"wheels: the library in {wheel.name} {problem}")
         print(f"{wheel.stat().st_size:9,}  {wheel.name}: {expected}, {len(library):,}", flush=True)
     wheel = build("any", "false", folder)
     print(f"{wheel.stat().st_size:9,}  {wheel.name}: no library")
@@ -70,6 +68,20 @@ def library_in(wheel: Path) -> bytes:
         return file.read(name)
 
 
+def problem_with(library: bytes, platform: str) -> str | None:
+    """Return why a library is not for all systems of a platform; None if it is."""
+    if (found := kind(library)) != PLATFORMS[platform]:
+        return f"is {found}, not {PLATFORMS[platform]}"
+    versions = (tuple(map(int, pair)) for pair in re.findall(rb"\0GLIBC_(\d+)\.(\d+)", library))
+    if (newest := max(versions, default=GLIBC)) > GLIBC:
+        return f"needs glibc {newest}"
+    # With another C runtime than Python's, descriptors of files have no meaning in it (system.c).
+    for name in re.findall(rb"[\w-]+\.dll", library, re.IGNORECASE):
+        if not name.lower().startswith((b"kernel", b"api-ms-win-")):
+            return f"needs {name.decode()}, and not only Windows' C runtime"
+    return None
+
+
 def kind(library: bytes) -> str:
     """Return the format and the processor of a library, from its header."""
     if library.startswith(b"\x7fELF"):
@@ -81,12 +93,6 @@ def kind(library: bytes) -> str:
     else:
         return "unknown"
     return f"{name} {PROCESSORS.get(int.from_bytes(library[start : start + size], 'little'))}"
-
-
-def glibc_version(library: bytes) -> tuple[int, ...]:
-    """Return the newest version of glibc that symbols of a library need, or () if none does."""
-    names = re.findall(rb"\0GLIBC_(\d+)\.(\d+)", library)
-    return max(((int(major), int(minor)) for major, minor in names), default=())
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from gpt_cli.cli.usage import check_flags, usage_error
 from gpt_cli.errors import GPTCLIError, ResourceError
 from gpt_cli.options.declare import option
 from gpt_cli.system.signals import ENDING, interrupt, received
-from gpt_cli.system.terminal import silence
+from gpt_cli.system.terminal import silence, use_utf8
 
 _LONGEST = 1000  # characters of a message
 _CURE = "use fewer or shorter texts at a time, or a smaller model"
@@ -121,6 +121,7 @@ def application(name: str | None = None) -> typer.Typer:
 
 def main() -> NoReturn:
     """Run the command line and exit."""
+    use_utf8()
     if "_GPT_CLI_COMPLETE" in os.environ:  # a shell asks for completions
         application()(prog_name="gpt-cli")
     for number in ENDING:

@@ -94,6 +94,8 @@ def _formatted(page: str) -> str:
         page = re.sub(pattern, replacement, page)
     width = shutil.get_terminal_size().columns  # rich takes 80 if TERM=dumb
     console = Console(file=sys.stdout, theme=_THEME, width=width)
+    if console.legacy_windows:  # it would show the codes of colours
+        return page
     with console.capture() as captured:
         markdown = _Page(page, code_theme="ansi_light", hyperlinks=False)
         console.print(markdown, width=min(console.width, 100), crop=False)

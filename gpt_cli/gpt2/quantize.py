@@ -44,7 +44,8 @@ def write(source: Path, to: Path, adapter: Path | None = None) -> None:
     try:
         with new_folder(to) as folder:
             described = _described(source, config)
-            (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n")
+            text = json.dumps(described, indent=2) + "\n"
+            (folder / "config.json").write_bytes(text.encode())  # the same on every system
             for path in copied:
                 shutil.copyfile(path, folder / path.name)
             rounded = dict(_rounded(assembly.without_tied_head(tensors, config), source))

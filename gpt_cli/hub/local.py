@@ -197,7 +197,7 @@ def cached_commits(repo: str) -> list[str]:
 def _text(path: Path) -> str:
     """Return the text of a small file of the cache, or "" if there is none."""
     with suppress(OSError, ValueError):
-        return path.read_text().strip()
+        return path.read_text("utf-8").strip()
     return ""
 
 

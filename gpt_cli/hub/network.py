@@ -1,7 +1,6 @@
 """Test whether a server accepts connections, which takes less time than a request."""
 
 import errno
-import os
 import selectors
 import socket
 import time
@@ -13,7 +12,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from gpt_cli.hub import messages
 from gpt_cli.hub.messages import UnreachableError, first_line
-from gpt_cli.system.machine import within
+from gpt_cli.system.machine import error_text, within
 
 _PORTS = {"http": 80, "https": 443}
 _UNDER_WAY = (0, errno.EINPROGRESS, errno.EWOULDBLOCK, getattr(errno, "WSAEWOULDBLOCK", 0))
@@ -67,7 +66,7 @@ def _connect(host: str, port: int, seconds: float) -> None:
                 opened.setblocking(False)
                 code = opened.connect_ex(address)
                 if code not in _UNDER_WAY:
-                    raise OSError(code, os.strerror(code))
+                    raise OSError(code, error_text(code))
                 selector.register(opened, selectors.EVENT_WRITE)
             except OSError as failure:  # the machine has no IPv6, for instance
                 error = failure
@@ -80,7 +79,7 @@ def _connect(host: str, port: int, seconds: float) -> None:
                 code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if not code:
                     return
-                error = OSError(code, os.strerror(code))
+                error = OSError(code, error_text(code))
                 selector.unregister(connection)
     raise error
 

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, BinaryIO, TypeAlias
-from zipfile import BadZipFile, ZipFile
+from zipfile import BadZipFile, ZipFile, ZipInfo
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from gpt_cli.records import Record, Schema
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 
 _DTYPES = {"int64": "I64", "float32": "F32", "float16": "F16"}
+_UNIX = 3  # the system of an archive, on every system: equal arrays are equal files
 _MOST_ERRORS = 1000  # in one file; readers of safetensors limit the size of metadata
 
 
@@ -135,7 +136,9 @@ class Npz(_ArrayFormat):
         """Write a file as `numpy.savez` does, which does not accept an array named "file"."""
         with ZipFile(stream, "w") as target:
             for name, value in ({"metadata": json.dumps(metadata)} | arrays).items():
-                with target.open(f"{name}.npy", "w", force_zip64=True) as member:
+                about = ZipInfo(f"{name}.npy")
+                about.create_system = _UNIX
+                with target.open(about, "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, np.asanyarray(value), allow_pickle=False)
 
     def _origin(self, record: Record, schema: Schema) -> Record:

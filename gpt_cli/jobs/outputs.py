@@ -38,6 +38,7 @@ def open_sink(
     an address of these. The job is everything that the records depend on: see `Manifest`. Raise
     InputError if the output exists, cannot be resumed or has an unsuitable name.
     """
+    name = storage.with_slashes(name)
     output, ending = _split(name, source, task.endings)
     _check_folder_of(output)
     example = f"{output}/part-0{ending}" if ending else name

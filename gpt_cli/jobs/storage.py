@@ -39,6 +39,11 @@ def is_address(name: str) -> bool:
     return "://" in name
 
 
+def with_slashes(name: str) -> str:
+    """Return a name with slashes between its folders, which Windows takes, too."""
+    return name if is_address(name) else name.replace(os.sep, "/")
+
+
 def is_pattern(address: str) -> bool:
     """Return whether an address is a pattern: to move or remove it would affect all that match."""
     return any(mark in address for mark in "*?[")

@@ -65,6 +65,15 @@ def free_memory() -> int | None:
     return max(0, min(known)) if known else None
 
 
+def error_text(code: int) -> str:
+    """Return the system's text for the code of an error, also of a socket on Windows."""
+    if sys.platform == "win32":
+        from ctypes import FormatError
+
+        return FormatError(code)
+    return os.strerror(code)
+
+
 def format_size(size: float) -> str:
     """Return a number of bytes for people: `548 MB`."""
     for unit in ("B", "kB", "MB"):
@@ -186,5 +195,5 @@ def _numbers(path: Path) -> dict[str, int]:
 def _text(path: Path) -> str:
     """Return the text of a file; "" if it cannot be read."""
     with suppress(OSError):
-        return path.read_text()
+        return path.read_text("utf-8")
     return ""

@@ -5,7 +5,10 @@ from types import FrameType
 from typing import NoReturn
 
 HANGUP = getattr(signal, "SIGHUP", None)  # a terminal is closed; Windows has no such signal
-ENDING = [number for number in (signal.SIGINT, signal.SIGTERM, HANGUP) if number is not None]
+_BREAK = getattr(signal, "SIGBREAK", None)  # on Windows: Ctrl+Break, or the terminal is closed
+ENDING = [
+    number for number in (signal.SIGINT, signal.SIGTERM, HANGUP, _BREAK) if number is not None
+]
 received: list[int] = []  # by `interrupt`, which only the command line installs
 
 

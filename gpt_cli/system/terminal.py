@@ -1,11 +1,23 @@
-"""Standard error, and the line of progress that a terminal replaces on it."""
+"""The standard streams, and the line of progress that a terminal replaces on standard error."""
 
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TextIO
+
+
+def use_utf8() -> None:
+    r"""Let standard output and error be UTF-8 with unchanged line ends on Windows, too.
+
+    There, a pipe or a file would get the code page of the system, and "\r\n".
+    """
+    if sys.platform == "win32":
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, TextIOWrapper):
+                stream.reconfigure(encoding="utf-8", errors=stream.errors, newline="\n")
 
 
 def columns() -> int:

@@ -589,16 +589,16 @@ IN_PARTS = (
 
 @posix
 @pytest.mark.parametrize(
-    ("number", "code", "output"),
+    ("name", "code", "output"),
     [
-        (signal.SIGINT, 130, "out"),
-        (signal.SIGKILL, -9, "out"),
-        (signal.SIGKILL, -9, "out.parquet"),
-        pytest.param(signal.SIGKILL, -9, "out/", marks=pytest.mark.slow),
-        pytest.param(signal.SIGHUP, 129, "out", marks=pytest.mark.slow),
+        ("SIGINT", 130, "out"),
+        ("SIGKILL", -9, "out"),
+        ("SIGKILL", -9, "out.parquet"),
+        pytest.param("SIGKILL", -9, "out/", marks=pytest.mark.slow),
+        pytest.param("SIGHUP", 129, "out", marks=pytest.mark.slow),
     ],
 )
-def test_a_process_that_ends_early_loses_and_repeats_no_row(number, code, output, long_job, here):
+def test_a_process_that_ends_early_loses_and_repeats_no_row(name, code, output, long_job, here):
     flags, expected = long_job
     (here / "in").write_bytes(LONG)
     result = here / {"out.parquet": "out.parquet.parts"}.get(output, "out")
@@ -617,7 +617,7 @@ def test_a_process_that_ends_early_loses_and_repeats_no_row(number, code, output
             assert process.poll() is None
             assert time.monotonic() < end
             time.sleep(0.01)
-        process.send_signal(number)
+        process.send_signal(getattr(signal, name))
         assert process.communicate(timeout=60) == (b"", b"")
     assert process.returncode == code
     before = written()

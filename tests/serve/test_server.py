@@ -871,8 +871,9 @@ def inherit(monkeypatch):
 
 
 @posix
-@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_UNIX])
-def test_at_the_end_a_queue_is_answered_or_left_to_the_next_server(family, tmp_path, inherit):
+@pytest.mark.parametrize("name", ["AF_INET", "AF_UNIX"])
+def test_at_the_end_a_queue_is_answered_or_left_to_the_next_server(name, tmp_path, inherit):
+    family = getattr(socket, name)
     path = tmp_path / "s.sock"
     settings = Settings(unix_socket=path) if family == socket.AF_UNIX else Settings(port=0)
     clients = []
@@ -1179,17 +1180,13 @@ def start(tmp_path):
 
 @posix
 @pytest.mark.parametrize(
-    ("number", "code"),
-    [
-        (signal.SIGTERM, 0),
-        (signal.SIGHUP, 129),
-        pytest.param(signal.SIGINT, 0, marks=pytest.mark.slow),
-    ],
+    ("name", "code"),
+    [("SIGTERM", 0), ("SIGHUP", 129), pytest.param("SIGINT", 0, marks=pytest.mark.slow)],
 )
-def test_a_signal_lets_running_requests_finish(start, number, code):
+def test_a_signal_lets_running_requests_finish(start, name, code):
     running = start("obedient")
     idle, answer = running.connect(), running.begin(0.7)
-    running.process.send_signal(number)
+    running.process.send_signal(getattr(signal, name))
     assert answer.read() == b"done"
     assert bytes_on(idle) == b""
     assert running.end(WAITS) == code

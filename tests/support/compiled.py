@@ -1,12 +1,13 @@
 """What tests have compiled is kept for their next run, in any checkout."""
 
-import fcntl
 import hashlib
 import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+
+import pytest
 
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
 FOLDER = _CACHE / "gpt-cli-tests"
@@ -19,6 +20,7 @@ def made_once(key: object, suffix: str, make: Callable[[Path], None]) -> Path:
     Processes that run at once make it once. The key has all that the content depends on: sources,
     options, the version of the compiler.
     """
+    fcntl = pytest.importorskip("fcntl")  # not on Windows
     path = FOLDER / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}{suffix}"
     FOLDER.mkdir(parents=True, exist_ok=True)
     with path.with_suffix(".lock").open("w") as lock:

@@ -13,6 +13,7 @@ from gpt_cli.errors import ResourceError
 from gpt_cli.options.declare import OptionError, OptionResourceError
 from gpt_cli.serve.front import systemd
 from gpt_cli.serve.settings import Settings, find_addresses
+from gpt_cli.system.machine import error_text
 
 _QUEUE = 500  # connections that wait in the system
 _PLACE = ("host", "port", "unix_socket")  # options that say where to listen
@@ -129,7 +130,7 @@ def _bind_port(host: str, port: int) -> Listener:
             socket.create_server(address, family=family, backlog=_QUEUE, dualstack_ipv6=both)
         )
     except OSError as error:
-        message = f"cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}"
+        message = f"cannot listen on {host} port {port}: {error_text(error.errno or 0)}"
         raise ResourceError(f"{message}; choose another port or another host") from None
 
 
