@@ -18,7 +18,7 @@ NATIVE := hatch_build.py gpt_cli/ops/constants.inc $(wildcard gpt_cli/ops/native
 COMPUTED_BY = @$(BIN)/python -c 'from gpt_cli.ops import get_ops; ops = get_ops("cpu", "float32"); \
   print("computed by", "native " + ops.level if ops.name == "native" else "NumPy: see `gpt-cli doctor`")' >&2
 
-.PHONY: demo test faults soak soak-serve round-trips fuzz mutants test-gpu test-browser test-notebook test-ray test-s3 test-eval test-serve sanitize test-arm test-windows check format bench pictures man site check-release test-oldest test-fresh wheel clean help
+.PHONY: demo test faults soak soak-serve round-trips fuzz mutants test-gpu test-browser test-notebook test-ray test-s3 test-eval test-serve sanitize test-arm test-windows check format bench pictures man site check-release test-oldest test-fresh wheel wheels clean help
 
 demo: $(VENV)/.demo  ## stream a story from the bundled model
 	$(COMPUTED_BY)
@@ -140,6 +140,11 @@ wheel: $(VENV)/.demo  ## the wheel for this platform, in dist/
 	$(CLEAN_BIN)/python -m pip install --quiet dist/*.whl
 	cd / && PATH= GPT_CLI_OPS=native "$(CURDIR)/$(CLEAN_BIN)/gpt-cli" generate --model tiny -n 20 "Once upon a time" && echo
 	ls -l dist/*.whl
+
+wheels: $(VENV)/.wheels  ## the wheels of a release for all systems, in dist/
+	rm -rf dist/*.whl
+	$(BIN)/python -m tools.wheels dist
+	$(BIN)/check-wheel-contents dist/*.whl
 
 # pyroma would like an address and a home page, which the project does not have yet. The SBOM is about what `make wheel`
 # has installed, without the installer. It can be attested only with its serial number, which --output-reproducible omits.

@@ -6,15 +6,20 @@ import os
 import platform
 import re
 import shutil
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
 
+import packaging.tags
 import pytest
 
 pytest.importorskip("hatchling", reason="hatchling builds; it comes with the extra dev")
 from hatchling import build
 from hatchling.builders.wheel import WheelBuilder
+
+import hatch_build
+from tools import wheels
 
 ROOT = Path(__file__).parents[1]
 NATIVE = Path("gpt_cli", "ops", "native")
@@ -58,6 +63,25 @@ def compiler(tmp_path, monkeypatch):
         monkeypatch.setenv("CC", str(path))
 
     return write
+
+
+@pytest.fixture
+def no_cc(tmp_path, monkeypatch):
+    """Take the compiler `cc` away, and zig."""
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "ziglang", None)
+
+
+@pytest.fixture
+def platform_is(monkeypatch):
+    """Return a function that sets the platform of wheels."""
+
+    def set_platform(platform):
+        tag = f"cp311-cp311-{platform}"
+        monkeypatch.setattr(WheelBuilder, "get_best_matching_tag", lambda _: tag)
+
+    return set_platform
 
 
 def build_wheel(tree):
@@ -186,22 +210,175 @@ def test_a_compiler_that_fails_gives_a_pure_wheel_and_a_warning(
     assert message in line
 
 
-def test_without_a_compiler_the_wheel_is_pure(tree, monkeypatch, capfd):
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setenv("PATH", str(tree))
+@pytest.mark.usefixtures("no_cc")
+def test_without_a_compiler_the_wheel_is_pure(tree, capfd):
     assert build_wheel(tree).name.endswith("-py3-none-any.whl")
-    assert "the C compiler cc: No such file" in capfd.readouterr().err
+    assert "there is no C compiler `cc`, and the package ziglang is" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("system", ["linux_riscv64", "win_arm64", "linux_i686"])
+@pytest.mark.parametrize(
+    "platform", ["linux_riscv64", "linux_i686", "win32", "macosx_11_0_universal2"]
+)
 def test_a_platform_without_kernels_gets_a_pure_wheel_without_a_compilation(
-    tree, compiler, monkeypatch, capfd, system
+    tree, compiler, platform_is, capfd, platform
 ):
     compiler("touch called")
-    monkeypatch.setattr(WheelBuilder, "get_best_matching_tag", lambda _: f"cp311-cp311-{system}")
+    platform_is(platform)
     assert build_wheel(tree).name.endswith("-py3-none-any.whl")
-    assert system in capfd.readouterr().err
+    assert f"there are no kernels for {platform}" in capfd.readouterr().err
     assert not (tree / "called").exists()
+
+
+# What zig compiles for, and the library's name, for the platforms of a release and others.
+TARGETS = {
+    "manylinux_2_17_x86_64.manylinux2014_x86_64": ("x86_64-linux-gnu.2.17", "libkernels.so"),
+    "manylinux_2_28_aarch64": ("aarch64-linux-gnu.2.28", "libkernels.so"),
+    "musllinux_1_2_x86_64": ("x86_64-linux-musl", "libkernels.so"),
+    "musllinux_1_2_aarch64": ("aarch64-linux-musl", "libkernels.so"),
+    "macosx_10_13_x86_64": ("x86_64-macos.10.13", "libkernels.dylib"),
+    "macosx_11_0_arm64": ("aarch64-macos.11.0", "libkernels.dylib"),
+    "win_amd64": ("x86_64-windows-gnu", "kernels.dll"),
+    "win_arm64": ("aarch64-windows-gnu", "kernels.dll"),
+}
+
+
+@pytest.mark.parametrize(("platform", "target", "library"), [(p, *t) for p, t in TARGETS.items()])
+def test_the_platform_decides_what_is_compiled(
+    tree, compiler, platform_is, platform, target, library
+):
+    compiler(f"""echo "$*" >> {tree}/called; for out; do :; done; while [ $# -gt 1 ]; do
+        [ "$1" != -o ] || echo built > "$2"; shift; done""")
+    platform_is(platform)
+    wheel, runs_here = build_wheel(tree), {*platform.split(".")} & {*packaging.tags.platform_tags()}
+    assert [Path(name).name for name in names(wheel) if "kernels." in name] == (
+        [] if runs_here else [library]  # `built` cannot be loaded
+    )
+    assert wheel.name.endswith("any.whl" if runs_here else f"-py3-none-{platform}.whl")
+    *compiled, link = (tree / "called").read_text().splitlines()
+    levels = {word[8:] for line in compiled for word in line.split() if word.startswith("-DLEVEL=")}
+    x86 = {"avx2", "avxvnni", "avx512", "avx512vnni"}
+    assert levels == (x86 if target.startswith("x86") else {"neon", "neondot"})
+    assert ("-install_name" in link) == (library == "libkernels.dylib")
+    zig = [sys.executable, "-m", "ziglang", "cc", "-target", target, "-s"]
+    assert hatch_build.zig(platform) == zig
+
+
+ZIG = [hatch_build.ZIG]
+# The system, its platforms, the compiler `cc` (a script), CC, and what a build then requires.
+REQUIREMENTS = [
+    ("linux", ["manylinux_2_36_x86_64", "manylinux_2_17_x86_64"], None, None, ZIG),
+    ("linux", ["manylinux_2_17_aarch64"], "exit 1", None, ZIG),  # it has no headers
+    ("linux", ["musllinux_1_2_aarch64", "musllinux_1_1_aarch64"], None, "", ZIG),
+    ("linux", ["manylinux_2_17_x86_64"], "exit 0", None, []),
+    ("linux", ["manylinux_2_17_x86_64"], None, "clang", []),
+    ("linux", ["manylinux_2_17_x86_64"], None, "false", []),
+    ("linux", ["manylinux_2_31_riscv64", "linux_riscv64"], None, None, []),
+    ("darwin", ["macosx_13_0_arm64", "macosx_12_0_arm64"], "exit 0", None, ZIG),  # no xcode-select
+    ("darwin", ["macosx_11_0_x86_64", "macosx_10_13_x86_64"], None, None, []),
+    ("win32", ["win_amd64"], "exit 0", None, ZIG),
+    ("win32", ["win_amd64"], None, "clang", []),
+    ("win32", ["win32"], None, None, []),
+]
+
+
+@pytest.mark.parametrize(("system", "platforms", "cc", "variable", "required"), REQUIREMENTS)
+@pytest.mark.usefixtures("tree", "no_cc")
+def test_zig_is_required_only_where_there_is_no_other_compiler(
+    tmp_path, monkeypatch, system, platforms, cc, variable, required
+):
+    if cc:
+        (tmp_path / "cc").write_text(f"#!/bin/sh\n{cc}\n")
+        (tmp_path / "cc").chmod(0o755)
+    if variable is not None:
+        monkeypatch.setenv("CC", variable)
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(packaging.tags, "platform_tags", lambda: iter(platforms))
+    assert build.get_requires_for_build_wheel() == required
+    assert build.get_requires_for_build_editable()[:-1] == required
+    assert build.get_requires_for_build_sdist() == []
+
+
+@needs_compiler
+@pytest.mark.usefixtures("no_kernels")
+@pytest.mark.parametrize("kind", ["wheel", "editable"])
+def test_zig_compiles_where_there_is_no_other_compiler(tree, tmp_path, monkeypatch, request, kind):
+    package = tmp_path / "packages" / "ziglang"  # `cc` by another name
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(
+        "import os, sys\n"
+        f"with open({str(tmp_path / 'called')!r}, 'a') as file:\n"
+        "    print(*sys.argv[1:5], os.environ['ZIG_GLOBAL_CACHE_DIR'], file=file)\n"
+        f"command, path = ['cc', '-O0', *sys.argv[5:]], {os.environ['PATH']!r}\n"
+        f"os.execve({shutil.which('cc')!r}, command, os.environ | {{'PATH': path}})\n"
+    )
+    request.getfixturevalue("no_cc")
+    monkeypatch.delitem(sys.modules, "ziglang")
+    monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    if kind == "editable":
+        build_editable(tree)
+        assert [path.parent for path in libraries(tree)] == [tree / NATIVE]
+    else:
+        assert [name for name in names(build_wheel(tree)) if "kernels." in name]
+    calls = {tuple(line.split()) for line in (tmp_path / "called").read_text().splitlines()}
+    ((cc, option, target, strip, cache),) = calls
+    assert (cc, option, strip) == ("cc", "-target", "-s")
+    here = hatch_build.ZIG_PLATFORMS & {*packaging.tags.platform_tags()}
+    assert [target] == [hatch_build.zig(own)[5] for own in here]
+    assert not Path(cache).is_relative_to(Path.home())
+    assert not Path(cache).exists()
+
+
+# Headers of libraries as their formats define them, and one of nothing.
+HEADERS = {
+    "ELF x86-64": b"\x7fELF\2\1\1" + bytes(9) + b"\3\0\x3e\0",
+    "ELF ARM": b"\x7fELF\2\1\1" + bytes(9) + b"\3\0\xb7\0",
+    "ELF None": b"\x7fELF\2\1\1" + bytes(9) + b"\3\0\xf3\0",
+    "Mach-O x86-64": b"\xcf\xfa\xed\xfe\7\0\0\1",
+    "Mach-O ARM": b"\xcf\xfa\xed\xfe\x0c\0\0\1",
+    "PE x86-64": b"MZ" + bytes(0x3A) + b"\x48\0\0\0" + bytes(8) + b"PE\0\0\x64\x86",
+    "PE ARM": b"MZ" + bytes(0x3A) + b"\x40\0\0\0PE\0\0\x64\xaa",
+    "unknown": b"<html>",
+}
+
+
+# What libraries contain, and why they are not for all systems of a platform.
+GLIBC = b"\0GLIBC_2.9\0GLIBC_2.17\0GLIBC_2.2.5\0GLIBC_PRIVATE\0"
+RUNTIME = b"KERNEL32.dll\0api-ms-win-crt-heap-l1-1-0.dll\0kernels.dll\0"
+CONTENTS = [
+    ("manylinux_2_17_aarch64.manylinux2014_aarch64", HEADERS["ELF ARM"] + GLIBC, None),
+    ("musllinux_1_2_x86_64", HEADERS["ELF x86-64"], None),
+    ("musllinux_1_2_x86_64", HEADERS["ELF ARM"], "is ELF ARM, not ELF x86-64"),
+    ("musllinux_1_2_aarch64", HEADERS["ELF ARM"] + b"\0GLIBC_2.28\0", "needs glibc (2, 28)"),
+    ("win_amd64", HEADERS["PE x86-64"] + RUNTIME, None),
+    ("win_amd64", HEADERS["PE x86-64"] + RUNTIME + b"msvcrt.dll", "needs msvcrt.dll, and not only"),
+    ("macosx_11_0_arm64", HEADERS["PE ARM"], "is PE ARM, not Mach-O ARM"),
+    ("macosx_11_0_arm64", HEADERS["unknown"], "is unknown, not Mach-O ARM"),
+]
+
+
+def test_a_library_is_for_all_systems_of_its_wheel():
+    assert {wheels.kind(header): header for header in HEADERS.values()} == HEADERS
+    assert {*wheels.PLATFORMS.values()} == {*HEADERS} - {"ELF None", "unknown"}
+    for system, library, reason in CONTENTS:
+        problem = wheels.problem_with(library, system)
+        assert problem == reason or problem.startswith(reason), (system, problem)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("platform", wheels.PLATFORMS)
+def test_zig_gives_the_same_bytes_twice(tree, tmp_path, platform):
+    pytest.importorskip("ziglang", reason="needs the extra wheels")
+    shutil.copytree(tree, tmp_path / "another" / "folder")
+    libraries = []
+    for root in (tree, tmp_path / "another" / "folder"):
+        (root / "build").mkdir()
+        arguments = (platform, hatch_build.zig(platform), root / "build")
+        libraries.append(hatch_build.compile_library(root / NATIVE, *arguments).read_bytes())
+    assert libraries[0] == libraries[1]
+    assert wheels.problem_with(libraries[0], platform) is None
+    assert len(libraries[0]) <= 600_000
 
 
 def test_a_wheel_has_the_pages_of_the_guide_and_the_man_pages(tree, compiler):

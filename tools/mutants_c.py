@@ -85,7 +85,7 @@ class Build:
         return not passed
 
     def _passes(self) -> bool:
-        library = self._native / hatch_build.LIBRARY
+        library = self._native / hatch_build.LIBRARIES["linux"]
         library.unlink()
         objects = [str(FOLDER / f"{name}.o") for name in self._sources]
         link = [*COMPILER, "-shared", *objects, "-o", str(library), "-pthread", "-lm"]

@@ -1,8 +1,6 @@
 """Copies of the package with a differently compiled library."""
 
 import ctypes
-import os
-import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,16 +22,16 @@ def copy_package(
     """
     package = folder / "gpt_cli"
     shutil.rmtree(package, ignore_errors=True)
-    ignored = shutil.ignore_patterns("__pycache__", "libkernels.*")
+    ignored = shutil.ignore_patterns("__pycache__", *hatch_build.LIBRARIES.values())
     shutil.copytree(ROOT / "gpt_cli", package, ignore=ignored)
     shutil.copytree(ROOT / "weights" / "tiny", package / "weights" / "tiny")
     flags = hatch_build.FLAGS.replace("-O3", optimize)
     with (
-        mock.patch.dict(os.environ, CC=shlex.join(compiler)),
         mock.patch.object(hatch_build, "FLAGS", flags),
-        mock.patch.object(ctypes, "CDLL"),  # this process may not be able to load it
+        mock.patch.object(ctypes, "CDLL"),  # it may need a sanitizer, which this process lacks
     ):
-        library = hatch_build.compile_library(ROOT / hatch_build.NATIVE, platform, folder)
-    library.rename(folder / hatch_build.NATIVE / hatch_build.LIBRARY)
+        sources = ROOT / hatch_build.NATIVE
+        library = hatch_build.compile_library(sources, platform, [*compiler], folder)
+    library.rename(folder / hatch_build.NATIVE / library.name)
     for made in folder.glob("*.o"):
         made.unlink()

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from hatch_build import LIBRARY, NATIVE
+from hatch_build import LIBRARIES, NATIVE
 from tools.other_builds import BUILD, ROOT, copy_package
 from tools.test_systems import check, compile_driver
 
@@ -60,7 +60,7 @@ def main() -> None:
     if not PACKAGES.exists():
         _download_packages()
     copy_package(FOLDER, "linux_aarch64", [COMPILER])
-    driver, library = FOLDER / "driver", FOLDER / NATIVE / LIBRARY
+    driver, library = FOLDER / "driver", FOLDER / NATIVE / LIBRARIES["linux"]
     compile_driver([COMPILER], driver, "-ldl")
     for processor, levels in PROCESSORS.items():
         check(f"ARM ({processor})", [*emulated(processor), str(driver), str(library)], levels)

@@ -7,16 +7,13 @@ same under qemu.
 """
 
 import os
-import re
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import hatch_build
@@ -24,6 +21,7 @@ from gpt_cli.ops import bindings
 from gpt_cli.system.library import native_library
 from tools.hashes import THREADS, hashes
 from tools.other_builds import BUILD, ROOT
+from tools.wheels import problem_with
 
 FOLDER = BUILD / "systems"
 SOURCES = ROOT / hatch_build.NATIVE
@@ -37,9 +35,7 @@ MUSL = Path("/lib/ld-musl-x86_64.so.1")
 class System:
     """A system that zig compiles for, and what runs its programs here."""
 
-    name: str
-    target: str
-    library: str
+    platform: str  # of its wheel
     program: str
     link: list[str]  # flags of the program
     runner: list[str]
@@ -48,9 +44,7 @@ class System:
 
 def main() -> None:
     """Compile for each system and compare; the first difference ends the program."""
-    zig, wine = find_zig(), next(filter(None, map(shutil.which, WINE)), None)
-    if zig is None:
-        sys.exit("zig not found: pip install 'ziglang>=0.13'")
+    wine = next(filter(None, map(shutil.which, WINE)), None)
     if wine is None:
         sys.exit("wine not found: on Debian, apt-get install --no-install-recommends wine64")
     if not MUSL.exists():
@@ -62,29 +56,23 @@ def main() -> None:
     variables = {"WINEPREFIX": str(FOLDER / "wine"), "WINEDEBUG": "-all"}
     variables["WINEDLLOVERRIDES"] = "mscoree=;mshtml="
     systems = [
-        System("musl", "x86_64-linux-musl", "libkernels.so", "driver", ["-dynamic"], [str(MUSL)]),
-        System("windows", "x86_64-windows-gnu", "kernels.dll", "driver.exe", [], [wine], variables),
+        System("musllinux_1_2_x86_64", "driver", ["-dynamic"], [str(MUSL)]),
+        System("win_amd64", "driver.exe", [], [wine], variables),
     ]
     driver = FOLDER / "driver"
     FOLDER.mkdir(parents=True, exist_ok=True)
     compile_driver(CC, driver, "-ldl")
     check(f"this system, by {CC[0]}", [str(driver), str(library)], bindings.levels())
     for system in systems:
-        folder = FOLDER / system.name
+        folder = FOLDER / system.platform
         folder.mkdir(exist_ok=True)
-        compiler = [*zig, "cc", "-target", system.target]
-        _compile_library(compiler, folder, system.library)
-        _check_runtime(folder / system.library)
-        compile_driver(compiler, folder / system.program, *system.link)
-        command = [*system.runner, str(folder / system.program), str(folder / system.library)]
-        check(f"{system.name}, by zig", command, bindings.levels(), system.variables)
-
-
-def find_zig() -> list[str] | None:
-    """Return the command of zig, of the package ziglang or on the PATH; None if there is none."""
-    if find_spec("ziglang"):
-        return [sys.executable, "-m", "ziglang"]
-    return ["zig"] if shutil.which("zig") else None
+        zig = hatch_build.zig(system.platform)
+        library = hatch_build.compile_library(SOURCES, system.platform, zig, folder)
+        if problem := problem_with(library.read_bytes(), system.platform):
+            sys.exit(f"{system.platform}, by zig: the library {problem}")
+        compile_driver(zig, folder / system.program, *system.link)
+        command = [*system.runner, str(folder / system.program), str(library)]
+        check(f"{system.platform}, by zig", command, bindings.levels(), system.variables)
 
 
 def compile_driver(compiler: Sequence[str], program: Path, *link: str) -> None:
@@ -131,29 +119,6 @@ def difference(output: str, levels: Collection[str]) -> str | None:
 @cache
 def _expected() -> dict[str, str]:
     return hashes()
-
-
-def _compile_library(compiler: Sequence[str], folder: Path, library: str) -> None:
-    """Compile the library for x86-64, with the flags of hatch_build.py."""
-    parts = {path.stem: [str(path)] for path in SOURCES.glob("*.c") if path.stem != "kernels"}
-    for level, flags in hatch_build.LEVELS["x86_64"].items():
-        parts[level] = [str(SOURCES / "kernels.c"), f"-DLEVEL={level}", *flags.split()]
-    objects = {name: str(folder / f"{name}.o") for name in parts}
-    base = [*compiler, *hatch_build.FLAGS.split()]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        commands = ([*base, "-c", *parts[name], "-o", objects[name]] for name in parts)
-        list(pool.map(_run, commands))
-    _run([*compiler, "-shared", *objects.values(), "-o", str(folder / library), "-lpthread", "-lm"])
-
-
-def _check_runtime(library: Path) -> None:
-    """Quit if a library for Windows needs another C runtime than Python's.
-
-    Python's descriptors of files would then have no meaning in it (`read_at` in system.c).
-    """
-    for name in re.findall(rb"[\w-]+\.dll", library.read_bytes(), re.IGNORECASE):
-        if not name.lower().startswith((b"kernel", b"api-ms-win-")):
-            sys.exit(f"{library.name} needs {name.decode()}, and not only Windows' C runtime")
 
 
 def _run(command: Sequence[str]) -> None:
