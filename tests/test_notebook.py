@@ -93,6 +93,10 @@ def test_the_pictures_are_readable_in_a_notebook(notebook, folder, window):
     assert "→ token" in attention.locator(".panel strong").inner_text()
     for frame in others:
         assert frame.locator(".panel").inner_text()  # of what is chosen
+    for frame in others[:1] + others[2:]:  # the tables
+        chosen = frame.locator("td[aria-selected=true]").bounding_box()
+        panel = frame.locator(".panel").bounding_box()
+        assert chosen["y"] + chosen["height"] <= panel["y"]
     for frame in frames:
         assert frame.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
         assert frame.evaluate("window.origin") == "null"  # it cannot reach the notebook
