@@ -510,7 +510,8 @@ class Engine:
         `gpt-cli activations --hooks` lists the shapes, such as (T, C) for T tokens. A value for one
         token, or a mean, has no axis of tokens, such as (C,); means over words are (words, C).
 
-        A text that is empty or longer than the context is an InputError when it is its turn.
+        A text that is empty or longer than the context is an InputError when it is its turn; it
+        begins with the index, such as `texts[1]:`.
 
         Args:
             texts: any number, or mappings with a "text" and its "edits", a list.
