@@ -89,12 +89,9 @@ function fitWindow(box, cell) {
   const fit = () => {
     const others = document.body.scrollHeight - box.offsetHeight;
     box.style.maxHeight = `${Math.max(0.4 * innerHeight, innerHeight - others)}px`;
-  };
-  addEventListener("resize", fit);
-  requestAnimationFrame(() => { // a frame of a notebook has no size before
-    fit();
     box.scrollTo(cell.offsetLeft - box.clientWidth / 2, cell.offsetTop - box.clientHeight / 2);
-  });
+  };
+  new ResizeObserver(fit).observe(box); // a frame of a notebook gets its size later
 }
 
 /** Fade the right edge of a box while there is more to scroll to. */
