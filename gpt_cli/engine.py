@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gpt_cli.compression.archive import SEGMENT_TOKENS, ArchiveReader
 from gpt_cli.compression.codec import Codec
 from gpt_cli.display.results import ResultDisplay
-from gpt_cli.errors import InputError, checked, compute_valid, counted, single
+from gpt_cli.errors import InputError, about, brief, checked, compute_valid, counted, single
 from gpt_cli.folder.tokenizer import check_bytes
 from gpt_cli.generation.generate import Completion, Run, complete
 from gpt_cli.generation.row import Request, check_limits
@@ -22,7 +22,7 @@ from gpt_cli.gpt2.edits import FunctionEdit, HookFunction, ModelEdit
 from gpt_cli.gpt2.hooks import has_key_axis, select_hooks
 from gpt_cli.gpt2.weights import Weights
 from gpt_cli.options.arguments import check_type, checks_arguments
-from gpt_cli.options.declare import AT_LEAST_1, OptionError, check
+from gpt_cli.options.declare import AT_LEAST_1, OptionError, check, check_keywords
 from gpt_cli.options.edit import AnyEdit
 from gpt_cli.options.request import OptionFields, Options
 from gpt_cli.scoring.activations import Pool, TextActivations, check_pool, text_activations
@@ -77,11 +77,17 @@ class Engine:
         self.tokenizer = loaded.tokenizer
 
     def __repr__(self) -> str:
-        """Return the name, the dtype, the operations and the size of the model."""
+        """Return the name, the dtype, the operations, the size and the edits of the model."""
         config = self.model.config
         ops = self.model.ops
         size = f"{counted(config.n_layer, 'layer')} x {config.n_embd}"
-        return f"<Engine {self.name}: {ops.dtype}, {ops.name}, {size}>"
+        facts = [str(ops.dtype), ops.name, size]
+        functions = [edit for edit in self.loaded.edits if isinstance(edit, FunctionEdit)]
+        if edits := len(self.loaded.edits) - len(functions):
+            facts.append(counted(edits, "edit"))
+        if points := {point for function in functions for point in function.hooks}:
+            facts.append(f"hooks at {counted(len(points), 'point')}")
+        return f"<Engine {self.name}: {', '.join(facts)}>"
 
     @checks_arguments()
     def encode(self, text: str, *, special: bool = False) -> list[int]:
@@ -145,7 +151,9 @@ class Engine:
             raise TypeError("hooks must be a mapping of names to functions")
         for name, function in hooks.items():
             if not callable(function):
-                raise TypeError(f"hooks[{name!r:.80}] must be a function, not {function!r:.40}")
+                raise TypeError(
+                    f"hooks[{brief(name, 80)}] must be a function, not {brief(function)}"
+                )
         config = self.model.config
         new = [FunctionEdit(select_hooks(config, [name]), hooks[name]) for name in hooks]
         return self._with(edits=(*self.loaded.edits, *new), speculator=None)
@@ -170,10 +178,13 @@ class Engine:
         An empty prompt is replaced by the model's start token.
         """
         options = options.with_seed()
-        requests = [
-            Request.of_prompt(self.loaded, prompt, options, index)
-            for index, prompt in enumerate(prompts)
-        ]
+        requests = []
+        for index, prompt in enumerate(prompts):
+            try:
+                requests.append(Request.of_prompt(self.loaded, prompt, options, index))
+            except InputError as error:
+                several = len(set(prompts)) > 1
+                raise (about(f"prompts[{index}]", error) if several else error) from None
         run = Run(self.loaded, requests)
         for completion in run.completions:
             self._shown(completion)
@@ -412,7 +423,7 @@ class Engine:
         if not isinstance(row, Mapping):
             check_type("row", row, Sequence[Any])
             if len(row) != 2:
-                raise InputError(f"a row must be a prompt and its choices, not {row!r:.40}")
+                raise InputError(f"a row must be a prompt and its choices, not {brief(row)}")
             row = {"prompt": row[0], "choices": row[1]}
         return Question.of_row(self.loaded, row, special=special, neutral=neutral)
 
@@ -499,7 +510,8 @@ class Engine:
         `gpt-cli activations --hooks` lists the shapes, such as (T, C) for T tokens. A value for one
         token, or a mean, has no axis of tokens, such as (C,); means over words are (words, C).
 
-        A text that is empty or longer than the context is an InputError when it is its turn.
+        A text that is empty or longer than the context is an InputError when it is its turn; it
+        begins with the index, such as `texts[1]:`.
 
         Args:
             texts: any number, or mappings with a "text" and its "edits", a list.
@@ -512,7 +524,8 @@ class Engine:
             progress: show a bar of the texts.
         """
         results = self.activation_rows(texts, hooks, pool, bos=bos, special=special)
-        rows = map(checked, counted_rows(results, texts) if progress else results)
+        numbered = enumerate(counted_rows(results, texts) if progress else results)
+        rows = (checked(row, f"texts[{index}]") for index, row in numbered)
         if pool in ("last", "mean"):
             return (Arrays((name, value[0]) for name, value in row.values.items()) for row in rows)
         return (Arrays(row.word_columns | row.values) for row in rows)
@@ -588,9 +601,10 @@ class Engine:
             raise OptionError("pool", f"must be one of {', '.join(get_args(VectorPool))}")
         sets = []
         with counted_texts(progress=progress):
-            for texts in (positive, negative):
-                rows = self.activations(texts, [name], pool=pool, special=special)
-                sets.append(np.array([values[name] for values in rows]))
+            for of, texts in {"positive": positive, "negative": negative}.items():
+                numbered = enumerate(self.activation_rows(texts, [name], pool, special=special))
+                rows = (checked(row, f"{of}[{index}]") for index, row in numbered)
+                sets.append(np.array([row.values[name][0] for row in rows]))
         return direction(name, *sets, pca=pca)
 
     @checks_arguments()
@@ -609,7 +623,8 @@ class Engine:
                 "surprise", "tree", "attribution", "patch" or "ablate": see `gpt-cli show`.
             texts: the text; for "patch", the clean and the corrupt one.
             options: those of the method that computes the view: of `trace` for attention and lens,
-                of `score` for surprise, and else of the method of the same name.
+                of `score` for surprise, and else of the method of the same name. An unknown one is
+                a TypeError.
         """
         from inspect import signature
 
@@ -617,10 +632,14 @@ class Engine:
         from gpt_cli.display.views import VIEWS
 
         if view not in VIEWS:
-            raise OptionError("view", f"must be one of {', '.join(VIEWS)}, not {view!r:.40}")
+            raise OptionError("view", f"must be one of {', '.join(VIEWS)}, not {brief(view)}")
         method, draw = VIEWS[view]
-        drawn = {name: options.pop(name) for name in signature(draw).parameters if name in options}
-        result = getattr(self, method)(*texts, **options)
+        compute = getattr(self, method)
+        _source, _result, *of_view = signature(draw).parameters
+        if of_view:  # the method does not know them
+            check_keywords(options, [*of_view, *signature(compute).parameters])
+        drawn = {name: options.pop(name) for name in of_view if name in options}
+        result = compute(*texts, **options)
         return Page(draw(self._display, result, **drawn))
 
     @checks_arguments()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from itertools import count, islice
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 Prepared = TypeVar("Prepared")
@@ -110,11 +110,18 @@ def single(results: Iterable[Result | InputError]) -> Result:
     return checked(result)
 
 
-def checked(result: Result | InputError) -> Result:
-    """Return a result; raise it if it is an error."""
+def checked(result: Result | InputError, item: str = "") -> Result:
+    """Return a result; raise it if it is an error, perhaps of an item such as `texts[1]`."""
     if isinstance(result, InputError):
-        raise result
+        raise about(item, result) if item else result
     return result
+
+
+def about(item: str, error: InputError) -> InputError:
+    """Return an error itself, whose message now begins with the item that it is about."""
+    complaint, *rest = error.args
+    error.args = (f"{item}: {complaint}", *rest)
+    return error
 
 
 def import_extra(purpose: str, package: str, *modules: str) -> ModuleType:
@@ -132,6 +139,12 @@ def import_extra(purpose: str, package: str, *modules: str) -> ModuleType:
 def counted(count: int, noun: str) -> str:
     """Return a number with its noun, such as `1 token` or `2 tokens`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def brief(value: object, most: int = 40, show: Callable[[Any], str] = repr) -> str:
+    """Return a value as text, or its beginning and `...` if it has more than `most` characters."""
+    text = show(value)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

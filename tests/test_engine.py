@@ -283,6 +283,7 @@ def test_unknown_options_and_one_prompt_without_a_list_are_refused(engine):
             "choices must be a list or None, not",
         ),
         (lambda engine: engine.generate(["a"], temprature=0), r"\(did you mean temperature\?\)$"),
+        (lambda engine: engine.trace("a", x=1), "keyword x: the keywords are text, special$"),
         (lambda engine: engine.stream(["a"]), "prompt must be a string, not"),
         (lambda engine: engine.batch(["a"], {"seed": 1}), "options must be Options or None, not"),
         (lambda engine: engine.score(5), "text must be a string, not 5"),
@@ -357,6 +358,10 @@ def test_a_wrong_type_in_a_row_is_the_error_of_this_row(engine, row, message):
 def test_an_engine_and_its_weights_are_shown_on_one_line(engine):
     ops = engine.model.ops
     assert repr(engine) == f"<Engine {engine.name}: {ops.dtype}, {ops.name}, 3 layers x 32>"
+    edited = engine.with_edits(["hook_embed=0", "*.hook_mlp_out=0"])
+    assert repr(edited).endswith(" x 32, 2 edits>")
+    hooked = edited.with_hooks({"hook_embed": print}).with_hooks({"hook_*": print})
+    assert repr(hooked).endswith(" x 32, 2 edits, hooks at 2 points>")
     assert repr(engine.weights) == "<40 weights: wte.weight, wpe.weight, h.0.ln_1.weight, ...>"
 
 
@@ -379,6 +384,18 @@ def test_an_engine_with_other_weights_computes_with_them_everywhere(engine):
     assert changed.score(text) != engine.score(text)
     assert changed.with_weights(engine.weights).score(text) == engine.score(text)
     assert not changed.weights[name].any()
+
+
+def test_an_error_of_one_text_among_several_names_it(engine):
+    hook = "hook_embed"
+    for compute, message in (
+        (lambda: [*engine.activations(["a", ""], [hook])], r"^texts\[1\]: the text is empty"),
+        (lambda: engine.vector(["a", "b"], ["c", ""], hook), r"^negative\[1\]: the text is empty"),
+        (lambda: engine.generate(["a", "a" * 99]), r"^prompts\[1\]: the prompt has 99 tokens"),
+        (lambda: engine.generate(["a" * 99]), "^the prompt has 99 tokens"),
+    ):
+        with pytest.raises(InputError, match=message):
+            compute()
 
 
 def test_half_of_a_surrogate_pair_is_refused(engine):

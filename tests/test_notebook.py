@@ -75,6 +75,7 @@ def test_each_cell_shows_a_line_and_a_picture(notebook, folder):
 
 @pytest.mark.browser
 def test_the_pictures_are_readable_in_a_notebook(notebook, folder, window):
+    api = pytest.importorskip("playwright.sync_api")
     file = folder / "outputs.html"
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
     style = "<style>:root { color-scheme: light dark }</style>"
@@ -93,6 +94,12 @@ def test_the_pictures_are_readable_in_a_notebook(notebook, folder, window):
     assert "→ token" in attention.locator(".panel strong").inner_text()
     for frame in others:
         assert frame.locator(".panel").inner_text()  # of what is chosen
+    for frame in others[:1] + others[2:]:  # the tables
+        frame.frame_element().scroll_into_view_if_needed()  # before, it draws nothing
+        cell = frame.locator("td[aria-selected=true]")
+        api.expect(cell).to_be_in_viewport(ratio=0.9)
+        place = cell.bounding_box()
+        assert place["y"] + place["height"] <= frame.locator(".panel").bounding_box()["y"]
     for frame in frames:
         assert frame.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
         assert frame.evaluate("window.origin") == "null"  # it cannot reach the notebook

@@ -12,13 +12,15 @@ import numpy as np
 
 from gpt_cli.display.colours import BITS, SHARES, SIGNED
 from gpt_cli.display.views import AttentionView, GridView, SurpriseView, View
-from gpt_cli.errors import InputError
+from gpt_cli.errors import InputError, brief
+from gpt_cli.options.declare import OptionError
 from gpt_cli.system.atomic import write_file
 from gpt_cli.texts.result import Result
 
 _MAX_BYTES = 64_000_000  # of a page, so that a phone can show it
 _MAX_FRAME = 10_000_000  # characters of a page in a notebook, whose file has all outputs
-_HEIGHTS = {"attention": 720}  # of frames, in pixels
+_HEIGHT = 720  # of a frame, in pixels
+_ENDINGS = (".html", ".htm")
 _MAX_TOKENS = 20_000  # of a text in `surprise`; all are nodes, and more take many seconds
 
 
@@ -34,7 +36,14 @@ class Page(Result):
         return page(self.view)
 
     def save(self, path: str | Path) -> None:
-        """Write the page to a file, which is replaced if it exists."""
+        """Write the page to a file that ends with .html or .htm, which is replaced if it exists.
+
+        Raise OptionError for another ending, and InputError if the file cannot be written.
+        """
+        if Path(path).suffix.lower() not in _ENDINGS:
+            cure = "a page is HTML; `gpt-cli show --png FILE` draws maps as pictures"
+            complaint = f"must end with {' or '.join(_ENDINGS)}, not {brief(Path(path).name, 80)}"
+            raise OptionError("path", f"{complaint}: {cure}")
         write_file(Path(path), self.html.encode(), replace=True)
 
     def _facts(self) -> str:
@@ -56,9 +65,11 @@ def framed(page: Page) -> str:
     if len(text) > _MAX_FRAME:
         size = f"the page of {page.view.view} has {len(text) / 1e6:,.0f} MB, much for a notebook"
         return f"<p>{size}: show less, or save the page of Engine.show</p>"
-    height = _HEIGHTS.get(page.view.view, 520)
-    style = f"width: 100%; height: {height}px; border: 1px solid #8884; border-radius: 4px"
-    return f'<iframe srcdoc="{html.escape(text)}" sandbox="allow-scripts" style="{style}"></iframe>'
+    style = f"width: 100%; height: {_HEIGHT}px; border: 1px solid #8884; border-radius: 4px"
+    # A notebook that is not trusted removes the frame, and shows the text in it.
+    instead = html.escape(f"{page!r}: run the cell to see the picture, or trust the notebook")
+    frame = f'<iframe srcdoc="{html.escape(text)}" sandbox="allow-scripts" style="{style}">'
+    return f"{frame}{instead}</iframe>"
 
 
 def page(view: View) -> str:

@@ -119,7 +119,9 @@ class GridView(View):
 def attention(
     source: Source, trace: Trace, layer: int | None = None, head: int | None = None
 ) -> AttentionView:
-    """Show the attention of all heads, of one layer, or of one head."""
+    """Show the attention of all heads, of one layer, or of one head of a layer."""
+    if head is not None and layer is None:
+        raise OptionError("head", "needs layer: give both")
     n_layer, n_head = trace.attention.shape[:2]
     layers = _indices("layer", layer, n_layer)
     heads = _indices("head", head, n_head)

@@ -14,7 +14,7 @@ from zipfile import BadZipFile, ZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt_cli.errors import MALFORMED, CheckpointError, InputError, did_you_mean
+from gpt_cli.errors import MALFORMED, CheckpointError, InputError, brief, did_you_mean
 from gpt_cli.folder.weight_files import read_tensors
 
 _SUFFIXES = (".safetensors", ".npz", ".npy")
@@ -90,7 +90,7 @@ class ArrayFile:
         self.name = name
         path = Path(name)
         if path.suffix not in _SUFFIXES:
-            raise InputError(f"{name!r:.200} must end with {' or '.join(_SUFFIXES)}")
+            raise InputError(f"{brief(name, 200)} must end with {' or '.join(_SUFFIXES)}")
         if folder:  # one answer for what is outside and what is missing
             inside = _inside(folder, path)
             if inside is None:

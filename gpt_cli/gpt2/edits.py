@@ -21,9 +21,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt_cli.errors import InputError, counted
+from gpt_cli.errors import InputError, brief, counted
 from gpt_cli.folder.config import GPT2Config
-from gpt_cli.gpt2.hooks import Hook, has_key_axis, hook_shapes, select_hooks
+from gpt_cli.gpt2.hooks import Hook, has_key_axis, hook_shapes, indexed, select_hooks
 from gpt_cli.ops import Array, Ops
 from gpt_cli.options.declare import OptionError
 from gpt_cli.options.edit import AnyEdit, Edit, Vector
@@ -53,7 +53,7 @@ class EditError(OptionError):
     def __init__(self, edit: str | Edit, problem: object):
         # The parts of an edit may have control characters.
         shown = (c if c.isprintable() else ascii(c)[1:-1] for c in str(problem))
-        super().__init__("edits", f"{edit!r:.120}: {''.join(shown)}")
+        super().__init__("edits", f"{brief(edit, 120)}: {''.join(shown)}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,9 +85,10 @@ class ModelEdit:
             if edit.op not in _OPERATIONS:
                 raise InputError(f"its op must be one of {', '.join(_OPERATIONS)}")
             hooks = {name: shapes[name] for name in select_hooks(config, [edit.hook])}
-            size = min(_sizes(shape)[0] for shape in hooks.values())
+            smallest = min(hooks, key=lambda name: _sizes(hooks[name])[0])
+            index = _index(edit.index, _sizes(hooks[smallest])[0], indexed(smallest))
             positions = _ALL if edit.positions is None else _as_text(edit.positions)
-            bare = cls(source, hooks, _index(edit.index, size), positions, edit.op)
+            bare = cls(source, hooks, index, positions, edit.op)
             _ranges(positions, 0)
             if isinstance(edit.value, str):
                 return bare._with_text(edit.value, folder)
@@ -102,7 +103,8 @@ class ModelEdit:
         except (TypeError, ValueError, RuntimeError) as error:  # such as an array on a GPU
             raise InputError(f"its value is no array: {error!s:.200}") from None
         if array.dtype.kind not in "fiu":
-            raise InputError(f"its value holds {array.dtype!s:.40}, not numbers")
+            shown = "is None" if value is None else f"holds {array.dtype!s:.40}"
+            raise InputError(f"its value {shown}: give a number, an array of numbers or a text")
         if not array.ndim:
             if not abs(array) <= _LARGEST:
                 raise InputError(f"its value, {array}, is not finite in float32")
@@ -116,6 +118,9 @@ class ModelEdit:
         if _is_number(self.operator, value):
             return replace(self, number=_number(value))
         factor, mean, source = _parts_of_value(self.operator, value)
+        if self.operator == "+=" and _NUMBER.fullmatch(source):
+            example = f"+={source}*FILE"
+            raise InputError(f"+= adds the vector of a file, not a number: give one, as {example}")
         edit = replace(self, number=_number(factor.rstrip("* ")) if factor else 1.0)
         from gpt_cli.folder.array_file import ArrayFile, file_and_key  # few edits have a file
 
@@ -153,7 +158,8 @@ class ModelEdit:
                 expected = (len(stored), *expected)
             axes = len(expected) + has_keys
             if array.shape[: len(expected)] != expected or array.ndim != axes:
-                raise InputError(f"{hook} in {source} is {array.shape}, not {expected}")
+                problem = f"has the shape {array.shape}, and {hook} needs {expected}"
+                raise InputError(f"{source} {problem}")
             array = array.astype(np.float32)
             if not _is_finite(hook, array):
                 raise InputError(f"{hook} in {source} is not finite")
@@ -201,7 +207,10 @@ class FunctionEdit:
         if new is None:
             new = value  # which the function may have changed
         if not isinstance(new, np.ndarray) or (new.shape, new.dtype) != (value.shape, value.dtype):
-            returned = f"{new.dtype} {new.shape}" if isinstance(new, np.ndarray) else f"{new!r:.40}"
+            is_array = isinstance(new, np.ndarray)
+            returned = f"{new.dtype} {new.shape}" if is_array else brief(new)
+            if is_array and new.shape == value.shape:
+                returned += ": add .astype(np.float32)"
             needed = f"float32 {value.shape}"
             raise InputError(f"the function at {hook} must return {needed}, not {returned}")
         value[...] = new
@@ -381,7 +390,7 @@ def _parts_of_value(operator: str, value: str) -> tuple[str, str, str]:
 def _number(text: str) -> float:
     """Return the number in a text, if it is one in float32; else raise InputError."""
     if not _NUMBER.fullmatch(text):
-        raise InputError(f"{text!r:.40} is not a number")
+        raise InputError(f"{brief(text)} is not a number")
     if abs(float(text)) > _LARGEST:
         raise InputError(f"{text:.40} is too large")
     return float(text)
@@ -395,7 +404,7 @@ def _mean(array: NDArray[Any]) -> NDArray[Any]:
     return array.mean(axis=0, dtype=np.float64)
 
 
-def _index(index: Any, size: int) -> list[int] | slice:
+def _index(index: Any, size: int, kind: str) -> list[int] | slice:
     """Return an index of heads, neurons or dimensions: `3`, `3,5`, `0:4`, or None for all."""
     if index is None:
         return slice(None)
@@ -409,7 +418,7 @@ def _index(index: Any, size: int) -> list[int] | slice:
         last = int(match[3] or size) if match[2] else first + 1
         numbers += range(first, min(last, size + 1))  # a request may name any number
     if not numbers or max(numbers) >= size:
-        raise InputError(f"[{text:.40}] is not in 0:{size}")
+        raise InputError(f"[{text:.40}] must be {kind} from 0 to {size - 1}")
     return numbers
 
 

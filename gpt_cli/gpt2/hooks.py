@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 
-from gpt_cli.errors import did_you_mean
+from gpt_cli.errors import brief, did_you_mean
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.ops import Array
 from gpt_cli.options.declare import OptionError
@@ -129,6 +129,12 @@ def has_key_axis(name: str) -> bool:
     return _SHAPES[_end(name)] == ("H", "T", "T")
 
 
+def indexed(name: str) -> str:
+    """Return what the numbers of a value at one token are indexed by, such as "heads"."""
+    axis = next(axis for axis in _SHAPES[_end(name)] if axis != "T")
+    return {"H": "heads", "inner": "neurons", "C": "dimensions"}[axis]
+
+
 def select_hooks(config: GPT2Config, globs: Sequence[str]) -> list[str]:
     """Return the hook points that match one of the globs, in order of computation.
 
@@ -139,7 +145,7 @@ def select_hooks(config: GPT2Config, globs: Sequence[str]) -> list[str]:
     names = [*hook_shapes(config)]
     for glob in globs:
         if not fnmatch.filter(names, glob):
-            raise OptionError("hook", f"{glob!r:.80} is not a hook point{_hint(glob, names)}")
+            raise OptionError("hook", f"{brief(glob, 80)} is not a hook point{_hint(glob, names)}")
     return [name for name in names if any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
 
 
@@ -152,7 +158,7 @@ def _hint(glob: str, names: Sequence[str]) -> str:
     numbered = _NUMBERED.match(glob)
     if numbered and not any(name.startswith(numbered[0]) for name in names):
         return f" of this model: the last one is {names[-2]}"
-    return did_you_mean(glob, names) or ": `gpt-cli activations --hooks` lists them"
+    return did_you_mean(glob, names) or ": `gpt-cli activations --hooks -m MODEL` lists them"
 
 
 def rows_of(values: Mapping[str, Array], lengths: Sequence[int]) -> list[dict[str, Array]]:

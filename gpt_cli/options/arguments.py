@@ -7,6 +7,7 @@ from numbers import Integral
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
+from gpt_cli.errors import brief
 from gpt_cli.options.declare import SWITCH, TEXT, WHOLE, Declared, OptionTypeError, check_keywords
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -26,7 +27,7 @@ def checks_arguments(*groups: type[Declared]) -> Callable[[F], F]:
         named = [p for p in signature.parameters.values() if p.kind != p.VAR_KEYWORD]
         types = {p.name: p.annotation for p in named if p.annotation is not p.empty}
         options = [p for group in groups for p in inspect.signature(group).parameters.values()]
-        known = [parameter.name for parameter in named]
+        known = [parameter.name for parameter in named if parameter.name != "self"]
         passes_on = len(named) < len(signature.parameters)
 
         @wraps(function)
@@ -54,7 +55,7 @@ def check_type(name: str, value: Any, annotation: Any) -> None:
     kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
     if not any(_is_of(value, kind) for kind in kinds):
         names = " or ".join(_name(kind) for kind in kinds)
-        raise OptionTypeError(name, f"must be {names}, not {value!r:.40}")
+        raise OptionTypeError(name, f"must be {names}, not {brief(value)}")
     if any(get_origin(kind) in _LISTS for kind in kinds) and _is_table(value):
         table = f"cannot be a {type(value).__name__}, whose items are columns"
         cure = 'give one column, such as df["text"], or its rows, such as df.to_dict("records")'

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, ClassVar, Literal, Self, TypeAlias, get_args, get_origin
 
-from gpt_cli.errors import GPTCLIError, InputError, ResourceError, did_you_mean
+from gpt_cli.errors import GPTCLIError, InputError, ResourceError, brief, did_you_mean
 from gpt_cli.system.machine import MOST_THREADS
 
 Token: TypeAlias = int | str  # an id, or the text of one token
@@ -124,7 +124,7 @@ class Option:
             entries = [self._try(self.kind.parse, text, _as_json) for text in value]
             for text, entry in zip(value, entries, strict=True):
                 if self.range and not self.range.contains([entry]):
-                    shown = f"{_as_json(text):.40}"
+                    shown = brief(text, show=_as_json)
                     raise OptionError(self.name, f"must be {self.range.name}, not {shown}")
             value = entries
         elif isinstance(value, str):
@@ -136,7 +136,8 @@ class Option:
             return function(value)
         except (TypeError, ValueError, OverflowError) as error:
             kind = OptionTypeError if isinstance(error, TypeError) else OptionError
-            raise kind(self.name, f"must be {self.kind.name}, not {show(value):.40}") from None
+            shown = brief(value, show=show)
+            raise kind(self.name, f"must be {self.kind.name}, not {shown}") from None
 
 
 def option(
@@ -167,10 +168,11 @@ def declaration(name: str, annotation: Any, member: Field[Any]) -> Option:
 
 
 def check_keywords(keywords: Iterable[str], known: Collection[str]) -> None:
-    """Raise TypeError for an unknown keyword, as Python 3.13 does: with the nearest known one."""
+    """Raise TypeError for an unknown keyword, with the nearest known one; else with all of them."""
     for name in keywords:
         if name not in known:
-            raise TypeError(f"unknown keyword {name}{did_you_mean(name, known)}")
+            hint = did_you_mean(name, known) or f": the keywords are {', '.join(known)}"
+            raise TypeError(f"unknown keyword {name}{hint}")
 
 
 class Declared:
@@ -218,9 +220,8 @@ class Declared:
         for name in values:
             if name not in known:
                 near = did_you_mean(f"{name!s:.40}", known)
-                raise InputError(
-                    f"unknown field {name!r:.40}{near}; the options of a row are {', '.join(known)}"
-                )
+                options = f"the options of a row are {', '.join(known)}"
+                raise InputError(f"unknown field {brief(name)}{near}; {options}")
         return replace(self, **self.parse_json(values)) if values else self
 
 

@@ -72,6 +72,9 @@ class Vector:
 
     __rmul__ = __mul__
 
+    def __truediv__(self, divisor: Any) -> Edit:
+        return self * (1 / divisor) if isinstance(divisor, Real) else NotImplemented
+
     def __neg__(self) -> Edit:
         return self * -1
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from math import inf, log
 from typing import Any, Literal, Self, TypeAlias, TypedDict, get_args
 
+from gpt_cli.errors import brief
 from gpt_cli.options.constraint import Constraint, ConstraintKind
 from gpt_cli.options.declare import (
     AT_LEAST_0,
@@ -232,7 +233,7 @@ class Options(SamplingParams):
 
     def __post_init__(self) -> None:
         if isinstance(self.choices, str):  # which is also a sequence of strings
-            raise OptionTypeError("choices", f"must be a list or None, not {self.choices!r:.40}")
+            raise OptionTypeError("choices", f"must be a list or None, not {brief(self.choices)}")
         super().__post_init__()
         constraints = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         if len(constraints) > 1:

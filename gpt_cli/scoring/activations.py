@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt_cli.errors import counted
+from gpt_cli.errors import brief, counted
 from gpt_cli.gpt2.hooks import has_key_axis
 from gpt_cli.gpt2.model import GPT2
 from gpt_cli.gpt2.weights import check_finite
@@ -60,7 +60,7 @@ class TextActivations(Result):
 def check_pool(pool: str | None, names: Iterable[str]) -> None:
     """Raise OptionError if it is not a pool, or if values cannot be pooled."""
     if pool is not None and pool not in get_args(Pool):
-        raise OptionError("pool", f"must be one of {', '.join(get_args(Pool))}, not {pool!r:.40}")
+        raise OptionError("pool", f"must be one of {', '.join(get_args(Pool))}, not {brief(pool)}")
     wide = [name for name in names if has_key_axis(name)]
     if pool and wide:
         problem = f"must not be set for {wide[0]}, which has a number per key: leave it out"

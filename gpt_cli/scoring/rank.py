@@ -9,7 +9,7 @@ from itertools import groupby, islice
 from operator import attrgetter
 from typing import Any, Literal, TypeAlias, get_args
 
-from gpt_cli.errors import ContextError, InputError, counted
+from gpt_cli.errors import ContextError, InputError, brief, counted
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.options.arguments import check_type
 from gpt_cli.options.declare import OptionError
@@ -77,7 +77,7 @@ class Question:
         if not choices or "" in choices:
             raise InputError("give at least one choice, and none that is empty")
         if duplicates := [text for text, number in Counter(choices).items() if number > 1]:
-            raise InputError(f"duplicate choice {duplicates[0]!r:.40}")
+            raise InputError(f"duplicate choice {brief(duplicates[0])}")
         special = special_of(row, default=special)
         text_of = partial(_with_choices, loaded, choices=choices, special=special)
         question = cls(text_of(prompt, edits=row.get("edits")), choices)
@@ -105,7 +105,7 @@ def _with_choices(
     for choice, whole in zip(choices, wholes, strict=True):
         other = first.setdefault(tuple(whole), choice)
         if other != choice:
-            pair = f"{other!r:.40} and {choice!r:.40}"
+            pair = f"{brief(other)} and {brief(choice)}"
             raise InputError(f"choices {pair} have the same tokens in this model: remove one")
     shared = ids[: min(common_length(ids, whole) for whole in wholes)]
     if not shared:  # the prompt is empty, or part of the first token of a choice
@@ -121,7 +121,7 @@ def _with_choices(
     continuations = [whole[len(shared) :] for whole in wholes]
     for choice, continuation in zip(choices, continuations, strict=True):
         if not continuation:
-            raise InputError(f"choice {choice!r:.40} adds no token in this model: remove it")
+            raise InputError(f"choice {brief(choice)} adds no token in this model: remove it")
     return loaded.text_of_ids(shared, edits, continuations=continuations)
 
 

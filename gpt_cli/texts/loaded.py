@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from gpt_cli.errors import ContextError, InputError, counted
+from gpt_cli.errors import ContextError, InputError, brief, counted
 from gpt_cli.folder.base_tokenizer import NAME_AS_TEXT
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.folder.tokenizer import Tokenizer
@@ -303,7 +303,7 @@ def special_of(row: Mapping[str, Any], *, default: bool) -> bool:
     if special is None:
         return default
     if not isinstance(special, bool):
-        raise InputError(f"special must be true or false, not {special!r:.40}")
+        raise InputError(f"special must be true or false, not {brief(special)}")
     return special
 
 
@@ -314,7 +314,7 @@ def _context_of(row: Mapping[str, Any], *, default: str) -> str:
         if context is None:
             continue
         if not isinstance(context, str):
-            raise InputError(f"{name} must be a string, not {context!r:.40}")
+            raise InputError(f"{name} must be a string, not {brief(context)}")
         return context
     return default
 

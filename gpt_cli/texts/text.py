@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from gpt_cli.errors import InputError
+from gpt_cli.errors import InputError, brief
 from gpt_cli.gpt2.edits import Bound, Editor
 from gpt_cli.gpt2.hooks import NO_HOOK, Hook
 from gpt_cli.ops import Ops
@@ -96,10 +96,10 @@ def divided_words(texts: Sequence[str], spans: Sequence[tuple[int, int]]) -> lis
             last += 1
         if last < len(spans) and spans[last][0] < end:
             raise InputError(
-                f"the words end within a token after {text!r:.40}: divide them elsewhere"
+                f"the words end within a token after {brief(text)}: divide them elsewhere"
             )
         if last == first:
-            raise InputError(f"the word {text!r:.40} has no token: join it with another")
+            raise InputError(f"the word {brief(text)} has no token: join it with another")
         lead = len(text) - len(text.lstrip())
         start = place + len(text[:lead].encode())
         shown = text.strip()

@@ -65,7 +65,7 @@ def row(name, edit, says, do="--edit '", code=2):
 WRONG_EDITS = [
     row("a hook point that is misspelt", "blocks.1.hook_resid_pree=0", "is not a hook point",
         f"did you mean {HOOK}?"),
-    row("a head that is not there", "blocks.1.attn.hook_z[4]=0", "[4] is not in 0:4"),
+    row("a head that is not there", "blocks.1.attn.hook_z[4]=0", "[4] must be heads from 0 to 3"),
     row("a position outside of the text", f"{HOOK}@9=0", "@9 is not in a text of"),
     row("a mean without a file", f"{HOOK}=mean:",
         "must end with .safetensors or .npz or .npy"),
@@ -77,7 +77,7 @@ WRONG_EDITS = [
         "the activations have 2 positions", "use only these"),
     row("a patch from several rows", f"{HOOK}@0=rows.npz", "has several rows",
         "give a file with the activations of one"),
-    row("a vector of another width", f"{HOOK}+=wide.npy", "is (48,), not (32,)"),
+    row("a vector of another width", f"{HOOK}+=wide.npy", "has the shape (48,), and "),
     row("a vector with NaN", f"{HOOK}+=nan.npy", "is not finite"),
     row("a vector too large for float32", f"{HOOK}+=large.npy", "is not finite"),
     row("a vector of text", f"{HOOK}+=words.npy", "holds <U1, not numbers"),
@@ -112,7 +112,7 @@ def test_a_wrong_edit_is_refused(edit, says, do, request, case_folder, suffer_he
 
 
 WRONG_ROWS = {
-    "head": (f"{HOOK}[32]=0", "[32] is not in 0:32"),
+    "head": (f"{HOOK}[32]=0", "[32] must be dimensions from 0 to 31"),
     "pickle": (f"{HOOK}@0=pickle.npz", "pickle.npz cannot be read"),
     "huge": (f"{HOOK}@0=huge.npy", "Unable to allocate"),
     "far": (f"{HOOK}@0:9=0", "@0:9 is not in a text"),

@@ -70,6 +70,7 @@ def recorded(model, edit, folder=None):
         (f"{RESID}@4:+=-3*direction.npy", replace(DIRECTION * -3, positions=slice(4, None))),
         (f"hook_embed=mean:stored.npz:{RESID}", Edit("hook_embed", VECTORS[RESID].astype("f4"))),
         (f"{RESID}+=-1*direction.npy", -DIRECTION),
+        (f"{RESID}+=0.25*direction.npy", DIRECTION / 4),
         ("hook_embed+=direction.npy", Edit("hook_embed", DIRECTION, op="+=")),
     ],
 )
@@ -95,15 +96,18 @@ def test_arrays_of_tokens_are_added_multiplied_and_set(model, op):
 @pytest.mark.parametrize(
     ("edit", "problem"),
     [
-        (Edit("hook_embed", np.ones(3)), "<array (3,)>): hook_embed in its value is (3,), not"),
+        (
+            Edit("hook_embed", np.ones(3)),
+            "<array (3,)>): its value has the shape (3,), and hook_em",
+        ),
         (Edit("hook_embed", np.ones((2, 32))), "the activations have 2 positions: use only these"),
-        (Edit("*", np.ones(32)), "blocks.0.attn.hook_q in its value is (32,), not (4, 8)"),
+        (Edit("*", np.ones(32)), "(32,), and blocks.0.attn.hook_q needs (4, 8)"),
         (Edit("hook_embed", np.full(32, np.nan)), "hook_embed in its value is not finite"),
         (Edit("hook_embed", np.full(32, 1e39)), "hook_embed in its value is not finite"),
         (Edit("hook_embed", -1e39), "its value, -1e+39, is not finite in float32"),
         (Edit("hook_embed", float("nan")), "its value, nan, is not finite in float32"),
-        (Edit("hook_embed", None), "its value holds object, not numbers"),
-        (Edit("hook_embed", True), "its value holds bool, not numbers"),
+        (Edit("hook_embed", None), "its value is None: give a number, an array of numbers or"),
+        (Edit("hook_embed", True), "its value holds bool: give a number, an array of numbers"),
         (
             Edit("hook_embed", [[1], [2, 3]] * 9),
             "[[1], [2, 3], [1], [2, 3], [1], [2, 3], ...]): its value is no array",
@@ -114,7 +118,7 @@ def test_arrays_of_tokens_are_added_multiplied_and_set(model, op):
         (Edit("hook_embed", 0, -1), "[-1] must be numbers such as 3, 3,5 or 0:4"),
         (Edit("hook_embed", 0, 1.5), "[1.5] must be numbers"),
         (Edit("hook_embed", 0, []), "[] must be numbers"),
-        (Edit(Z, 0, [0, 4]), "index=[0, 4]): [0,4] is not in 0:4"),
+        (Edit(Z, 0, [0, 4]), "index=[0, 4]): [0,4] must be heads from 0 to 3"),
         (Edit("hook_embed", 0, positions=slice(0, 4, 2)), "slice(0, 4, 2) has a step: give a list"),
         (Edit("hook_embed", 0, positions=[1, 7]), "positions=[1, 7]): @1,7 is not in a text of 5"),
         (Edit("hook_embed", 0, positions="end"), "@end must be such as"),
@@ -291,8 +295,13 @@ def test_a_function_gets_each_text_alone_and_each_token_of_it(tiny, use_cache):
     ("hook", "function", "problem"),
     [
         (RESID, lambda value, _: value[:1], f"{RESID} must return float32 (3, 192), not float32 ("),
-        (RESID, lambda value, _: value * np.float64(2), "(3, 192), not float64 (3, 192)"),
+        (
+            RESID,
+            lambda value, _: value * np.float64(2),
+            "not float64 (3, 192): add .astype(np.float32)",
+        ),
         (RESID, lambda value, _: 0, "must return float32 (3, 192), not 0"),
+        (RESID, lambda value, _: [1.0] * 99, "not [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1..."),
         (RESID, lambda value, _: value + np.inf, f"{RESID} has returned numbers that are not fin"),
         (PATTERN, lambda value, _: -value / 0, f"{PATTERN} has returned numbers that are not fin"),
         (SCORES, lambda value, _: value * np.float32("nan"), f"{SCORES} has returned numbers"),

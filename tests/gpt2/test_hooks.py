@@ -110,7 +110,7 @@ def test_globs_cross_dots_and_keep_the_order_of_computation(make_model):
             "give *.ln1.hook_normalized or *.ln2.hook_normalized or ln_final.hook_normalized",
         ),
         ("hook_embedd", "did you mean hook_embed"),
-        ("[", "`gpt-cli activations --hooks` lists them"),
+        ("[", "`gpt-cli activations --hooks -m MODEL` lists them"),
     ],
 )
 def test_a_glob_without_a_match_names_the_nearest(make_model, glob, hint):

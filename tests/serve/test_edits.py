@@ -150,7 +150,7 @@ def test_a_file_outside_of_the_folder_is_refused_as_if_missing(tiny, folder, nam
     [
         (["blocks.99.hook_resid_pre=0"], "the last one is"),
         ([f"{HOOK}@16=0", f"{HOOK}@17=0"], "@17 is not in a text of 1 token and 16 new"),
-        ([f"{HOOK}[0:999999999]=0"], "[0:999999999] is not in 0:"),
+        ([f"{HOOK}[0:999999999]=0"], "[0:999999999] must be dimensions from 0 to "),
         ([1], "edits must be a list of texts"),
         ({"a": 1}, "edits must be a list of texts"),
         ([f"{HOOK}=0"] * 257, "edits must be at most 256 texts"),

@@ -25,11 +25,11 @@ HOSTILE = [
 
 
 class Parts(HTMLParser):
-    """The tags of a page with their attributes, and the text of title, style and scripts."""
+    """The tags of a page with their attributes, and the texts in them."""
 
     def __init__(self, text):
         super().__init__()
-        self.tags, self.inside, self.texts = [], "", {"title": [], "style": [], "script": []}
+        self.tags, self.inside, self.texts = [], "", {}
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
@@ -40,4 +40,4 @@ class Parts(HTMLParser):
         self.inside = ""
 
     def handle_data(self, data):
-        self.texts.get(self.inside, []).append(data)
+        self.texts.setdefault(self.inside, []).append(data)

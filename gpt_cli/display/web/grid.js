@@ -49,7 +49,7 @@ function grid({ axes, title, notes, rows, columns, values }) {
     return cells[Number(cell.dataset.i) + down]?.[Number(cell.dataset.j) + right];
   });
   choose(chosen);
-  box.scrollTo(chosen.offsetLeft - box.clientWidth / 2, chosen.offsetTop - box.clientHeight / 2);
+  fitWindow(box, chosen);
   hintMore(box);
 }
 

@@ -15,8 +15,7 @@ function lens({ tokens, layers, predictions }) {
   const panel = el("output", { class: "panel" });
   main.append(box, shadeLegend(" ✓ the next token of the text"), panel);
 
-  const isWide = table.offsetWidth > box.clientWidth;
-  let chosen = isWide ? cells.at(-1)[0] : cells.at(-1).at(-1);
+  let chosen = cells.at(-1).at(-1);
   function choose(cell) {
     chosen.setAttribute("aria-selected", false);
     chosen = cell;
@@ -34,7 +33,7 @@ function lens({ tokens, layers, predictions }) {
     return cells[Number(cell.dataset.l) + down]?.[Number(cell.dataset.t) + right];
   });
   choose(chosen);
-  box.scrollTo(0, box.scrollHeight); // the last layer, where the text begins
+  fitWindow(box, chosen);
   hintMore(box);
 }
 

@@ -84,6 +84,16 @@ function printable(text) {
   return text.replace(/[\u202a-\u202e\u2066-\u2069]|(?![\n\t])\p{Cc}/gu, shown);
 }
 
+/** Scroll a box to a cell, and limit its height, so that the panel below it covers no row. */
+function fitWindow(box, cell) {
+  const fit = () => {
+    const others = document.body.scrollHeight - box.offsetHeight;
+    box.style.maxHeight = `${Math.max(0.4 * innerHeight, innerHeight - others)}px`;
+    box.scrollTo(cell.offsetLeft - box.clientWidth / 2, cell.offsetTop - box.clientHeight / 2);
+  };
+  new ResizeObserver(fit).observe(box); // a frame of a notebook gets its size later
+}
+
 /** Fade the right edge of a box while there is more to scroll to. */
 function hintMore(box) {
   const draw = () => box.classList.toggle("more-right", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
