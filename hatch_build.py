@@ -58,6 +58,7 @@ _SYSTEMS |= {"macosx": "darwin", "win": "win32"}
 _PLATFORM = re.compile(rf"({'|'.join(_SYSTEMS)})_(?:(\d+_\d+)_)?({'|'.join(LEVELS)})")
 _ZIG_SYSTEMS = {"manylinux": "linux-gnu.{}", "musllinux": "linux-musl"}
 _ZIG_SYSTEMS |= {"macosx": "macos.{}", "win": "windows-gnu"}
+_DATE = "1580601600"  # 2020-02-02, as hatchling dates files
 
 
 class NotCompiledError(Exception):
@@ -198,6 +199,7 @@ def _zig_platform() -> str | None:
 def _problem(command: list[str], folder: Path | None = None) -> str | None:
     """Run a compiler, which may write into a folder; return its first error line, if it fails."""
     name, environment = Path(command[0]).name, os.environ | {"LC_ALL": "C"}
+    environment.setdefault("SOURCE_DATE_EPOCH", _DATE)  # linkers write a date into a .dll
     if folder:  # otherwise zig would leave 50 MB in the user's home folder
         cache = str(folder / "zig")
         environment |= {"ZIG_GLOBAL_CACHE_DIR": cache, "ZIG_LOCAL_CACHE_DIR": cache}
