@@ -86,6 +86,7 @@ def gpt_cli_engine(folder: Path, threads: int, dtype: str) -> tuple[Generate, di
     from gpt_cli.ops import get_ops
     from gpt_cli.scoring import score
     from gpt_cli.texts.loaded import LoadedModel
+    from gpt_cli.texts.text import Text
 
     model = checkpoint.load(folder, get_ops("cpu", dtype))
     tokenizer = read_tokenizer(folder)
@@ -100,7 +101,7 @@ def gpt_cli_engine(folder: Path, threads: int, dtype: str) -> tuple[Generate, di
     def score_seconds(tokens: int) -> float:
         ids = rng.integers(model.config.vocab_size, size=tokens).tolist()
         start = time.perf_counter()
-        score.score(LoadedModel(model, tokenizer), [ids])
+        score.score(LoadedModel(model, tokenizer), [Text(ids)])
         return time.perf_counter() - start
 
     return greedy(model, tokenizer), {"forward": forward_seconds, "score": score_seconds}
