@@ -55,15 +55,19 @@ def score(*arguments, code=6):
 
 
 def known(record):
-    """A record, without nulls of a table and the line of an error."""
-    return {key: value for key, value in record.items() if value is not None} | {"line": 0}
+    """A record without what tables change: nulls, and the line and the message of an error."""
+    values = {key: value for key, value in record.items() if value is not None} | {"line": 0}
+    if "error" in values:
+        values["error"] = values["error"]["code"]
+    return values
 
 
 def test_rows_come_from_there_and_records_go_there(s3, expected):
     for output in ("out.jsonl", "lines/", "one.parquet", "tables/*.parquet"):
         score("s3://bucket/in", "-o", f"s3://bucket/{output}")
+    hidden = ".out.jsonl.job.json"  # what a later --resume compares
     assert sorted(s3.ls("bucket")) == [
-        f"bucket/{name}" for name in ("in", "lines", "one.parquet", "out.jsonl", "tables")
+        f"bucket/{name}" for name in (hidden, "in", "lines", "one.parquet", "out.jsonl", "tables")
     ]
     for name in ("out.jsonl", "lines/part-000000000000.jsonl"):
         actual = map(json.loads, s3.cat_file(f"bucket/{name}").splitlines())
