@@ -47,8 +47,8 @@ _X86 = {
     "avxvnni": f"{_AVX2} -mavxvnni",
     "avx2": _AVX2,
 }
-# zig knows -mcpu, but not -march=armv8.2-a+dotprod.
-_ARM = {"neondot": "-mcpu=generic+dotprod", "neon": ""}
+_DOT = "-march=armv8.2-a+dotprod"
+_ARM = {"neondot": _DOT, "neon": ""}
 LEVELS = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "arm64": _ARM}
 
 # What the platforms of wheels begin with, and Python's names of these systems.
@@ -56,6 +56,7 @@ _SYSTEMS = {"linux": "linux", "manylinux": "linux", "musllinux": "linux"}
 _SYSTEMS |= {"macosx": "darwin", "win": "win32"}
 # The platform in the name of a wheel, such as manylinux_2_17_x86_64: system, version, processor.
 _PLATFORM = re.compile(rf"({'|'.join(_SYSTEMS)})_(?:(\d+_\d+)_)?({'|'.join(LEVELS)})")
+_ZIG_FLAGS = {_DOT: "-mcpu=generic+dotprod"}  # for zig, which does not know the former
 _ZIG_SYSTEMS = {"manylinux": "linux-gnu.{}", "musllinux": "linux-musl"}
 _ZIG_SYSTEMS |= {"macosx": "macos.{}", "win": "windows-gnu"}
 _DATE = "1580601600"  # 2020-02-02, as hatchling dates files
@@ -152,6 +153,8 @@ def compile_library(sources: Path, platform: str, compiler: list[str], folder: P
         path.stem: [str(path)] for path in sorted(sources.glob("*.c")) if path.stem != "kernels"
     }
     parts["native"].append(f'-DSOURCES="{sources_digest(sources.parents[2])}"')
+    if "ziglang" in compiler:
+        levels = {name: _ZIG_FLAGS.get(of_level, of_level) for name, of_level in levels.items()}
     for name, its_flags in levels.items():
         parts[name] = [str(sources / "kernels.c"), f"-DLEVEL={name}", *its_flags.split()]
     objects = {name: str(folder / f"{name}.o") for name in parts}
