@@ -84,9 +84,8 @@ class BuildHook(BuildHookInterface[Any]):
             for page in sorted(Path(self.root, "docs").glob("*.md")):  # not the pictures
                 build_data["force_include"][str(page)] = f"gpt_cli/docs/{page.name}"
         platform = self.build_config.builder.get_best_matching_tag().rpartition("-")[2]
-        self._folder = TemporaryDirectory(
-            ignore_cleanup_errors=True
-        )  # Windows keeps what is loaded
+        # Windows does not remove a library that is loaded.
+        self._folder = TemporaryDirectory(ignore_cleanup_errors=True)
         try:
             library = compile_library(sources, platform, compiler(), Path(self._folder.name))
         except NotCompiledError as reason:

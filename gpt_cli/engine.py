@@ -601,9 +601,9 @@ class Engine:
             raise OptionError("pool", f"must be one of {', '.join(get_args(VectorPool))}")
         sets = []
         with counted_texts(progress=progress):
-            for of, texts in {"positive": positive, "negative": negative}.items():
+            for argument, texts in {"positive": positive, "negative": negative}.items():
                 numbered = enumerate(self.activation_rows(texts, [name], pool, special=special))
-                rows = (checked(row, f"{of}[{index}]") for index, row in numbered)
+                rows = (checked(row, f"{argument}[{index}]") for index, row in numbered)
                 sets.append(np.array([row.values[name][0] for row in rows]))
         return direction(name, *sets, pca=pca)
 

@@ -150,9 +150,8 @@ class _Opened:
     def load(self, *, speculate: bool, edits: Sequence[AnyEdit]) -> Engine:
         """Read the weights."""
         start = time.perf_counter()
-        config = (
-            self.checkpoint.config
-        )  # reads the tokenizer; beside the weights, both would take longer
+        # This reads the tokenizer; beside the weights, both would take longer.
+        config = self.checkpoint.config
         network = assembly.assemble(config, self.ops, self.weights)
         seconds = time.perf_counter() - start
         raise_swallowed()  # such as while CuPy or pyarrow was imported

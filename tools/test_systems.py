@@ -108,9 +108,9 @@ def difference(output: str, levels: Collection[str]) -> str | None:
     if printed.keys() != wanted:
         return f"it has the levels {sorted(printed)}, not {sorted(wanted)}"
     expected = _expected()
-    for (level, threads), found in printed.items():
-        names = expected.keys() | found.keys()
-        wrong = sorted(what for what in names if found.get(what) != expected.get(what))
+    for (level, threads), actual in printed.items():
+        names = expected.keys() | actual.keys()
+        wrong = sorted(what for what in names if actual.get(what) != expected.get(what))
         if wrong:
             return f"{level}, {threads} threads: {len(wrong)} of {len(names)}: {', '.join(wrong)}"
     return None

@@ -70,8 +70,8 @@ def library_in(wheel: Path) -> bytes:
 
 def problem_with(library: bytes, platform: str) -> str | None:
     """Return why a library is not for all systems of a platform; None if it is."""
-    if (found := kind(library)) != PLATFORMS[platform]:
-        return f"is {found}, not {PLATFORMS[platform]}"
+    if (actual := kind(library)) != PLATFORMS[platform]:
+        return f"is {actual}, not {PLATFORMS[platform]}"
     versions = (tuple(map(int, pair)) for pair in re.findall(rb"\0GLIBC_(\d+)\.(\d+)", library))
     if (newest := max(versions, default=GLIBC)) > GLIBC:
         return f"needs glibc {newest}"

@@ -67,9 +67,9 @@ def framed(page: Page) -> str:
         return f"<p>{size}: show less, or save the page of Engine.show</p>"
     style = f"width: 100%; height: {_HEIGHT}px; border: 1px solid #8884; border-radius: 4px"
     # A notebook that is not trusted removes the frame, and shows the text in it.
-    instead = html.escape(f"{page!r}: run the cell to see the picture, or trust the notebook")
+    fallback = html.escape(f"{page!r}: run the cell to see the picture, or trust the notebook")
     frame = f'<iframe srcdoc="{html.escape(text)}" sandbox="allow-scripts" style="{style}">'
-    return f"{frame}{instead}</iframe>"
+    return f"{frame}{fallback}</iframe>"
 
 
 def page(view: View) -> str:

@@ -274,7 +274,8 @@ INLINE void sum_group(
             const int8_t *from = w->weights[four][column + v * LANES];
             if (R > 6) /* fewer rows are faster without */
                 __builtin_prefetch(from + PREFETCH, 0, 2);
-            even[v] = even_weights(load_bytes(from)), odd[v] = odd_weights(load_bytes(from));
+            even[v] = even_weights(load_bytes(from));
+            odd[v] = odd_weights(load_bytes(from));
         }
         UNROLLED for (int r = 0; r < R; r++) {
             vs x_even = broadcast_pair(x[r * groups].pairs + 4 * four);
