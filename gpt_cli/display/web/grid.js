@@ -33,24 +33,10 @@ function grid({ axes, title, notes, rows, columns, values }) {
   function value(cell) {
     return values[Number(cell.dataset.i)][Number(cell.dataset.j)];
   }
-  let chosen = order[0];
-  function choose(cell) {
-    chosen.setAttribute("aria-selected", false);
-    chosen = cell;
-    chosen.setAttribute("aria-selected", true);
-    const [i, j] = [Number(cell.dataset.i), Number(cell.dataset.j)];
-    panel.replaceChildren(
-      el("p", {}, el("strong", {}, `${axes[0]} ${printable(rows[i])}, ${column(columns[j])}: ${signed(values[i][j], digits + 2)}`)),
-      el("p", { class: "more" }, `number ${order.indexOf(cell) + 1} of ${order.length} by size`),
-    );
-  }
-  explore(table, "tbody td", HOVER, choose, (cell, key) => {
-    const [down, right] = ARROWS[key] ?? [NaN, NaN];
-    return cells[Number(cell.dataset.i) + down]?.[Number(cell.dataset.j) + right];
-  });
-  choose(chosen);
-  fitWindow(box, chosen);
-  hintMore(box);
+  chooseCells(box, panel, cells, order[0], (i, j) => [
+    el("p", {}, el("strong", {}, `${axes[0]} ${printable(rows[i])}, ${column(columns[j])}: ${signed(values[i][j], digits + 2)}`)),
+    el("p", { class: "more" }, `number ${order.indexOf(cells[i][j]) + 1} of ${order.length} by size`),
+  ]);
 }
 
 show(LEADS[DATA.view],

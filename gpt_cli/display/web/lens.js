@@ -1,8 +1,8 @@
 // The lens: the next tokens that the layers would predict.
 
 function lens({ tokens, layers, predictions }) {
-  const cells = predictions.map((positions, l) => positions.map((candidates, t) => {
-    const cell = el("td", { class: "token", tabindex: -1, "data-l": l, "data-t": t }, label(candidates[0]));
+  const cells = predictions.map((positions) => positions.map((candidates, t) => {
+    const cell = el("td", { class: "token", tabindex: -1 }, label(candidates[0]));
     cell.classList.toggle("right", candidates[0].id === tokens[t + 1]?.id);
     paint(cell, shade(Math.exp(candidates[0].logprob)));
     return cell;
@@ -15,26 +15,14 @@ function lens({ tokens, layers, predictions }) {
   const panel = el("output", { class: "panel" });
   main.append(box, shadeLegend(" ✓ the next token of the text"), panel);
 
-  let chosen = cells.at(-1).at(-1);
-  function choose(cell) {
-    chosen.setAttribute("aria-selected", false);
-    chosen = cell;
-    chosen.setAttribute("aria-selected", true);
-    const [l, t] = [Number(cell.dataset.l), Number(cell.dataset.t)];
+  chooseCells(box, panel, cells, cells.at(-1).at(-1), (l, t) => {
     const next = tokens[t + 1];
-    panel.replaceChildren(
+    return [
       el("p", {}, el("strong", {}, `${layers[l]}, after ${named(tokens, t)}`),
         next ? `: the next token is “${label(next)}”` : ": the text ends here"),
       el("ol", { class: "bars" }, ...predictions[l][t].map((token) => predicted(token, token.id === next?.id))),
-    );
-  }
-  explore(table, "tbody td", HOVER, choose, (cell, key) => {
-    const [down, right] = ARROWS[key] ?? [NaN, NaN];
-    return cells[Number(cell.dataset.l) + down]?.[Number(cell.dataset.t) + right];
+    ];
   });
-  choose(chosen);
-  fitWindow(box, chosen);
-  hintMore(box);
 }
 
 function predicted(token, right) {

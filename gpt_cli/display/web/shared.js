@@ -84,6 +84,26 @@ function printable(text) {
   return text.replace(/[\u202a-\u202e\u2066-\u2069]|(?![\n\t])\p{Cc}/gu, shown);
 }
 
+/** Choose cells of the table in a box, the first one at once; the panel shows `describe(row, column)`. */
+function chooseCells(box, panel, cells, first, describe) {
+  const positions = new Map(cells.flatMap((row, i) => row.map((cell, j) => [cell, [i, j]])));
+  let chosen = first;
+  function choose(cell) {
+    chosen.setAttribute("aria-selected", false);
+    chosen = cell;
+    chosen.setAttribute("aria-selected", true);
+    panel.replaceChildren(...describe(...positions.get(cell)));
+  }
+  explore(box.firstElementChild, "tbody td", HOVER, choose, (cell, key) => {
+    const [row, column] = positions.get(cell);
+    const [down, right] = ARROWS[key] ?? [NaN, NaN];
+    return cells[row + down]?.[column + right];
+  });
+  choose(first);
+  fitWindow(box, first);
+  hintMore(box);
+}
+
 /** Scroll a box to a cell, and limit its height, so that the panel below it covers no row. */
 function fitWindow(box, cell) {
   const fit = () => {
