@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt_cli.cli.app import COMMANDS
+from gpt_cli.cli.commands import COMMANDS
 from support.in_process import run_here
 
 ROOT = Path(__file__).parents[1]

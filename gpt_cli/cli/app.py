@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
@@ -14,23 +13,10 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from gpt_cli import __version__
-from gpt_cli.cli.commands import (
-    activations,
-    checks,
-    classify,
-    compress,
-    generate,
-    models,
-    rank,
-    score,
-    serve,
-    tokens,
-    vector,
-)
+from gpt_cli.cli.commands import COMMANDS, import_command
 from gpt_cli.cli.help import HelpFormatter, add_command
 from gpt_cli.cli.output import note, verbose
 from gpt_cli.cli.parameters import command as with_flags
-from gpt_cli.cli.show.commands import show
 from gpt_cli.cli.usage import check_flags, usage_error
 from gpt_cli.errors import GPTCLIError, ResourceError
 from gpt_cli.options.declare import option
@@ -41,53 +27,6 @@ _LONGEST = 1000  # characters of a message
 _CURE = "use fewer or shorter texts at a time, or a smaller model"
 # What the dynamic linker and the threading module say when they get no memory.
 _NO_MEMORY = ("failed to map segment", "annot allocate memory", "can't start new thread")
-
-_TOPIC = typer.Argument(None, metavar="[TOPIC]", help="A page, such as models, or a command.")
-
-
-def _help(topic: str | None = _TOPIC) -> None:
-    """Show a page of the guide, or the --help of a command that has no page.
-
-    Without TOPIC, list the pages. In a pipe, a page is Markdown.
-
-    Examples:
-        gpt-cli help
-        gpt-cli help generate
-        gpt-cli help show tree
-    """
-    from gpt_cli.cli import guide
-
-    if topic is None:
-        guide.list_topics()
-    else:
-        guide.show_page(topic, _NAMES)
-
-
-COMMANDS: dict[str, Callable[..., None]] = {
-    "generate": generate.generate,
-    "batch": generate.batch,
-    "serve": serve.serve,
-    "score": score.score,
-    "rank": rank.rank,
-    "next": rank.next_tokens,
-    "classify": classify.classify,
-    "compare": checks.compare,
-    "compress": compress.compress,
-    "decompress": compress.decompress,
-    "tokenize": tokens.tokenize,
-    "detokenize": tokens.detokenize,
-    "activations": activations.activations,
-    "vector": vector.vector,
-    "download": models.download,
-    "models": models.models,
-    "info": models.info,
-    "quantize": models.quantize,
-    "verify": checks.verify,
-    "bench": checks.bench,
-    "doctor": checks.doctor,
-    "help": _help,
-}
-_NAMES = [*COMMANDS, "show"]
 
 
 def _print_version(context: typer.Context, value: bool) -> None:
@@ -112,8 +51,10 @@ def application(name: str | None = None) -> typer.Typer:
     )
     app.callback()(with_flags(_options))
     for command in [name] if name in COMMANDS else COMMANDS:
-        add_command(app, command, COMMANDS[command])
+        add_command(app, command, import_command(command))
     if name not in COMMANDS:
+        from gpt_cli.cli.show.commands import show
+
         app.add_typer(show, name="show", short_help=show.info.help)
     TyperGroup.context_class.formatter_class = HelpFormatter  # of every command
     return app
@@ -144,7 +85,7 @@ def _without_help(arguments: list[str]) -> list[str]:
     match arguments:
         case ["help", "show", name]:
             return ["show", name, "--help"]
-        case ["help", name] if name in _NAMES:
+        case ["help", name] if name in (*COMMANDS, "show"):
             from gpt_cli.cli.guide import find_page
 
             return arguments if find_page(name) else [name, "--help"]

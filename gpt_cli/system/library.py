@@ -6,11 +6,13 @@
 import ctypes
 import json
 import sys
-from contextlib import suppress
 from functools import cache
 from hashlib import sha256
-from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
 
 NATIVE = Path("gpt_cli", "ops", "native")  # in a source tree, and where packages are installed
 # The library's file, by `sys.platform`.
@@ -39,9 +41,9 @@ def native_library() -> Path | None:
     """
     library = _library_in(_ROOT)
     if library is None and _is_source_tree():
-        with suppress(metadata.PackageNotFoundError):
-            folder = Path(str(metadata.distribution(_DISTRIBUTION).locate_file("")))
-            installed = _library_in(folder)
+        distribution = _distribution()
+        if distribution:
+            installed = _library_in(_folder_of(distribution))
             if installed and _digest_in(installed) == sources_digest(_ROOT):
                 return installed
     return library
@@ -67,11 +69,11 @@ def source_tree_fault() -> str | None:
     if native_library() or not _is_source_tree() or sys.platform not in LIBRARIES:
         return None
     why = "has no library"
-    with suppress(metadata.PackageNotFoundError):
-        distribution = metadata.distribution(_DISTRIBUTION)
+    distribution = _distribution()
+    if distribution:
         if _is_editable(distribution):
             return None
-        folder = Path(str(distribution.locate_file("")))
+        folder = _folder_of(distribution)
         if _library_in(folder):
             why += f", and the installed one in {folder} is of other sources"
     cure = "run `pip install -e .` there"
@@ -82,7 +84,22 @@ def _is_source_tree() -> bool:
     return (_ROOT / _BUILD).is_file()
 
 
-def _is_editable(distribution: metadata.Distribution) -> bool:
+def _distribution() -> "Distribution | None":
+    """Return the installed package, or None."""
+    from importlib import metadata  # its imports take 10 ms, and few processes need it
+
+    try:
+        return metadata.distribution(_DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _folder_of(distribution: "Distribution") -> Path:
+    """Return the folder in which packages are installed."""
+    return Path(str(distribution.locate_file("")))
+
+
+def _is_editable(distribution: "Distribution") -> bool:
     """Return whether a distribution was installed with `pip install --editable`."""
     origin = json.loads(distribution.read_text("direct_url.json") or "{}")
     return bool(origin.get("dir_info", {}).get("editable"))

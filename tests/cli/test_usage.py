@@ -7,7 +7,8 @@ from dataclasses import Field
 
 import pytest
 
-from gpt_cli.cli import app, usage
+from gpt_cli.cli import usage
+from gpt_cli.cli.commands import COMMANDS, import_command
 from gpt_cli.cli.show.commands import show
 from gpt_cli.options.declare import NUMBER, SWITCH, WHOLE, Declared, Option, declaration
 from support.in_process import finished, refusal, run_here
@@ -224,7 +225,7 @@ def words(option, flag):
     return [flag, values[-1]]
 
 
-FUNCTIONS = {(name,): function for name, function in app.COMMANDS.items()} | {
+FUNCTIONS = {(name,): import_command(name) for name in COMMANDS} | {
     ("show", command.callback.__name__): command.callback.__wrapped__
     for command in show.registered_commands
 }
