@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -39,6 +39,9 @@ _FILES = (
 )
 
 
+Version: TypeAlias = tuple[int, int]  # of a file: see `gpt_cli.system.files.version`
+
+
 class NotWeightsError(ValueError):
     """A file has more than weights; the message says what to do."""
 
@@ -56,7 +59,7 @@ class Tensor:
     """A tensor on disk."""
 
     path: Path
-    version: tuple[int, int] | None  # of the file when its header was read
+    version: Version | None  # of the file when its header was read
     offset: int  # from the start of the file, in bytes
     dtype: str  # as safetensors writes it: F32, F16, BF16, ...
     shape: tuple[int, ...]
@@ -85,15 +88,17 @@ class Tensor:
 
     def transposed(self) -> "Tensor":
         """Return the matrix with its axes swapped."""
-        steps = self.strides or (self.shape[1], 1)
-        return replace(self, shape=self.shape[::-1], strides=steps[::-1])
+        rows, columns = self.shape
+        steps = self.strides or (columns, 1)
+        strides = None if steps == (1, rows) else steps[::-1]
+        return replace(self, shape=(columns, rows), strides=strides)
 
     def _read(self, first: int, count: int) -> NDArray[Any]:
         """Read elements as they are stored, from the first on: (count,)."""
         stored = aligned_empty((count,), np.dtype(_STORED[self.dtype]))
         rest = stored.data.cast("B")
-        with self.opened() as (file, offset):
-            file.seek(offset + first * stored.itemsize)
+        with open_unchanged(self.path, self.version) as file:
+            file.seek(self.offset + first * stored.itemsize)
             while rest:
                 size = file.readinto(rest)
                 if not size:
@@ -101,22 +106,28 @@ class Tensor:
                 rest = rest[size:]
         return stored
 
-    @contextmanager
-    def opened(self) -> Iterator[tuple[FileIO, int]]:
-        """Yield the open file and the offset of the data.
 
-        Raise CheckpointError on exit if the file has changed or EOFError was raised inside.
-        """
-        try:
-            with self.path.open("rb", buffering=0) as file:
-                yield file, self.offset
-                whole = version(file.fileno()) == self.version
-        except (FileNotFoundError, EOFError):
-            whole = False
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path)) from error
-        if not whole:
-            raise CheckpointError(f"{self.path} changed while it was read: {_AGAIN}")
+@contextmanager
+def open_unchanged(path: Path, expected: Version | None) -> Iterator[FileIO]:
+    """Open a file of weights.
+
+    Raise CheckpointError on exit if its version is another one, or EOFError was raised inside.
+    """
+    try:
+        with path.open("rb", buffering=0) as file:
+            yield file
+            whole = version(file.fileno()) == expected
+    except (FileNotFoundError, EOFError):
+        whole = False
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    if not whole:
+        raise changed(path)
+
+
+def changed(path: Path) -> CheckpointError:
+    """Return the error for a file or a folder that has changed."""
+    return CheckpointError(f"{path} changed while it was read: {_AGAIN}")
 
 
 @contextmanager
@@ -131,4 +142,4 @@ def unchanged(*folders: Path) -> Iterator[None]:
     yield
     for folder in folders:
         if versions(folder) != before[folder]:
-            raise CheckpointError(f"{folder} changed while it was read: {_AGAIN}")
+            raise changed(folder)

@@ -1,10 +1,9 @@
 """From tensors on disk or in memory to a model on a device, and to one with other weights."""
 
 import math
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,9 +15,7 @@ from gpt_cli.gpt2.model import GPT2, MLP, Attention, Block
 from gpt_cli.gpt2.weights import Weights, untied_weights
 from gpt_cli.ops import LayerNorm, Linear, Ops, Rows, get_ops
 from gpt_cli.ops.short import RoundedRows
-from gpt_cli.system.machine import cores
 
-_READERS = 4  # threads at most: copying from the page cache takes most of the time
 _COMPARED = 1024  # rows at a time
 
 
@@ -27,15 +24,23 @@ def assemble(config: GPT2Config, ops: Ops, tensors: Mapping[str, Rows]) -> GPT2:
 
     A head that is stored although it is tied is used if it differs from wte, as in transformers.
     """
+    return build(config, ops, begin(config, ops, tensors)())
+
+
+def begin(
+    config: GPT2Config, ops: Ops, tensors: Mapping[str, Rows]
+) -> Callable[[], dict[str, Any]]:
+    """Begin to place the tensors of a model; return a function that waits until all are placed.
+
+    It returns the weights of `build`.
+    """
     tensors = without_tied_head(tensors, config)
-
-    def placed(name: str) -> Any:
-        return _placed(ops, name, tensors[name])
-
+    matrices = [name for name in tensors if is_matrix(name, tensors[name].shape)]
     # The largest first, so that the threads end at about the same time.
-    names = sorted(tensors, key=lambda name: -math.prod(tensors[name].shape))
-    with ThreadPoolExecutor(min(_READERS, cores())) as pool:
-        return build(config, ops, dict(zip(names, pool.map(placed, names), strict=True)))
+    matrices.sort(key=lambda name: -math.prod(tensors[name].shape))
+    wait = ops.place_matrices([_as_stored(name, tensors[name]) for name in matrices])
+    vectors = {name: ops.xp.asarray(tensors[name][:]) for name in tensors if name not in matrices}
+    return lambda: vectors | dict(zip(matrices, wait(), strict=True))
 
 
 def build(config: GPT2Config, ops: Ops, weights: Mapping[str, Any]) -> GPT2:
@@ -76,17 +81,39 @@ def build(config: GPT2Config, ops: Ops, weights: Mapping[str, Any]) -> GPT2:
 
 def _placed(ops: Ops, name: str, tensor: Rows) -> Any:
     """Return a tensor on the device of `ops`, in the layout of its operations."""
-    tensor = without_gaps(tensor)
     if is_matrix(name, tensor.shape):
-        return ops.place_matrix(tensor, transposed=is_transposed(name))
+        rows, transposed = _as_stored(name, tensor)
+        return ops.place_matrix(rows, transposed=transposed)
     return ops.xp.asarray(tensor[:])
+
+
+def _as_stored(name: str, rows: Rows) -> tuple[Rows, bool]:
+    """Return a matrix whose rows are stored without gaps, and whether it is transposed."""
+    if not _has_gaps(rows):
+        return rows, is_transposed(name)
+    swapped = _swapped(rows)
+    if not _has_gaps(swapped):
+        return swapped, not is_transposed(name)
+    return without_gaps(rows), is_transposed(name)
 
 
 def without_gaps(rows: Rows) -> Rows:
     """Read a view with strides as a whole: its rows would be read from everywhere."""
     if isinstance(rows, RoundedRows):
         return replace(rows, rows=without_gaps(rows.rows))
-    return rows[:] if isinstance(rows, Tensor) and rows.strides else rows
+    return rows[:] if _has_gaps(rows) else rows
+
+
+def _has_gaps(rows: Rows) -> bool:
+    stored = _before_rounding(rows)
+    return isinstance(stored, Tensor) and stored.strides is not None
+
+
+def _swapped(rows: Rows) -> Rows:
+    """Return a matrix in a file with its axes swapped."""
+    if isinstance(rows, RoundedRows):
+        return replace(rows, rows=_swapped(rows.rows))
+    return cast("Tensor", rows).transposed()
 
 
 def with_weights(model: GPT2, arrays: Mapping[str, Any]) -> GPT2:

@@ -19,7 +19,7 @@ from gpt_cli.system.library import native_library
 
 LEVELS = ("avx512vnni", "avx512", "avxvnni", "avx2", "neondot", "neon")
 _VARIABLE = "GPT_CLI_LEVEL"  # environment variable that selects a level
-_VERSION = 9  # of native/native.h
+_VERSION = 10  # of native/native.h
 
 FLOAT32 = np.dtype("f4")
 FLOAT64 = np.dtype("f8")
@@ -116,7 +116,9 @@ Draft = _struct(
     "P positions visible banned; N banned_count count",
 )
 Quantize = _struct("quantize", "P w to")
-Pack = _struct("pack", "P to rows scales; N first count offset; I file transposed")
+Pack = _struct("pack", "P to rows scales; N first count; I transposed")
+Stored = _struct("stored", "pack pack; N offset; I file error")
+Read = _struct("read", "P parts; N count")
 
 
 class _Storage(ctypes.Structure):

@@ -4,7 +4,8 @@ Shapes: B batch, T new tokens, S = past + T, H heads, D head size, C = H * D.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli.options.request import SamplingParams
-from gpt_cli.system.machine import free_memory
+from gpt_cli.system.machine import free_memory, readers
 
 Array: TypeAlias = NDArray[Any]  # an array on the device of the ops
 Matrix: TypeAlias = Any  # a matrix (n_in, n_out) in the layout of the ops that placed it
@@ -97,6 +98,16 @@ class Ops(ABC):
 
         `rows` is (n_in, n_out), or (n_out, n_in) if `transposed`.
         """
+
+    def place_matrices(self, matrices: Sequence[tuple[Rows, bool]]) -> Callable[[], list[Matrix]]:
+        """Begin to place matrices; return a function that waits until all are placed.
+
+        Beside the rows of each is whether they are transposed: see `place_matrix`.
+        """
+        pool = ThreadPoolExecutor(readers())
+        placed = [pool.submit(self.place_matrix, rows, transposed=t) for rows, t in matrices]
+        pool.shutdown(wait=False)  # when they are placed
+        return lambda: [matrix.result() for matrix in placed]
 
     def to_host(self, array: Array) -> Array:
         """Copy an array from the device to the host."""

@@ -6,6 +6,7 @@ at any level of the processor.
 """
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,9 @@ class NativeOps(DraftOps):
 
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Packed:
         return packing.pack(rows, self.dtype, self._weights, transposed=transposed)
+
+    def place_matrices(self, matrices: Sequence[tuple[Rows, bool]]) -> Callable[[], list[Packed]]:
+        return packing.pack_all(matrices, self.dtype, self._weights, self.threads)
 
     def quantize(self, matrix: Packed) -> Packed:
         # The results have the bits of `int8.quantize`.

@@ -2,23 +2,30 @@
 
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gpt_cli.folder.dtypes import GROUP, NAMES_OF_CODES, WEIGHT_TYPES
-from gpt_cli.folder.tensors import Tensor
+from gpt_cli.folder.tensors import Tensor, Version, changed, open_unchanged
 from gpt_cli.ops import bindings, int8
 from gpt_cli.ops.bindings import FLOAT32, check, contiguous
 from gpt_cli.ops.contract import Array, Rows
 from gpt_cli.ops.int8 import Int8Rows, quantize, scales_shape
 from gpt_cli.ops.memory import Arena
 from gpt_cli.ops.short import RoundedRows
+from gpt_cli.system.machine import readers
 
 # The types of panels, by the bytes of a weight.
 _PANEL_TYPES: dict[int, np.dtype[Any]] = {4: FLOAT32, 2: np.dtype("u2"), 1: np.dtype("u1")}
 _PIECE = 256 * 1024  # numbers read and packed at a time: 1 MB, which stays in the cache
+_PART = 4 << 20  # bytes of a file, which one thread reads
 
 # Results of packing other than 0 and an errno.
 _FILE_ENDED = -1
@@ -60,53 +67,131 @@ class Packed:
         return not ((numbers.view(np.uint16) & exponent) == exponent).any()
 
 
+@dataclass(frozen=True, eq=False)
+class _Packing:
+    """A float32 matrix (n_in, n_out), or (n_out, n_in) if transposed, and its panels."""
+
+    rows: Rows
+    stored: Tensor | None  # where C can read the rows: stored in the type of the panels
+    transposed: bool
+    packed: Packed
+
+
 def pack(rows: Rows, dtype: str, arena: Arena, *, transposed: bool) -> Packed:
     """Pack a float32 matrix (n_in, n_out), or (n_out, n_in) if `transposed`, into panels.
 
     The panels are in `dtype`. But a matrix for 16 bits is kept in float32, unless it is stored in
     `dtype` or is `RoundedRows` of it: other rows would lose precision.
     """
+    matrix = _begin(rows, dtype, arena, transposed)
+    if matrix.stored:
+        _Reading([(matrix, matrix.stored)]).run(1)
+    else:
+        _pack_rows(matrix)
+    return matrix.packed
+
+
+def pack_all(
+    matrices: Sequence[tuple[Rows, bool]], dtype: str, arena: Arena, threads: int
+) -> Callable[[], list[Packed]]:
+    """Begin to pack matrices; return a function that waits until all are packed.
+
+    Beside the rows of each is whether they are transposed: see `pack`. C reads all that are stored
+    in the type of the panels in one call, so that Python can do other things.
+    """
+    all_matrices = [_begin(rows, dtype, arena, transposed) for rows, transposed in matrices]
+    reading = _Reading([(matrix, matrix.stored) for matrix in all_matrices if matrix.stored])
+    threads = min(threads, readers())
+    pool = ThreadPoolExecutor(threads)
+    tasks = [pool.submit(reading.run, threads)]
+    tasks += [pool.submit(_pack_rows, matrix) for matrix in all_matrices if not matrix.stored]
+    pool.shutdown(wait=False)  # when they are packed
+
+    def wait() -> list[Packed]:
+        for task in tasks:
+            task.result()
+        return [matrix.packed for matrix in all_matrices]
+
+    return wait
+
+
+def _begin(rows: Rows, dtype: str, arena: Arena, transposed: bool) -> _Packing:
+    """Return a matrix whose panels are still zeros."""
     n_rows, length = rows.shape
     n_in, n_out = (length, n_rows) if transposed else (n_rows, length)
     if not n_in or not n_out:
         raise ValueError("a matrix must have rows and columns")
-    stored = rows.weight if isinstance(rows, Int8Rows) else rows
-    is_stored = isinstance(stored, Tensor) and NAMES_OF_CODES.get(stored.dtype) == dtype
+    tensor = rows.weight if isinstance(rows, Int8Rows) else rows
+    stored = tensor if isinstance(tensor, Tensor) else None
+    if stored and NAMES_OF_CODES.get(stored.dtype) != dtype:
+        stored = None
     is_rounded = isinstance(rows, RoundedRows) and rows.dtype == dtype
-    if WEIGHT_TYPES[dtype].is_short and not (is_stored or is_rounded):
+    if WEIGHT_TYPES[dtype].is_short and not (is_rounded or stored):
         dtype = "float32"
-    packed = Packed(n_in, n_out, dtype, arena)
-    if isinstance(stored, Tensor) and is_stored:
-        _pack_file(stored, rows, packed, transposed)
-    else:
-        _pack_rows(rows, packed, transposed)
-    return packed
+    return _Packing(rows, stored, transposed, Packed(n_in, n_out, dtype, arena))
 
 
-def _pack_file(stored: Tensor, rows: Rows, packed: Packed, transposed: bool) -> None:
-    """Pack rows that are stored in the type of the panels: C reads them, without Python's lock."""
-    scales = None
-    if isinstance(rows, Int8Rows):
-        n_rows, length = rows.shape
-        scales = contiguous(rows.scale[:], FLOAT32)
-        check(scales.shape == scales_shape(n_rows, length, transposed), "the scales", scales)
-    with stored.opened() as (file, offset):
-        _pack(
-            file.name, to=packed.struct, transposed=transposed, file=file.fileno(), offset=offset,
-            scales=scales,
-        )  # fmt: skip
+class _Reading:
+    """Matrices that C reads from their files, in parts of which each has one thread."""
+
+    def __init__(self, matrices: Sequence[tuple[_Packing, Tensor]]):
+        """Open the files."""
+        self._matrices = matrices  # the parts point to their panels
+        self._parts: list[bindings.Struct] = []
+        self._paths: list[Path] = []  # of the parts
+        with ExitStack() as files:
+
+            @cache
+            def opened(path: Path, version: Version | None) -> int:
+                return files.enter_context(open_unchanged(path, version)).fileno()
+
+            for matrix, tensor in matrices:
+                self._add(matrix, tensor, opened(tensor.path, tensor.version))
+            self._files = files.pop_all()
+
+    def _add(self, matrix: _Packing, tensor: Tensor, file: int) -> None:
+        n_rows, length = tensor.shape
+        scales = None
+        row_bytes = length * matrix.packed.panels.itemsize
+        if isinstance(matrix.rows, Int8Rows):
+            scales = contiguous(matrix.rows.scale[:], FLOAT32)
+            right = scales_shape(n_rows, length, matrix.transposed)
+            check(scales.shape == right, "the scales", scales)
+        step = max(1, _PART // row_bytes // GROUP) * GROUP
+        for first in range(0, n_rows, step):
+            groups = first if matrix.transposed else first // GROUP
+            pack = bindings.Pack(
+                to=matrix.packed.struct, scales=None if scales is None else scales[groups:],
+                first=first, count=min(step, n_rows - first), transposed=matrix.transposed,
+            )  # fmt: skip
+            offset = tensor.offset + first * row_bytes
+            self._parts.append(bindings.Stored(pack=pack, offset=offset, file=file))
+            self._paths.append(tensor.path)
+
+    def run(self, threads: int) -> None:
+        """Read and pack the matrices, and close the files.
+
+        Raise CheckpointError if a file has changed or has wrong int8 weights.
+        """
+        parts = (bindings.Stored * len(self._parts))(*self._parts)
+        with self._files:
+            bindings.Read(parts=ctypes.addressof(parts), count=len(parts)).run(threads)
+        for part, path in zip(parts, self._paths, strict=True):
+            _check(part.error, path)
 
 
-def _pack_rows(rows: Rows, packed: Packed, transposed: bool) -> None:
+def _pack_rows(matrix: _Packing) -> None:
     """Convert and pack a range of rows at a time, while they are in the processor's cache."""
+    rows, packed, transposed = matrix.rows, matrix.packed, matrix.transposed
     n_rows, length = rows.shape
     step = max(1, _PIECE // length // GROUP) * GROUP
     for first in range(0, n_rows, step):
         part, scales = _converted(rows, slice(first, first + step), packed.format, transposed)
-        _pack(
-            "a matrix", to=packed.struct, transposed=transposed, rows=part, scales=scales,
-            first=first, count=len(part),
+        pack = bindings.Pack(
+            to=packed.struct, rows=part, scales=scales, first=first, count=len(part),
+            transposed=transposed,
         )  # fmt: skip
+        _check(pack.run(1), "a matrix")
 
 
 def _converted(rows: Rows, part: slice, dtype: str, transposed: bool) -> tuple[Array, Array | None]:
@@ -122,12 +207,11 @@ def _converted(rows: Rows, part: slice, dtype: str, transposed: bool) -> tuple[A
     return np.ascontiguousarray(weight, np.int8), contiguous(scale, FLOAT32)
 
 
-def _pack(name: str, **fields: Any) -> None:
-    """Pack rows of a file or of "a matrix" (its name in errors)."""
-    error = bindings.Pack(**fields).run(1)
-    if error > 0:
-        raise OSError(error, os.strerror(error), name)
+def _check(error: int, source: Path | str) -> None:
+    """Raise the error of packing rows from a file or of "a matrix", unless it is 0."""
     if error == _FILE_ENDED:
-        raise EOFError
+        raise changed(Path(source))
     if error == _INVALID_INT8:
-        raise int8.invalid(name)
+        raise int8.invalid(str(source))
+    if error:
+        raise OSError(error, os.strerror(error), str(source))

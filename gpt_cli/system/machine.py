@@ -16,6 +16,7 @@ if sys.platform != "win32":
 T = TypeVar("T")
 
 MOST_THREADS = 256  # of the compiled library
+_MOST_READERS = 4
 
 _CGROUP = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
@@ -126,6 +127,11 @@ def cores() -> int:
     limits = [_integers(group / "cpu.max") for group in _groups()]
     shares = [max(1, round(quota / period)) for quota, period in filter(None, limits)]
     return min([_affinity(), *shares])
+
+
+def readers() -> int:
+    """Return with how many threads to read files: copying takes most of the time, not computing."""
+    return min(cores(), _MOST_READERS)
 
 
 def threads() -> int:

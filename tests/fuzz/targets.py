@@ -34,7 +34,7 @@ from gpt_cli.folder.base_tokenizer import Stream
 from gpt_cli.folder.byte_bpe import ByteBPE
 from gpt_cli.folder.config import ACTIVATIONS, GPT2Config, expected_shapes
 from gpt_cli.folder.special_tokens import SpecialIds
-from gpt_cli.folder.tensors import Tensor
+from gpt_cli.folder.tensors import Tensor, open_unchanged
 from gpt_cli.folder.tokenizer import Tokenizer, read_tokenizer, with_special_tokens
 from gpt_cli.generation.matcher import Matcher
 from gpt_cli.generation.row import StopStrings
@@ -103,8 +103,8 @@ def span(tensor: Tensor) -> tuple[int, int]:
 def check_numbers(tensor: Tensor, data: bytes) -> None:
     """Read a tensor, and compare it with its bytes."""
     if tensor.dtype in ("F32", "F16", "BF16", "I8"):
-        with tensor.opened() as (file, offset):
-            file.seek(offset)
+        with open_unchanged(tensor.path, tensor.version) as file:
+            file.seek(tensor.offset)
             assert file.read(len(data)) == data
     if tensor.dtype in ("F32", "I8"):
         assert tensor[:].tobytes() == data

@@ -232,13 +232,13 @@ def test_an_adapter_that_changes_while_it_is_read_is_refused(name, model, folder
 def test_a_model_or_an_adapter_that_changes_while_it_is_loaded_is_refused(
     model, folder, monkeypatch
 ):
-    assemble = assembly.assemble
+    begin = assembly.begin
 
     def change(*arguments):
         (folder / ADAPTER_CONFIG).write_text("{}")
-        return assemble(*arguments)
+        return begin(*arguments)
 
-    monkeypatch.setattr(assembly, "assemble", change)
+    monkeypatch.setattr(assembly, "begin", change)
     with pytest.raises(CheckpointError, match=f"{folder} changed"):
         gpt_cli.load(str(model), adapter=str(folder))
 

@@ -228,15 +228,15 @@ static struct matrix matrix_of(
 static struct matrix matrix_of_file(enum format format, int64_t n_in, int64_t n_out, int transposed)
 {
     struct matrix w = empty_matrix(format, n_in, n_out);
-    struct pack pack = packing("pack", &w, transposed);
+    struct stored stored = {.pack = packing("pack", &w, transposed)};
     FILE *file = tmpfile();
     if (!file)
         fail("cannot write", "a temporary file");
     fwrite(zeros(24), 1, 24, file);
-    fwrite(pack.rows, storage_of[format].weight_bytes, n_in * n_out, file);
+    fwrite(stored.pack.rows, storage_of[format].weight_bytes, n_in * n_out, file);
     fflush(file);
-    pack.rows = NULL, pack.count = 0, pack.file = fileno(file), pack.offset = 24;
-    run("gpt2_pack", &pack);
+    stored.pack.rows = NULL, stored.file = fileno(file), stored.offset = 24;
+    run("gpt2_read", &(struct read){.parts = &stored, .count = 1});
     fclose(file);
     return w;
 }

@@ -260,20 +260,50 @@ def test_int8_in_another_format_is_rejected(native, transposed, wrong, in_file):
         native("int8").place_matrix(rows, transposed=transposed)
 
 
-def test_matrices_that_other_ops_placed_or_of_an_unreadable_file_are_rejected(native, tmp_path):
-    class Unreadable(Tensor):
-        @contextmanager
-        def opened(self):
-            with (tmp_path / "written").open("wb", buffering=0) as file:
-                yield file, 0
+@pytest.mark.parametrize("dtype", [*FLOATS, "int8"])
+def test_matrices_that_are_placed_together_are_those_placed_alone(native, dtype):
+    ops, matrices = native(dtype), []
+    for n_rows, length in [(2000, 700), (70, 40), (1, 1), (300, 500)]:
+        matrix = array("matrix", n_rows, length)
+        for transposed in (False, True):
+            if dtype == "int8":
+                quantized = quantize(matrix, transposed=transposed)
+                rows = replace(quantized, weight=filed(quantized.weight, "int8"))
+            else:
+                rows = filed(matrix, dtype)
+            matrices += [(rows, transposed), (rows[:], transposed)]
+    for (rows, transposed), placed in zip(matrices, ops.place_matrices(matrices)(), strict=True):
+        expected = ops.place_matrix(rows, transposed=transposed)
+        assert (placed.n_in, placed.n_out, placed.format) == (
+            expected.n_in, expected.n_out, expected.format,
+        )  # fmt: skip
+        assert np.array_equal(placed.panels.view("u1"), expected.panels.view("u1"))
 
+
+def test_the_error_names_the_file_of_several(native):
+    first, second, third = (filed(np.ones((3, 4), np.float32)) for _ in range(3))
+    matrices = [(first, False), (replace(second, shape=(4, 4)), False), (third, False)]
+    wait = native("float32").place_matrices(matrices)
+    with pytest.raises(CheckpointError, match=f"{second.path} changed while it was read"):
+        wait()
+
+
+def test_matrices_that_other_ops_placed_or_of_an_unreadable_file_are_rejected(
+    native, tmp_path, monkeypatch
+):
+    @contextmanager
+    def open_to_write(path, version):
+        with path.open("wb", buffering=0) as file:
+            yield file
+
+    monkeypatch.setattr(packing, "open_unchanged", open_to_write)
     ops, placed = native("float32"), native("int8").place_matrix(array("matrix", 40, 40))
     with pytest.raises(ValueError, match="the weight cannot be"):
         ops.linear(array("x", 1, 40), Linear(placed))
     with pytest.raises(ValueError, match="rows and columns"):
         ops.place_matrix(np.empty((0, 4), np.float32))
     with pytest.raises(OSError, match=r"Bad file descriptor: .*written"):
-        ops.place_matrix(Unreadable(tmp_path, None, 0, "F32", (2, 2)))
+        ops.place_matrix(Tensor(tmp_path / "written", None, 0, "F32", (2, 2)))
 
 
 # --- int8 from matrices in memory ----------------------------------------------------------------

@@ -257,11 +257,22 @@ struct quantize {
  * transposed, `first` is a multiple of GROUP. */
 struct pack {
     const struct matrix *to;
-    const void *rows;     /* NULL: all rows, from a file */
+    const void *rows;
     const float *scales;  /* INT8: of the groups of these rows */
-    int64_t first, count; /* the first row and the number of rows in memory */
-    int64_t offset;       /* of the matrix in the file, in bytes */
-    int32_t file, transposed;
+    int64_t first, count; /* the first row and the number of rows */
+    int32_t transposed;
+};
+
+/* The same rows in a file. */
+struct stored {
+    struct pack pack;    /* its `rows` are not used */
+    int64_t offset;      /* of the first row in the file, in bytes */
+    int32_t file, error; /* a descriptor, and what `gpt2_read` writes */
+};
+
+struct read {
+    struct stored *parts;
+    int64_t count;
 };
 
 /* --- kernels ------------------------------------------------------------------------------------ */

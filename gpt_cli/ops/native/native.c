@@ -88,7 +88,7 @@ static const struct level levels[] = {
 static const struct kernels *_Atomic kernels;
 
 const struct layout gpt2_layout = {
-    .version = 9,
+    .version = 10,
     .columns = COLUMNS,
     .group = GROUP,
     .max_tile_rows = MAX_TILE_ROWS,
@@ -102,7 +102,8 @@ const struct layout gpt2_layout = {
         sizeof(struct narrow), sizeof(struct attend), sizeof(struct layers),
         sizeof(struct log_sum_exp), sizeof(struct exp), sizeof(struct activate),
         sizeof(struct cumulate), sizeof(struct choose), sizeof(struct draft),
-        sizeof(struct quantize), sizeof(struct pack),
+        sizeof(struct quantize), sizeof(struct pack), sizeof(struct stored),
+        sizeof(struct read),
     },
 };
 

@@ -13,7 +13,7 @@ struct layout {
     int64_t version; /* of this interface */
     int64_t columns, group, max_tile_rows, row_padding, digits_bytes, formats;
     const struct storage *storage;
-    int64_t sizes[18]; /* of the structs in bindings.py, in its order */
+    int64_t sizes[20]; /* of the structs in bindings.py, in its order */
 };
 EXPORT extern const struct layout gpt2_layout;
 
@@ -49,8 +49,11 @@ EXPORT int64_t gpt2_layers_scratch(const struct layers *layers, int threads);
 EXPORT int64_t gpt2_linear_ranges(const struct linear *linear, int threads);
 
 /* Pack rows on one thread. Return 0; -2 for int8 that `gpt-cli quantize` does not write: a weight of
- * -128, a scale that bfloat16 cannot hold, or no scales. From a file, also -1 if it ends too early,
- * or an errno. */
+ * -128, a scale that bfloat16 cannot hold, or no scales. */
 EXPORT int gpt2_pack(const struct pack *pack, int threads);
+
+/* Read rows from files and pack them. The `error` of a part is as `gpt2_pack` returns it; or -1 if the
+ * file ends too early, or an errno. Return 0, or 1 if there is an error. */
+EXPORT int gpt2_read(const struct read *read, int threads);
 
 #endif

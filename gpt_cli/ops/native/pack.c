@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "native.h"
+#include "pool.h"
 
 enum {
     PIECE_BYTES = 256 << 10, /* read from a file, then packed while still in the cache */
@@ -120,14 +121,15 @@ static int is_valid_int8(
     return !wrong && !rest;
 }
 
-static int pack_memory(const struct pack *pack)
+int gpt2_pack(const struct pack *pack, int threads)
 {
+    (void)threads;
     int64_t n_in = pack->to->n_in, n_out = pack->to->n_out, count = pack->count;
     int format = pack->to->format, transposed = pack->transposed;
     if (format == INT8) {
         int64_t length = transposed ? n_in : n_out;
         int64_t scales = transposed ? count * ceil_div(n_in, GROUP) : ceil_div(count, GROUP) * n_out;
-        if (!is_valid_int8(pack->rows, count * length, pack->scales, scales))
+        if (!pack->scales || !is_valid_int8(pack->rows, count * length, pack->scales, scales))
             return INVALID_INT8;
     }
     if (format == INT8 && transposed)
@@ -157,35 +159,45 @@ static int read_exactly(char *to, int64_t size, int file, int64_t offset)
     return 0;
 }
 
-static int pack_file(const struct pack *pack)
+/* Read and pack a part, piece by piece. Return its error. */
+static int read_part(const struct stored *stored)
 {
+    const struct pack *pack = &stored->pack;
     int64_t n_in = pack->to->n_in, n_out = pack->to->n_out, transposed = pack->transposed;
     const struct storage *storage = &storage_of[pack->to->format];
-    int64_t rows = transposed ? n_out : n_in;
     int64_t row_bytes = (transposed ? n_in : n_out) * storage->weight_bytes;
     int64_t scales_per_row = transposed ? ceil_div(n_in, GROUP) : n_out;
     int64_t step = PIECE_BYTES / row_bytes + 1;
     if (!transposed)
         step = ceil_div(step, storage->unit_rows) * storage->unit_rows;
-    char *piece = malloc(step * row_bytes);
-    int error = piece ? 0 : ENOMEM;
-    for (int64_t first = 0; !error && first < rows; first += step) {
-        struct pack part = *pack;
-        part.rows = piece, part.first = first, part.count = smaller(rows - first, step);
+    char *rows = malloc(step * row_bytes);
+    int error = rows ? 0 : ENOMEM;
+    for (int64_t done = 0; !error && done < pack->count; done += step) {
+        struct pack piece = *pack;
+        piece.rows = rows, piece.first += done, piece.count = smaller(pack->count - done, step);
         if (pack->scales)
-            part.scales += (transposed ? first : first / GROUP) * scales_per_row;
-        int64_t offset = pack->offset + first * row_bytes;
-        error = read_exactly(piece, part.count * row_bytes, pack->file, offset);
+            piece.scales += (transposed ? done : done / GROUP) * scales_per_row;
+        int64_t offset = stored->offset + done * row_bytes;
+        error = read_exactly(rows, piece.count * row_bytes, stored->file, offset);
         if (!error)
-            error = pack_memory(&part);
+            error = gpt2_pack(&piece, 1);
     }
-    free(piece);
+    free(rows);
     return error;
 }
 
-int gpt2_pack(const struct pack *pack, int threads)
+static void read_parts(const void *operation, int64_t part, int slot)
 {
-    if (pack->to->format == INT8 && !pack->scales)
-        return INVALID_INT8;
-    return pack->rows ? pack_memory(pack) : pack_file(pack);
+    struct stored *stored = ((const struct read *)operation)->parts + part;
+    (void)slot;
+    stored->error = read_part(stored);
+}
+
+int gpt2_read(const struct read *read, int threads)
+{
+    int failed = 0;
+    run_parts(read_parts, read, read->count, threads);
+    for (int64_t part = 0; part < read->count; part++)
+        failed |= read->parts[part].error != 0;
+    return failed;
 }
