@@ -54,6 +54,9 @@ _DELIMITERS = Range(lambda text: len(text) == 1 and text not in '"\r\n', "one ch
 _DELIMITER = Kind("a string", str, str, lambda text: "\t" if text in ("tab", r"\t") else text)
 _MESSAGE = "gpt-cli: %(message)s"
 
+# The last model that `Loading` loaded. It is kept until the process ends: freeing it takes 14 ms.
+_model: "gpt_cli.Engine | None" = None
+
 
 def _set_verbose(verbose: bool) -> bool:
     """Show messages of level INFO; see also `gpt_cli.cli.output.verbose`."""
@@ -189,7 +192,9 @@ class Loading(Adapted):
     def load(self) -> "gpt_cli.Engine":
         """Load the model; NumPy must not have been imported before."""
         prepare(self.threads)
-        return gpt_cli.load(self.model, **self.options)
+        global _model
+        _model = gpt_cli.load(self.model, **self.options)
+        return _model
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
