@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Measure activations of lines of 30 tokens against `score` of the same lines, and their memory.
 
-    activations.py [--rows 1000] [--rounds 5] [--folder .] FOLDER > results/activations.md
+    activations.py [--rows 1000] [--rounds 5] [--folder .] [--peer PYTHON] FOLDER
 
 In each round, jobs score the lines, write the mean of one residual stream of each line, and all
-residual streams of all tokens, in turns and with the same model. A process then writes 2 GB.
+residual streams of all tokens, in turns and with the same model. A process then writes 2 GB. PYTHON
+is an interpreter that has transformers, which also writes the residual streams of all tokens.
 """
 
 import argparse
@@ -13,10 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
-from run import machine
+from run import HERE, machine
 
 import gpt_cli
 from gpt_cli import jobs
@@ -35,8 +37,10 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
 """
 
 
-def measure_rates(engine: gpt_cli.Engine, lines: Path, out: Path, rounds: int) -> None:
-    """Print the rates of activations relative to that of `score`."""
+def measure_rates(
+    engine: gpt_cli.Engine, lines: Path, out: Path, rounds: int, peer: Sequence[str]
+) -> None:
+    """Print the rates of activations relative to those of `score`, and of a peer's command."""
     middle = f"blocks.{engine.model.config.n_layer // 2}.hook_resid_post"
     tasks = {
         "score": (jobs.Scoring(), "scores.jsonl"),
@@ -45,6 +49,7 @@ def measure_rates(engine: gpt_cli.Engine, lines: Path, out: Path, rounds: int) -
     }
     wall: dict[str, list[float]] = {name: [] for name in tasks}
     cpu: dict[str, list[float]] = {name: [] for name in tasks}
+    of_peer = []
     for _ in range(rounds):
         for name, (task, output) in tasks.items():
             with tempfile.TemporaryDirectory(dir=out) as folder:
@@ -52,6 +57,11 @@ def measure_rates(engine: gpt_cli.Engine, lines: Path, out: Path, rounds: int) -
                 jobs.run(task, lines, f"{folder}/{output}")
                 wall[name].append(time.perf_counter() - start)
                 cpu[name].append(time.process_time() - start_cpu)
+        if peer:
+            with tempfile.TemporaryDirectory(dir=out) as folder:
+                command = [*peer, str(lines), f"{folder}/states"]
+                printed = subprocess.run(command, check=True, capture_output=True).stdout
+                of_peer.append(float(printed))
     print("\n| values | rate / score | lowest to highest | seconds of processors: score / it |")
     print("|-|-|-|-|")
     for name in [*tasks][1:]:
@@ -60,6 +70,10 @@ def measure_rates(engine: gpt_cli.Engine, lines: Path, out: Path, rounds: int) -
         median, low, high = statistics.median(ratios), min(ratios), max(ratios)
         print(f"| {name} | {median:.2f} | {low:.2f} to {high:.2f} | {work:.2f} |", flush=True)
     print(f"\nMedians of {rounds} rounds.")
+    if peer:
+        ratios = [a / b for a, b in zip(of_peer, wall[f"{ALL}, all tokens"], strict=True)]
+        median, low, high = statistics.median(ratios), min(ratios), max(ratios)
+        print(f"\n{ALL}, rate / transformers: {median:.2f} ({low:.2f} to {high:.2f})")
 
 
 def measure_memory(engine: gpt_cli.Engine, folder: str, lines: Path, out: Path) -> None:
@@ -88,6 +102,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", default=".", help="where 2 GB are written and removed")
+    parser.add_argument("--peer", metavar="PYTHON")
     a = parser.parse_args()
     engine = gpt_cli.load(a.model)
     for name, value in machine().items():
@@ -98,7 +113,8 @@ def main() -> None:
         lines = Path(folder, "lines")
         lines.write_text("".join(f"{text}\n" for text in texts))
         with mock.patch("gpt_cli.jobs.runner.load", lambda *_, **__: engine):
-            measure_rates(engine, lines, Path(a.folder), a.rounds)
+            peer = [a.peer, str(HERE / "transformers_states.py"), a.model] if a.peer else []
+            measure_rates(engine, lines, Path(a.folder), a.rounds, peer)
         measure_memory(engine, a.model, lines, Path(a.folder))
 
 
