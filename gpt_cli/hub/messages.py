@@ -88,7 +88,7 @@ def of_storage(error: Exception, *, silent: float | None) -> str:
         return f"{storage} cannot be reached"
     if "decoding" in text or "unexpected end" in text or "Format error" in text:
         return "the connection to the storage broke"
-    return "the storage failed"
+    return f"the storage failed ({first_line(error) or type(error).__name__})"
 
 
 def of_download(repo: str, revision: str, error: BaseException) -> str:

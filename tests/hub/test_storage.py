@@ -14,7 +14,7 @@ from huggingface_hub import HfApi, close_session, constants
 
 from gpt_cli import hub as product
 from gpt_cli.errors import CheckpointError, ModelNotFoundError
-from gpt_cli.hub import local, storage
+from gpt_cli.hub import local, messages, storage
 from support.loopback_hub import model_files
 from support.processes import COMMAND, LimitedProcess, posix
 
@@ -84,6 +84,11 @@ def test_weights_come_over_http_where_the_storage_fails(
     assert caplog.messages[1] == note
     assert len(caplog.messages) == 3
     assert len(requests(xet, "GET /cdn/")) == 1
+
+
+def test_an_error_of_an_unknown_kind_is_named():
+    reasons = [messages.of_storage(RuntimeError(text), silent=None) for text in ("Cancelled\n", "")]
+    assert reasons == ["the storage failed (Cancelled)", "the storage failed (RuntimeError)"]
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:1", "http://no-such-host.invalid"])
