@@ -60,8 +60,8 @@ def measure_rates(
         if peer:
             with tempfile.TemporaryDirectory(dir=out) as folder:
                 command = [*peer, str(lines), f"{folder}/states"]
-                printed = subprocess.run(command, check=True, capture_output=True).stdout
-                of_peer.append(float(printed))
+                finished = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+                of_peer.append(float(finished.stdout))
     print("\n| values | rate / score | lowest to highest | seconds of processors: score / it |")
     print("|-|-|-|-|")
     for name in [*tasks][1:]:

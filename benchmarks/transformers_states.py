@@ -1,5 +1,7 @@
 """Write the outputs of all layers for lines with transformers to one file; print the seconds.
 
+The last one is after the final layer norm, unlike `hook_resid_post`.
+
 transformers_states.py FOLDER LINES OUT
 """
 
@@ -17,13 +19,20 @@ torch.set_grad_enabled(False)
 tokenizer = GPT2TokenizerFast.from_pretrained(folder)
 tokenizer.pad_token = "<|endoftext|>"  # noqa: S105
 model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).transformer.eval()
-texts = Path(lines).read_text().splitlines()
+texts = Path(lines).read_text("utf-8").splitlines()
+
+
+def states_of(texts: list[str]) -> tuple[torch.Tensor, list[int]]:
+    """Return the outputs of all layers (texts, layers, tokens, C), and the numbers of tokens."""
+    batch = tokenizer(texts, return_tensors="pt", padding=True)
+    _, *states = model(**batch, output_hidden_states=True).hidden_states
+    return torch.stack(states, 1), batch.attention_mask.sum(1).tolist()
+
+
+states_of(texts[:BATCH])  # the first pass is slower
 start = time.perf_counter()
 with Path(out).open("wb") as file:
     for first in range(0, len(texts), BATCH):
-        batch = tokenizer(texts[first : first + BATCH], return_tensors="pt", padding=True)
-        _, *states = model(**batch, output_hidden_states=True).hidden_states
-        lengths = batch.attention_mask.sum(1).tolist()
-        for of_line, length in zip(torch.stack(states, 1), lengths, strict=True):
-            file.write(of_line[:, :length].contiguous().numpy().tobytes())
+        for of_text, length in zip(*states_of(texts[first : first + BATCH]), strict=True):
+            file.write(of_text[:, :length].contiguous().numpy().tobytes())
 print(time.perf_counter() - start)

@@ -150,9 +150,9 @@ class _Opened:
     def load(self, *, speculate: bool, edits: Sequence[AnyEdit]) -> Engine:
         """Read the weights."""
         start = time.perf_counter()
-        wait_for_weights = assembly.begin(self.checkpoint.config_json, self.ops, self.weights)
-        config = self.checkpoint.config  # reads the tokenizer, while the library reads the weights
-        network = assembly.build(config, self.ops, wait_for_weights())
+        with assembly.placing(self.checkpoint.config_json, self.ops, self.weights) as wait:
+            config = self.checkpoint.config  # reads the tokenizer while the weights are read
+            network = assembly.build(config, self.ops, wait())
         seconds = time.perf_counter() - start
         raise_swallowed()  # such as while CuPy or pyarrow was imported
         speculator = Speculator(network)

@@ -54,7 +54,7 @@ _DELIMITERS = Range(lambda text: len(text) == 1 and text not in '"\r\n', "one ch
 _DELIMITER = Kind("a string", str, str, lambda text: "\t" if text in ("tab", r"\t") else text)
 _MESSAGE = "gpt-cli: %(message)s"
 
-# The last model that `Loading` loaded. It is kept until the process ends: freeing it takes 14 ms.
+# The model of a command without a job. It is kept until the process ends: freeing it takes 14 ms.
 _model: "gpt_cli.Engine | None" = None
 
 

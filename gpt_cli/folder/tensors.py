@@ -108,24 +108,25 @@ class Tensor:
 
 
 @contextmanager
-def open_unchanged(path: Path, expected: Version | None) -> Iterator[FileIO]:
+def open_unchanged(path: Path, expected_version: Version | None) -> Iterator[FileIO]:
     """Open a file of weights.
 
-    Raise CheckpointError on exit if its version is another one, or EOFError was raised inside.
+    Raise CheckpointError if it is missing; and on exit if its version is another one, or if
+    EOFError was raised inside.
     """
     try:
         with path.open("rb", buffering=0) as file:
             yield file
-            whole = version(file.fileno()) == expected
+            whole = version(file.fileno()) == expected_version
     except (FileNotFoundError, EOFError):
         whole = False
     except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        raise OSError(error.errno, error.strerror, error.filename or str(path)) from error
     if not whole:
-        raise changed(path)
+        raise changed_error(path)
 
 
-def changed(path: Path) -> CheckpointError:
+def changed_error(path: Path) -> CheckpointError:
     """Return the error for a file or a folder that has changed."""
     return CheckpointError(f"{path} changed while it was read: {_AGAIN}")
 
@@ -142,4 +143,4 @@ def unchanged(*folders: Path) -> Iterator[None]:
     yield
     for folder in folders:
         if versions(folder) != before[folder]:
-            raise changed(folder)
+            raise changed_error(folder)

@@ -1,7 +1,8 @@
 """From tensors on disk or in memory to a model on a device, and to one with other weights."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -24,23 +25,27 @@ def assemble(config: GPT2Config, ops: Ops, tensors: Mapping[str, Rows]) -> GPT2:
 
     A head that is stored although it is tied is used if it differs from wte, as in transformers.
     """
-    return build(config, ops, begin(config, ops, tensors)())
+    with placing(config, ops, tensors) as wait:
+        return build(config, ops, wait())
 
 
-def begin(
+@contextmanager
+def placing(
     config: GPT2Config, ops: Ops, tensors: Mapping[str, Rows]
-) -> Callable[[], dict[str, Any]]:
-    """Begin to place the tensors of a model; return a function that waits until all are placed.
+) -> Iterator[Callable[[], dict[str, Any]]]:
+    """Place the tensors of a model in the background.
 
-    It returns the weights of `build`.
+    Yield a function that waits until all are placed and returns the weights for `build`. On exit,
+    no more are placed.
     """
     tensors = without_tied_head(tensors, config)
     matrices = [name for name in tensors if is_matrix(name, tensors[name].shape)]
     # The largest first, so that the threads end at about the same time.
     matrices.sort(key=lambda name: -math.prod(tensors[name].shape))
-    wait = ops.place_matrices([_as_stored(name, tensors[name]) for name in matrices])
-    vectors = {name: ops.xp.asarray(tensors[name][:]) for name in tensors if name not in matrices}
-    return lambda: vectors | dict(zip(matrices, wait(), strict=True))
+    with ops.placing([_as_stored(name, tensors[name]) for name in matrices]) as wait:
+        vectors = tensors.keys() - set(matrices)
+        weights = {name: ops.xp.asarray(tensors[name][:]) for name in vectors}
+        yield lambda: weights | dict(zip(matrices, wait(), strict=True))
 
 
 def build(config: GPT2Config, ops: Ops, weights: Mapping[str, Any]) -> GPT2:

@@ -237,7 +237,7 @@ def _turned(tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
         return tensors
     _log.warning("%s: the weights are those of PyTorch's Linear, and are turned", folder)
     return {
-        name: tensor.transposed() if _LINEAR.fullmatch(name) else tensor
+        name: tensor.transposed() if _LINEAR.fullmatch(name) and len(tensor.shape) == 2 else tensor
         for name, tensor in tensors.items()
     }
 

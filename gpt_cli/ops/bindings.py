@@ -117,8 +117,8 @@ Draft = _struct(
 )
 Quantize = _struct("quantize", "P w to")
 Pack = _struct("pack", "P to rows scales; N first count; I transposed")
-Stored = _struct("stored", "pack pack; N offset; I file error")
-Read = _struct("read", "P parts; N count")
+StoredRows = _struct("stored_rows", "pack pack; N offset; I file error")
+Read = _struct("read", "P parts; N count next")
 
 
 class _Storage(ctypes.Structure):

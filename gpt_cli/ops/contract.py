@@ -4,8 +4,9 @@ Shapes: B batch, T new tokens, S = past + T, H heads, D head size, C = H * D.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
@@ -99,15 +100,24 @@ class Ops(ABC):
         `rows` is (n_in, n_out), or (n_out, n_in) if `transposed`.
         """
 
-    def place_matrices(self, matrices: Sequence[tuple[Rows, bool]]) -> Callable[[], list[Matrix]]:
-        """Begin to place matrices; return a function that waits until all are placed.
+    @contextmanager
+    def placing(
+        self, matrices: Sequence[tuple[Rows, bool]]
+    ) -> Iterator[Callable[[], list[Matrix]]]:
+        """Place matrices in the background; yield a function that waits until all are placed.
 
-        Beside the rows of each is whether they are transposed: see `place_matrix`.
+        `matrices` are pairs: rows, and whether they are transposed, as for `place_matrix`. On exit,
+        no more are placed.
         """
         pool = ThreadPoolExecutor(readers())
-        placed = [pool.submit(self.place_matrix, rows, transposed=t) for rows, t in matrices]
-        pool.shutdown(wait=False)  # when they are placed
-        return lambda: [matrix.result() for matrix in placed]
+        try:
+            placed = [
+                pool.submit(self.place_matrix, rows, transposed=is_transposed)
+                for rows, is_transposed in matrices
+            ]
+            yield lambda: [matrix.result() for matrix in placed]
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def to_host(self, array: Array) -> Array:
         """Copy an array from the device to the host."""

@@ -6,7 +6,8 @@ at any level of the processor.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -75,8 +76,12 @@ class NativeOps(DraftOps):
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Packed:
         return packing.pack(rows, self.dtype, self._weights, transposed=transposed)
 
-    def place_matrices(self, matrices: Sequence[tuple[Rows, bool]]) -> Callable[[], list[Packed]]:
-        return packing.pack_all(matrices, self.dtype, self._weights, self.threads)
+    @contextmanager
+    def placing(
+        self, matrices: Sequence[tuple[Rows, bool]]
+    ) -> Iterator[Callable[[], list[Packed]]]:
+        with packing.packing(matrices, self.dtype, self._weights, self.threads) as wait:
+            yield wait
 
     def quantize(self, matrix: Packed) -> Packed:
         # The results have the bits of `int8.quantize`.

@@ -4,7 +4,7 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from gpt_cli.errors import CheckpointError
 from gpt_cli.folder.dtypes import GROUP, NAMES_OF_CODES, WEIGHT_TYPES
-from gpt_cli.folder.tensors import Tensor, Version, changed, open_unchanged
+from gpt_cli.folder.tensors import Tensor, Version, changed_error, open_unchanged
 from gpt_cli.ops import bindings, int8
 from gpt_cli.ops.bindings import FLOAT32, check, contiguous
 from gpt_cli.ops.contract import Array, Rows
@@ -25,7 +26,7 @@ from gpt_cli.system.machine import readers
 # The types of panels, by the bytes of a weight.
 _PANEL_TYPES: dict[int, np.dtype[Any]] = {4: FLOAT32, 2: np.dtype("u2"), 1: np.dtype("u1")}
 _PIECE = 256 * 1024  # numbers read and packed at a time: 1 MB, which stays in the cache
-_PART = 4 << 20  # bytes of a file, which one thread reads
+_PART = 4 << 20  # bytes of a file that a thread reads at a time
 
 # Results of packing other than 0 and an errno.
 _FILE_ENDED = -1
@@ -83,46 +84,49 @@ def pack(rows: Rows, dtype: str, arena: Arena, *, transposed: bool) -> Packed:
     The panels are in `dtype`. But a matrix for 16 bits is kept in float32, unless it is stored in
     `dtype` or is `RoundedRows` of it: other rows would lose precision.
     """
-    matrix = _begin(rows, dtype, arena, transposed)
-    if matrix.stored:
-        _Reading([(matrix, matrix.stored)]).run(1)
-    else:
-        _pack_rows(matrix)
-    return matrix.packed
+    with packing([(rows, transposed)], dtype, arena, threads=1) as wait:
+        (packed,) = wait()
+        return packed
 
 
-def pack_all(
+@contextmanager
+def packing(
     matrices: Sequence[tuple[Rows, bool]], dtype: str, arena: Arena, threads: int
-) -> Callable[[], list[Packed]]:
-    """Begin to pack matrices; return a function that waits until all are packed.
+) -> Iterator[Callable[[], list[Packed]]]:
+    """Pack matrices in the background; yield a function that waits until all are packed.
 
-    Beside the rows of each is whether they are transposed: see `pack`. C reads all that are stored
-    in the type of the panels in one call, so that Python can do other things.
+    `matrices` are pairs: rows, and whether they are transposed, as for `pack`. C reads all that are
+    stored in the type of the panels, without Python's lock. On exit, no more are packed.
     """
-    all_matrices = [_begin(rows, dtype, arena, transposed) for rows, transposed in matrices]
-    reading = _Reading([(matrix, matrix.stored) for matrix in all_matrices if matrix.stored])
+    packings = [_unpacked(rows, dtype, arena, transposed) for rows, transposed in matrices]
+    reading = _Reading([(matrix, matrix.stored) for matrix in packings if matrix.stored])
     threads = min(threads, readers())
     pool = ThreadPoolExecutor(threads)
-    tasks = [pool.submit(reading.run, threads)]
-    tasks += [pool.submit(_pack_rows, matrix) for matrix in all_matrices if not matrix.stored]
-    pool.shutdown(wait=False)  # when they are packed
+    tasks = [pool.submit(reading.run) for _ in range(threads)]
+    tasks += [pool.submit(_pack_rows, matrix) for matrix in packings if not matrix.stored]
 
     def wait() -> list[Packed]:
         for task in tasks:
             task.result()
-        return [matrix.packed for matrix in all_matrices]
+        reading.finish()
+        return [matrix.packed for matrix in packings]
 
-    return wait
+    try:
+        yield wait
+    finally:
+        reading.stop()
+        pool.shutdown(cancel_futures=True)
+        reading.close()
 
 
-def _begin(rows: Rows, dtype: str, arena: Arena, transposed: bool) -> _Packing:
+def _unpacked(rows: Rows, dtype: str, arena: Arena, transposed: bool) -> _Packing:
     """Return a matrix whose panels are still zeros."""
     n_rows, length = rows.shape
     n_in, n_out = (length, n_rows) if transposed else (n_rows, length)
     if not n_in or not n_out:
         raise ValueError("a matrix must have rows and columns")
     tensor = rows.weight if isinstance(rows, Int8Rows) else rows
-    stored = tensor if isinstance(tensor, Tensor) else None
+    stored = tensor if isinstance(tensor, Tensor) and tensor.strides is None else None
     if stored and NAMES_OF_CODES.get(stored.dtype) != dtype:
         stored = None
     is_rounded = isinstance(rows, RoundedRows) and rows.dtype == dtype
@@ -132,12 +136,11 @@ def _begin(rows: Rows, dtype: str, arena: Arena, transposed: bool) -> _Packing:
 
 
 class _Reading:
-    """Matrices that C reads from their files, in parts of which each has one thread."""
+    """Matrices that C reads from their files, in parts. A thread reads one part at a time."""
 
     def __init__(self, matrices: Sequence[tuple[_Packing, Tensor]]):
         """Open the files."""
-        self._matrices = matrices  # the parts point to their panels
-        self._parts: list[bindings.Struct] = []
+        parts: list[bindings.Struct] = []
         self._paths: list[Path] = []  # of the parts
         with ExitStack() as files:
 
@@ -146,38 +149,54 @@ class _Reading:
                 return files.enter_context(open_unchanged(path, version)).fileno()
 
             for matrix, tensor in matrices:
-                self._add(matrix, tensor, opened(tensor.path, tensor.version))
+                of_matrix = _parts(matrix, tensor, opened(tensor.path, tensor.version))
+                parts += of_matrix
+                self._paths += [tensor.path] * len(of_matrix)
             self._files = files.pop_all()
+        self._kept = matrices, parts  # the array points to their panels and scales
+        self._parts = (bindings.StoredRows * len(parts))(*parts)
+        self._read = bindings.Read(parts=ctypes.addressof(self._parts), count=len(parts))
 
-    def _add(self, matrix: _Packing, tensor: Tensor, file: int) -> None:
-        n_rows, length = tensor.shape
-        scales = None
-        row_bytes = length * matrix.packed.panels.itemsize
-        if isinstance(matrix.rows, Int8Rows):
-            scales = contiguous(matrix.rows.scale[:], FLOAT32)
-            right = scales_shape(n_rows, length, matrix.transposed)
-            check(scales.shape == right, "the scales", scales)
-        step = max(1, _PART // row_bytes // GROUP) * GROUP
-        for first in range(0, n_rows, step):
-            groups = first if matrix.transposed else first // GROUP
-            pack = bindings.Pack(
-                to=matrix.packed.struct, scales=None if scales is None else scales[groups:],
-                first=first, count=min(step, n_rows - first), transposed=matrix.transposed,
-            )  # fmt: skip
-            offset = tensor.offset + first * row_bytes
-            self._parts.append(bindings.Stored(pack=pack, offset=offset, file=file))
-            self._paths.append(tensor.path)
+    def run(self) -> None:
+        """Read and pack parts until none is left; several threads may do so."""
+        self._read.run(1)
 
-    def run(self, threads: int) -> None:
-        """Read and pack the matrices, and close the files.
+    def stop(self) -> None:
+        """Let threads end after the parts that they are reading."""
+        self._read.next = self._read.count
 
-        Raise CheckpointError if a file has changed or has wrong int8 weights.
-        """
-        parts = (bindings.Stored * len(self._parts))(*self._parts)
-        with self._files:
-            bindings.Read(parts=ctypes.addressof(parts), count=len(parts)).run(threads)
-        for part, path in zip(parts, self._paths, strict=True):
+    def finish(self) -> None:
+        """Close the files. Raise CheckpointError if one has changed or has wrong int8 weights."""
+        self._files.close()
+        for part, path in zip(self._parts, self._paths, strict=True):
             _check(part.error, path)
+
+    def close(self) -> None:
+        """Close the files after another error."""
+        with suppress(CheckpointError):
+            self._files.close()
+
+
+def _parts(matrix: _Packing, tensor: Tensor, file: int) -> list[bindings.Struct]:
+    """Return the parts of a matrix in an open file (a descriptor)."""
+    n_rows, length = tensor.shape
+    scales = None
+    row_bytes = length * matrix.packed.panels.itemsize
+    if isinstance(matrix.rows, Int8Rows):
+        scales = contiguous(matrix.rows.scale[:], FLOAT32)
+        right = scales_shape(n_rows, length, matrix.transposed)
+        check(scales.shape == right, "the scales", scales)
+    parts = []
+    step = max(1, _PART // row_bytes // GROUP) * GROUP
+    for first in range(0, n_rows, step):
+        groups = first if matrix.transposed else first // GROUP
+        pack = bindings.Pack(
+            to=matrix.packed.struct, scales=None if scales is None else scales[groups:],
+            first=first, count=min(step, n_rows - first), transposed=matrix.transposed,
+        )  # fmt: skip
+        offset = tensor.offset + first * row_bytes
+        parts.append(bindings.StoredRows(pack=pack, offset=offset, file=file))
+    return parts
 
 
 def _pack_rows(matrix: _Packing) -> None:
@@ -210,7 +229,7 @@ def _converted(rows: Rows, part: slice, dtype: str, transposed: bool) -> tuple[A
 def _check(error: int, source: Path | str) -> None:
     """Raise the error of packing rows from a file or of "a matrix", unless it is 0."""
     if error == _FILE_ENDED:
-        raise changed(Path(source))
+        raise changed_error(Path(source))
     if error == _INVALID_INT8:
         raise int8.invalid(str(source))
     if error:

@@ -130,7 +130,7 @@ def cores() -> int:
 
 
 def readers() -> int:
-    """Return with how many threads to read files: copying takes most of the time, not computing."""
+    """Return how many threads should read files: few, because copying limits the rate."""
     return min(cores(), _MOST_READERS)
 
 

@@ -232,13 +232,13 @@ def test_an_adapter_that_changes_while_it_is_read_is_refused(name, model, folder
 def test_a_model_or_an_adapter_that_changes_while_it_is_loaded_is_refused(
     model, folder, monkeypatch
 ):
-    begin = assembly.begin
+    placing = assembly.placing
 
     def change(*arguments):
         (folder / ADAPTER_CONFIG).write_text("{}")
-        return begin(*arguments)
+        return placing(*arguments)
 
-    monkeypatch.setattr(assembly, "begin", change)
+    monkeypatch.setattr(assembly, "placing", change)
     with pytest.raises(CheckpointError, match=f"{folder} changed"):
         gpt_cli.load(str(model), adapter=str(folder))
 

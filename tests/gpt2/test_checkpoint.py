@@ -2,11 +2,13 @@ import json
 import math
 import operator
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tracemalloc
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -227,7 +229,21 @@ def with_tensor(name, shape, dtype="F32", size=4):
     return lambda tensors: tensors.update({name: Stored(dtype, shape, data)})
 
 
+def turned(shape_of_one):
+    """Turn all matrices of layers, as PyTorch's Linear has them, but one has another shape."""
+
+    def turn(tensors):
+        for name, stored in tensors.items():
+            if re.fullmatch(r"h\.\d\.(attn|mlp)\.c_\w+\.weight", name):
+                tensors[name] = replace(stored, shape=stored.shape[::-1])
+        with_tensor("h.1.mlp.c_fc.weight", shape_of_one)(tensors)
+
+    return turn
+
+
 WRONG_TENSORS = {
+    "turned, a vector": (turned((32,)), "h.1.mlp.c_fc.weight has the shape [32], but"),
+    "turned, three axes": (turned((8, 4, 1)), "h.1.mlp.c_fc.weight has the shape [8, 4, 1], but"),
     "missing": (without("h.1.mlp.c_fc.bias"), "h.1.mlp.c_fc.bias is missing"),
     "missing embedding": (without("wpe.weight"), "wpe.weight is missing"),
     "a layer too many": (with_tensor("h.3.ln_1.weight", (32,)), "h.3.ln_1.weight"),
@@ -375,6 +391,8 @@ def test_turned_matrices_are_copied(tmp_path, dtype, native):
     views[name] = view._replace(strides=view.strides[::-1])
     (write_checkpoint(tmp_path, CONFIG) / FILE).unlink()
     (tmp_path / "pytorch_model.bin").write_bytes(zip_bytes(pickled(views), storages))
+    stored, is_transposed = assembly._as_stored(name, checkpoint.find_tensors(tmp_path)[name])
+    assert (stored.strides, is_transposed) == (None, True)
     for ops in (NumPyOps(), native(NAMES_OF_CODES[dtype])):
         array = Weights(checkpoint.load(tmp_path, ops))[name]
         assert np.array_equal(array, narrowed(weights[name], dtype))

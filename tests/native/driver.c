@@ -228,7 +228,7 @@ static struct matrix matrix_of(
 static struct matrix matrix_of_file(enum format format, int64_t n_in, int64_t n_out, int transposed)
 {
     struct matrix w = empty_matrix(format, n_in, n_out);
-    struct stored stored = {.pack = packing("pack", &w, transposed)};
+    struct stored_rows stored = {.pack = packing("pack", &w, transposed)};
     FILE *file = tmpfile();
     if (!file)
         fail("cannot write", "a temporary file");

@@ -1,8 +1,11 @@
 """Compiled products, and the matrices that they take: packed, quantized, cut into parts."""
 
 import ctypes
+import errno
+import threading
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,6 +37,7 @@ from support.native_arrays import (
     seeds,
     sizes,
 )
+from support.processes import posix
 from support.rounding import nearest
 
 pytestmark = pytest.mark.usefixtures("library")
@@ -191,6 +195,15 @@ def test_packing_in_pieces_equals_packing_at_once(native, monkeypatch, kind, tra
 
 
 # C reads about 256 kB at a time, or a row (in int8, GROUP rows) if that is longer.
+def widened(placed):
+    """Return the panels of a matrix, those in 16 bits as float32."""
+    if placed.format == "bfloat16":
+        return (placed.panels.astype(np.uint32) << 16).view(np.float32)
+    if placed.format == "float16":
+        return placed.panels.view(np.float16).astype(np.float32)
+    return placed.panels
+
+
 @pytest.mark.parametrize(
     ("n_rows", "length"), [(1, 1), (131, 97), (1030, 512), (300, 1001), (70, 5000), (3, 70_000)]
 )
@@ -204,13 +217,10 @@ def test_packing_from_a_file_equals_packing_from_memory(native, dtype, transpose
     else:
         stored = filed(matrix, dtype)
         expected = stored[:]
-    panels = native(dtype).place_matrix(stored, transposed=transposed).panels
-    if dtype == "bfloat16":
-        panels = (panels.astype(np.uint32) << 16).view(np.float32)
-    elif dtype == "float16":
-        panels = panels.view(np.float16).astype(np.float32)
+    placed = native(dtype).place_matrix(stored, transposed=transposed)
     in_memory = native("int8" if dtype == "int8" else "float32")
-    assert np.array_equal(panels, in_memory.place_matrix(expected, transposed=transposed).panels)
+    panels = in_memory.place_matrix(expected, transposed=transposed).panels
+    assert np.array_equal(widened(placed), panels)
 
 
 @pytest.mark.parametrize(("n_rows", "length"), [(1, 1), (131, 97), (1030, 512), (3, 70_000)])
@@ -260,32 +270,105 @@ def test_int8_in_another_format_is_rejected(native, transposed, wrong, in_file):
         native("int8").place_matrix(rows, transposed=transposed)
 
 
+@pytest.fixture
+def small_parts(monkeypatch):
+    """Let a matrix be read in several parts."""
+    monkeypatch.setattr(packing, "_PART", 1 << 16)
+
+
+def placed_together(ops, matrices):
+    with ops.placing(matrices) as wait:
+        return wait()
+
+
 @pytest.mark.parametrize("dtype", [*FLOATS, "int8"])
-def test_matrices_that_are_placed_together_are_those_placed_alone(native, dtype):
-    ops, matrices = native(dtype), []
-    for n_rows, length in [(2000, 700), (70, 40), (1, 1), (300, 500)]:
+def test_matrices_that_are_placed_together_are_those_in_memory(native, dtype, small_parts):
+    ops, matrices, expected = native(dtype), [], []
+    in_memory = native("int8" if dtype == "int8" else "float32")
+    for n_rows, length in [(2000, 300), (70, 40), (1, 1), (300, 500)]:
         matrix = array("matrix", n_rows, length)
         for transposed in (False, True):
             if dtype == "int8":
-                quantized = quantize(matrix, transposed=transposed)
-                rows = replace(quantized, weight=filed(quantized.weight, "int8"))
+                rows = quantize(matrix, transposed=transposed)
+                stored = replace(rows, weight=filed(rows.weight, "int8"))
             else:
-                rows = filed(matrix, dtype)
-            matrices += [(rows, transposed), (rows[:], transposed)]
-    for (rows, transposed), placed in zip(matrices, ops.place_matrices(matrices)(), strict=True):
-        expected = ops.place_matrix(rows, transposed=transposed)
-        assert (placed.n_in, placed.n_out, placed.format) == (
-            expected.n_in, expected.n_out, expected.format,
-        )  # fmt: skip
-        assert np.array_equal(placed.panels.view("u1"), expected.panels.view("u1"))
+                stored = filed(matrix, dtype)
+                rows = stored[:]
+            matrices += [(stored, transposed), (rows, transposed)]
+            expected += [in_memory.place_matrix(rows, transposed=transposed)] * 2
+    for placed, other in zip(placed_together(ops, matrices), expected, strict=True):
+        assert (placed.n_in, placed.n_out) == (other.n_in, other.n_out)
+        assert np.array_equal(widened(placed), other.panels)
 
 
-def test_the_error_names_the_file_of_several(native):
-    first, second, third = (filed(np.ones((3, 4), np.float32)) for _ in range(3))
-    matrices = [(first, False), (replace(second, shape=(4, 4)), False), (third, False)]
-    wait = native("float32").place_matrices(matrices)
+def test_the_error_names_the_file_of_several(native, small_parts):
+    first, second, third = (filed(np.ones((300, 400), np.float32)) for _ in range(3))
+    matrices = [(first, False), (replace(second, shape=(301, 400)), False), (third, False)]
     with pytest.raises(CheckpointError, match=f"{second.path} changed while it was read"):
-        wait()
+        placed_together(native("float32"), matrices)
+    refusal = OSError(errno.EMFILE, "Too many open files", str(second.path))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "open", refusing(second.path, refusal))
+        with pytest.raises(OSError, match=f"Too many open files: '{second.path}'"):
+            placed_together(native("float32"), [(first, False), (second, False)])
+
+
+def refusing(refused, error):
+    """Return `Path.open`, which raises an error for one path."""
+    path_open = Path.open
+
+    def open_or_refuse(path, *arguments, **options):
+        if path == refused:
+            raise error
+        return path_open(path, *arguments, **options)
+
+    return open_or_refuse
+
+
+def test_a_matrix_that_cannot_be_converted_is_an_error(native):
+    class Damaged:
+        shape = (10, 20)
+
+        def __getitem__(self, rows):
+            raise EOFError("damaged")
+
+    matrices = [(array("matrix", 70, 40), False), (Damaged(), False)]
+    with pytest.raises(EOFError, match="damaged"):
+        placed_together(native("float32"), matrices)
+
+
+@posix
+@pytest.mark.parametrize("error", [CheckpointError("the tokenizer"), KeyboardInterrupt()])
+def test_an_error_ends_the_reading_of_matrices(native, small_parts, error):
+    matrices = [(filed(np.ones((20_000, 300), np.float32)), False)] * 8
+    before = threading.active_count(), open_files()
+    with pytest.raises(type(error)), native("float32").placing(matrices):
+        raise error
+    assert (threading.active_count(), open_files()) == before
+
+
+def open_files():
+    """Return the descriptors of this process."""
+    return sorted(path.name for path in Path("/dev/fd").iterdir())
+
+
+def test_a_reading_that_is_stopped_reads_nothing_more(library):
+    stored = filed(np.ones((300, 400), np.float32))
+    matrix = packing._unpacked(stored, "float32", Arena(), transposed=False)
+    reading = packing._Reading([(matrix, stored)])
+    reading.stop()
+    reading.run()
+    reading.close()
+    assert not matrix.packed.panels.any()
+
+
+def test_rows_with_gaps_are_read_as_they_are(native):
+    matrix = array("matrix", 70, 40)
+    stored = filed(matrix)
+    turned = stored.transposed()
+    assert turned.strides
+    placed = native("float32").place_matrix(turned)
+    assert np.array_equal(placed.panels, native("float32").place_matrix(matrix.T).panels)
 
 
 def test_matrices_that_other_ops_placed_or_of_an_unreadable_file_are_rejected(

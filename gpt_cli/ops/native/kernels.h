@@ -263,16 +263,19 @@ struct pack {
     int32_t transposed;
 };
 
-/* The same rows in a file. */
-struct stored {
-    struct pack pack;    /* its `rows` are not used */
-    int64_t offset;      /* of the first row in the file, in bytes */
-    int32_t file, error; /* a descriptor, and what `gpt2_read` writes */
+/* Rows to pack that are in a file. */
+struct stored_rows {
+    struct pack pack; /* without `rows` */
+    int64_t offset;   /* of the first row in the file, in bytes */
+    int32_t file;     /* a descriptor */
+    int32_t error;    /* what `gpt2_read` writes */
 };
 
+/* Several threads may read the same struct: each takes the next part. */
 struct read {
-    struct stored *parts;
+    struct stored_rows *parts;
     int64_t count;
+    _Atomic int64_t next; /* from `count` on, no part is left */
 };
 
 /* --- kernels ------------------------------------------------------------------------------------ */

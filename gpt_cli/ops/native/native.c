@@ -102,7 +102,7 @@ const struct layout gpt2_layout = {
         sizeof(struct narrow), sizeof(struct attend), sizeof(struct layers),
         sizeof(struct log_sum_exp), sizeof(struct exp), sizeof(struct activate),
         sizeof(struct cumulate), sizeof(struct choose), sizeof(struct draft),
-        sizeof(struct quantize), sizeof(struct pack), sizeof(struct stored),
+        sizeof(struct quantize), sizeof(struct pack), sizeof(struct stored_rows),
         sizeof(struct read),
     },
 };

@@ -52,8 +52,9 @@ EXPORT int64_t gpt2_linear_ranges(const struct linear *linear, int threads);
  * -128, a scale that bfloat16 cannot hold, or no scales. */
 EXPORT int gpt2_pack(const struct pack *pack, int threads);
 
-/* Read rows from files and pack them. The `error` of a part is as `gpt2_pack` returns it; or -1 if the
- * file ends too early, or an errno. Return 0, or 1 if there is an error. */
-EXPORT int gpt2_read(const struct read *read, int threads);
+/* Read rows from files and pack them, on one thread, until no part is left. The `error` of a part is as
+ * `gpt2_pack` returns it; or -1 if the file ends too early, or an errno. After an error, no thread takes
+ * another part. Return 0, or 1 after an error of this thread. */
+EXPORT int gpt2_read(struct read *read, int threads);
 
 #endif

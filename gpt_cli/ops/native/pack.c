@@ -1,11 +1,11 @@
 /* Pack matrices of a checkpoint into panels: see kernels.h. Assumes a little-endian processor. */
 #include <errno.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "native.h"
-#include "pool.h"
 
 enum {
     PIECE_BYTES = 256 << 10, /* read from a file, then packed while still in the cache */
@@ -160,7 +160,7 @@ static int read_exactly(char *to, int64_t size, int file, int64_t offset)
 }
 
 /* Read and pack a part, piece by piece. Return its error. */
-static int read_part(const struct stored *stored)
+static int read_part(const struct stored_rows *stored)
 {
     const struct pack *pack = &stored->pack;
     int64_t n_in = pack->to->n_in, n_out = pack->to->n_out, transposed = pack->transposed;
@@ -186,18 +186,17 @@ static int read_part(const struct stored *stored)
     return error;
 }
 
-static void read_parts(const void *operation, int64_t part, int slot)
+int gpt2_read(struct read *read, int threads)
 {
-    struct stored *stored = ((const struct read *)operation)->parts + part;
-    (void)slot;
-    stored->error = read_part(stored);
-}
-
-int gpt2_read(const struct read *read, int threads)
-{
+    (void)threads;
     int failed = 0;
-    run_parts(read_parts, read, read->count, threads);
-    for (int64_t part = 0; part < read->count; part++)
-        failed |= read->parts[part].error != 0;
+    int64_t part;
+    while ((part = atomic_fetch_add(&read->next, 1)) < read->count) {
+        int error = read_part(&read->parts[part]);
+        read->parts[part].error = error;
+        failed |= error != 0;
+        if (error)
+            atomic_store(&read->next, read->count);
+    }
     return failed;
 }
