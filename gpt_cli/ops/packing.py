@@ -3,7 +3,7 @@
 import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -101,9 +101,7 @@ def packing(
     packings = [_unpacked(rows, dtype, arena, transposed) for rows, transposed in matrices]
     reading = _Reading([(matrix, matrix.stored) for matrix in packings if matrix.stored])
     threads = min(threads, readers())
-    pool = ThreadPoolExecutor(threads)
-    tasks = [pool.submit(reading.run) for _ in range(threads)]
-    tasks += [pool.submit(_pack_rows, matrix) for matrix in packings if not matrix.stored]
+    tasks: list[Future[None]] = []
 
     def wait() -> list[Packed]:
         for task in tasks:
@@ -111,7 +109,10 @@ def packing(
         reading.finish()
         return [matrix.packed for matrix in packings]
 
+    pool = ThreadPoolExecutor(threads)
     try:
+        tasks += [pool.submit(reading.run) for _ in range(threads)]
+        tasks += [pool.submit(_pack_rows, matrix) for matrix in packings if not matrix.stored]
         yield wait
     finally:
         reading.stop()
