@@ -44,7 +44,9 @@ COVERED = {
     ],
     "cli/test_batch.py": ["cli/progress"],
     "cli/test_bench.py": ["cli/bench_format", "cli/files"],
+    "cli/test_classify.py": ["jobs/tasks/classifying"],
     "cli/test_score.py": ["cli/score_format"],
+    "cli/test_score_rows.py": ["jobs/tasks/filtering"],
     "cli/test_show.py": [f"cli/show/{x}" for x in ("commands", "picture", "terminal")],
     "cli/test_vector.py": ["scoring/vectors"],
     "display/test_page.py": ["display/colours", "display/labels", "display/views"],
@@ -62,7 +64,13 @@ COVERED = {
     "hub/test_client.py": ["hub/connection", "hub/local", "hub/messages", "hub/target"],
     "jobs/test_outputs.py": ["jobs/jsonl"],
     "jobs/test_runner.py": ["jobs/sinks"],
-    "jobs/test_tasks.py": ["jobs/task"],
+    "jobs/test_tasks.py": [
+        "jobs/task",
+        *(
+            f"jobs/tasks/{x}"
+            for x in ("activations", "choices", "generation", "ranking", "scoring")
+        ),
+    ],
     "ops/test_gpu.py": ["ops/select", "system/gpu"],
     "ops/test_launches.py": ["ops/cuda/launcher"],
     "ops/test_many_rows.py": ["ops/cuda/decoding", "ops/cuda/layers"],
