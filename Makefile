@@ -127,7 +127,7 @@ fuzz: $(VENV)/.fuzz  ## SECONDS of damaged files and odd texts, two processes at
 	$(BIN)/python tests/fuzz/run.py $(SECONDS)
 
 mutants: export OPENBLAS_NUM_THREADS = 1
-mutants: $(VENV)/.mutants  ## break each detail of MODULE, or of all in tools/mutants.py, and list what no test notices
+mutants: $(VENV)/.mutants  ## break each detail of MODULE, or of all in tools/mutant_tests.py, and list what no test notices
 	$(BIN)/python -m tools.mutants $(MODULE)
 
 # The wheel computes in a clean environment with an empty PATH, outside of this folder.

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from tools import mutant_tests
+
 TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "gpt_cli"
 ROOMS = [PACKAGE, *(folder for folder in PACKAGE.iterdir() if (folder / "__init__.py").exists())]
@@ -44,6 +46,7 @@ COVERED = {
     ],
     "cli/test_batch.py": ["cli/progress"],
     "cli/test_bench.py": ["cli/bench_format", "cli/files"],
+    "cli/test_classify.py": ["jobs/tasks/classifying"],
     "cli/test_score.py": ["cli/score_format"],
     "cli/test_show.py": [f"cli/show/{x}" for x in ("commands", "picture", "terminal")],
     "cli/test_vector.py": ["scoring/vectors"],
@@ -62,7 +65,11 @@ COVERED = {
     "hub/test_client.py": ["hub/connection", "hub/local", "hub/messages", "hub/target"],
     "jobs/test_outputs.py": ["jobs/jsonl"],
     "jobs/test_runner.py": ["jobs/sinks"],
-    "jobs/test_tasks.py": ["jobs/task"],
+    "jobs/test_tasks.py": [
+        "jobs/task",
+        *(f"jobs/tasks/{x}" for x in ("activations", "choices", "filtering")),
+        *(f"jobs/tasks/{x}" for x in ("generation", "ranking", "scoring")),
+    ],
     "ops/test_gpu.py": ["ops/select", "system/gpu"],
     "ops/test_launches.py": ["ops/cuda/launcher"],
     "ops/test_many_rows.py": ["ops/cuda/decoding", "ops/cuda/layers"],
@@ -106,3 +113,13 @@ def test_every_module_is_covered_by_its_namesake_or_a_named_neighbour():
             alone.append(name.as_posix())
     assert sorted(alone) == elsewhere
     assert all((TESTS / file).is_file() for file in COVERED)
+
+
+def test_what_mutation_testing_names_exists():
+    page = (TESTS / "MUTANTS.md").read_text("utf-8")
+    listed = {*re.findall(r"^\| `([^`]+)`", page, re.MULTILINE)} - {"kernels.c"}
+    tests = mutant_tests.TESTS
+    assert listed - tests.keys() == set()
+    assert [name for name in tests if not (PACKAGE / f"{name}.py").is_file()] == []
+    files = {file for of_module in tests.values() for file in of_module}
+    assert {file for file in files if not (TESTS / file).is_file()} == set()

@@ -26,57 +26,12 @@ import pytest
 from hypothesis import Phase, settings
 from mutmut.mutation.mutators import mutation_operators
 
+from tools.mutant_tests import TESTS
+
 # Imported before the forks, so that these start fast.
 for library in ("fsspec", "huggingface_hub", "hypothesis.extra.numpy", "numpy", "pyarrow.parquet"):
     importlib.import_module(library)
 
-# The tests of each module, the fastest first: a mutant ends at the first that fails.
-ALONE = (
-    "scoring/score texts/words gpt2/kv_cache folder/config "
-    "options/declare records generation/speculate compression/range_coder "
-    "jobs/parts jobs/parquet jobs/outputs gpt2/model serve/scheduler"
-)
-TESTS = {
-    name: [str(Path(name).with_name(f"test_{Path(name).name}.py"))] for name in ALONE.split()
-} | {
-    "compression/archive": ["compression/test_archive.py", "compression/test_codec.py"],
-    "compression/codec": ["compression/test_codec.py", "cli/test_compress.py"],
-    "engine": [
-        "test_engine.py",
-        *(f"scoring/test_{name}.py" for name in ("score", "rank", "trace", "tree")),
-        "jobs/test_tasks.py",
-        "compression/test_codec.py",
-    ],
-    "folder/byte_bpe": ["folder/test_tokenizer.py"],
-    **{
-        f"folder/{name}": ["folder/test_pipeline.py", "cli/test_families.py"]
-        for name in ("pipeline", "special_tokens", "tokenizer", "vocabularies")
-    },
-    "hub/client": ["hub/test_client.py", "faults/test_faults_hub.py"],
-    "serve/choice": ["serve/test_responses.py", "serve/test_app.py"],
-    "serve/responses": ["serve/test_responses.py", "serve/test_app.py"],
-    "generation/generate": ["test_engine.py", "generation/test_generate.py"],
-    "generation/row": [
-        "test_engine.py",
-        "generation/test_generate.py",
-        "generation/test_drafts.py",
-        "generation/test_speculate.py",
-    ],
-    "generation/drafts": ["generation/test_drafts.py", "generation/test_speculate.py"],
-    "texts/speculator": ["generation/test_drafts.py", "generation/test_speculate.py"],
-    "gpt2/assembly": ["gpt2/test_checkpoint.py", "gpt2/test_model.py", "gpt2/test_weights.py"],
-    "gpt2/checkpoint": ["gpt2/test_checkpoint.py", "gpt2/test_model.py", "gpt2/test_quantize.py"],
-    "options/request": ["options/test_declare.py", "generation/test_sampling.py"],
-    "generation/sampling": ["generation/test_sampling.py", "cli/test_app.py"],
-    "hub/local": ["hub/test_client.py"],
-    "jobs/rows": ["jobs/test_rows.py", "jobs/test_parquet.py"],
-    "jobs/storage": ["jobs/test_storage.py", "jobs/test_rows.py"],
-    "jobs/sinks": ["jobs/test_runner.py"],
-    "jobs/layout": ["jobs/test_layout.py", "jobs/test_tasks.py", "cli/test_rank.py"],
-    "jobs/task": ["jobs/test_tasks.py", "jobs/test_runner.py"],
-    "jobs/tasks": ["jobs/test_tasks.py", "jobs/test_runner.py"],
-    "jobs/runner": ["jobs/test_runner.py"],
-}
 ROOT = Path(__file__).parents[1]
 COPIES = ROOT / "build" / "mutants"
 PROCESSES = int(os.environ.get("PROCESSES", 2))

@@ -15,7 +15,7 @@ from gpt_cli.records import Record
 from gpt_cli.system.terminal import replace_line
 
 if TYPE_CHECKING:
-    from gpt_cli.jobs.tasks import RecordTask
+    from gpt_cli.jobs.task import RecordTask
 
 
 class Records(jobs.Sink):

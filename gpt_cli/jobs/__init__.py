@@ -15,15 +15,13 @@ if TYPE_CHECKING:
     from gpt_cli.jobs.runner import Summary, run
     from gpt_cli.jobs.sinks import Observer, Resumed, Sink
     from gpt_cli.jobs.task import Task
-    from gpt_cli.jobs.tasks import (
-        Activations,
-        Classifying,
-        Filtering,
-        Generation,
-        Ranking,
-        Scoring,
-        spaced,
-    )
+    from gpt_cli.jobs.tasks.activations import Activations
+    from gpt_cli.jobs.tasks.choices import spaced
+    from gpt_cli.jobs.tasks.classifying import Classifying
+    from gpt_cli.jobs.tasks.filtering import Filtering
+    from gpt_cli.jobs.tasks.generation import Generation
+    from gpt_cli.jobs.tasks.ranking import Ranking
+    from gpt_cli.jobs.tasks.scoring import Scoring
 
 __all__ = [
     "Activations",
@@ -44,5 +42,17 @@ __all__ = [
     "spaced",
 ]
 __getattr__, __dir__ = on_first_use(
-    __name__, "layout", "sinks", "task", "tasks", "runner", "cluster"
+    __name__,
+    "layout",
+    "sinks",
+    "task",
+    "tasks.choices",
+    "tasks.generation",
+    "tasks.scoring",
+    "tasks.filtering",
+    "tasks.ranking",
+    "tasks.classifying",
+    "tasks.activations",
+    "runner",
+    "cluster",
 )

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -158,3 +158,24 @@ class Task(ABC):
     def tokens(self, record: Record) -> int:
         """Return the number of tokens that were computed for a record."""
         return 0
+
+
+@dataclass(frozen=True)
+class RecordTask(Task):
+    """A task for rows whose records have fields of them: see `Task.keep_fields`."""
+
+    keep_fields: KeepFields | None = field(default="all", kw_only=True)
+
+
+class TextTask(RecordTask):
+    """A task for texts with optional edits."""
+
+    fields: tuple[str, ...] = ("text", "edits", "special")
+
+    def texts(self, rows: Rows) -> list[dict[str, Any]]:
+        """Return rows with their texts and their fields, as an engine takes them."""
+        names = self.layout.options
+        return [
+            {"text": self.layout.text(row)} | {name: row.fields.get(name) for name in names}
+            for row in rows
+        ]

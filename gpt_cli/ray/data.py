@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow
 
+from gpt_cli import jobs
 from gpt_cli.errors import InputError
-from gpt_cli.jobs import tasks
 from gpt_cli.jobs.layout import InputRow
 from gpt_cli.jobs.parquet import table_of, whole
-from gpt_cli.jobs.tasks import Classifying, Generation, OutDtype, Ranking, RecordTask, Scoring
+from gpt_cli.jobs.task import RecordTask
+from gpt_cli.jobs.tasks.activations import OutDtype
 from gpt_cli.loading import load
 from gpt_cli.options.arguments import check_type
 from gpt_cli.options.declare import OptionError
@@ -92,7 +93,7 @@ class Generator(_TableActor):
     ):
         if "seed" not in options:
             raise InputError("the options need a seed, or each actor would draw another")
-        super().__init__(Generation(Options(**options)), model, load_options)
+        super().__init__(jobs.Generation(Options(**options)), model, load_options)
 
 
 class Scorer(_TableActor):
@@ -110,7 +111,7 @@ class Scorer(_TableActor):
     def __init__(
         self, model: str, stride: int | None = None, load_options: Mapping[str, Any] | None = None
     ):
-        super().__init__(Scoring(stride), model, load_options)
+        super().__init__(jobs.Scoring(stride), model, load_options)
 
 
 class Activations(_TableActor):
@@ -136,7 +137,7 @@ class Activations(_TableActor):
         check_type("hooks", hooks, Sequence[str])
         if pool is None:
             raise OptionError("pool", "must be set for a table")
-        task = tasks.Activations(tuple(hooks), pool, bos, out_dtype=out_dtype)
+        task = jobs.Activations(tuple(hooks), pool, bos, out_dtype=out_dtype)
         super().__init__(task, model, load_options)
         kind = {"float32": "float", "float16": "halffloat"}[out_dtype]
         names = ("word", "start", "end") if pool == "word" else ()
@@ -164,7 +165,7 @@ class Classifier(_TableActor):
         overflow: "LongTexts" = "error",
         load_options: Mapping[str, Any] | None = None,
     ):
-        super().__init__(Classifying(overflow), model, load_options)
+        super().__init__(jobs.Classifying(overflow), model, load_options)
 
 
 class Ranker(_TableActor):
@@ -176,7 +177,7 @@ class Ranker(_TableActor):
     """
 
     _needed = ("prompt",)
-    _added = Ranking().schema | ERROR
+    _added = jobs.Ranking().schema | ERROR
 
     def __init__(
         self,
@@ -188,4 +189,4 @@ class Ranker(_TableActor):
         load_options: Mapping[str, Any] | None = None,
     ):
         check_type("choices", choices, Sequence[str])
-        super().__init__(Ranking(tuple(choices), by, exact), model, load_options)
+        super().__init__(jobs.Ranking(tuple(choices), by, exact), model, load_options)

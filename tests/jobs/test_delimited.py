@@ -3,7 +3,6 @@
 import csv
 import gzip
 import io
-import os
 
 import pytest
 from hypothesis import given
@@ -83,22 +82,6 @@ def test_rows_are_those_of_a_writer_wherever_the_file_is_cut(
 def test_lines_are_those_where_rows_begin(table):
     rows = table('\n\ntext,b\n\n"one\n\ntwo",1\nthree,2\n\n')
     assert [(row.line, row.fields["text"]) for row in rows] == [(5, "one\n\ntwo"), (8, "three")]
-
-
-def test_a_pipe_gives_rows_as_they_are_written(monkeypatch):
-    ours, theirs = os.pipe()
-    with open(ours) as stream:  # noqa: PTH123 (of a number)
-        monkeypatch.setattr("sys.stdin", stream)
-        blocks = source("-").rows()
-        actual = []
-        for data in (b'text\none\n"two', b'\n"\nthree\n', b"four"):
-            os.write(theirs, data)
-            if data == b"four":
-                os.close(theirs)
-            if data.endswith(b"two"):
-                continue  # the row has not ended
-            actual.append([(row.index, row.line, row.fields["text"]) for row in next(blocks)])
-    assert actual == [[(0, 2, "one"), (1, 3, "two\n"), (2, 5, "three")], [(3, 6, "four")]]
 
 
 def test_cells_of_options_are_numbers_or_json_and_others_are_texts(table):

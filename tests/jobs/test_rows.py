@@ -144,19 +144,38 @@ def test_files_and_a_stream_give_their_rows_one_after_the_other(tmp_path, stdin)
     assert piped == [row if row.index == 0 else replace(row, file="-") for row in rows]
 
 
-def test_a_stream_gives_rows_as_they_are_written(monkeypatch):
+@pytest.mark.parametrize(
+    ("form", "written"),
+    [
+        (
+            "auto",
+            {
+                b"\n\none\n": [(0, 3, "one")],
+                b"\r\ntwo\nthree\n \n": [(1, 5, "two"), (2, 6, "three")],
+                b"four": [(3, 8, "four")],
+            },
+        ),
+        (
+            "csv",
+            {
+                b'prompt\none\n"two': [(0, 2, "one")],
+                b'\n"\nthree\n': [(1, 3, "two\n"), (2, 5, "three")],
+                b"four": [(3, 6, "four")],
+            },
+        ),
+    ],
+)
+def test_a_stream_gives_rows_as_they_are_written(form, written, monkeypatch):
     ours, theirs = os.pipe()
     with open(ours) as stream:  # noqa: PTH123 (of a number)
         monkeypatch.setattr("sys.stdin", stream)
-        blocks = source("-").rows()
-        actual = []
-        for data in (b"\n\none\n", b"\r\ntwo\nthree\n \n", b"four"):
+        blocks = source("-", form=form).rows()
+        for data, rows in written.items():
             os.write(theirs, data)
             if data == b"four":
                 os.close(theirs)
-            actual.append([(row.index, row.line, row.fields["prompt"]) for row in next(blocks)])
+            assert [(row.index, row.line, row.fields["prompt"]) for row in next(blocks)] == rows
         assert next(blocks, None) is None
-    assert actual == [[(0, 3, "one")], [(1, 5, "two"), (2, 6, "three")], [(3, 8, "four")]]
 
 
 def test_a_stream_gives_the_rows_that_are_computed_together(stdin):

@@ -8,7 +8,15 @@ import pytest
 from gpt_cli import records
 from gpt_cli.errors import InputError
 from gpt_cli.generation.generate import read_ahead
-from gpt_cli.jobs import Activations, Generation, InputRow, Ranking, Scoring, Template
+from gpt_cli.jobs import (
+    Activations,
+    Filtering,
+    Generation,
+    InputRow,
+    Ranking,
+    Scoring,
+    Template,
+)
 from gpt_cli.options.declare import OptionError, OptionTypeError
 from gpt_cli.options.request import Options
 from gpt_cli.texts.loaded import LoadedModel
@@ -212,10 +220,30 @@ def test_settings_have_all_options():
     assert Scoring(stride=3).settings == settings
     assert Scoring() == Scoring(None, False, False, False)
     assert Generation(OPTIONS) == Generation(OPTIONS, None, False)
+    template = Generation(OPTIONS, template=Template("{a}")).settings["template"]
+    assert template == asdict(Template("{a}")) and "{a}" in template.values()
     assert "samples" not in task.settings
     assert Generation(OPTIONS, samples=2).settings["samples"] == 2
     assert Generation.fields == ("prompt", "n", *Options.row_fields())
     assert Scoring.fields == ("text", "edits", "special", "context", "prompt", "words")
+
+
+def test_a_row_without_choices_or_beams_has_those_of_the_options():
+    prepared = Generation(Options(choices=("a", "b"))).prepare(row(0, prompt="x"))
+    assert prepared.fields["choices"] == [" a", " b"]
+    with pytest.raises(OptionError, match="samples must be at most beams, which is 2"):
+        Generation(Options(beams=2), samples=3).prepare(row(0, prompt="x"))
+
+
+def test_a_filter_passes_rows_at_its_bounds(engine):
+    rows = [replace(row(0, text="He said"), data=b"He said\n")]
+    ((record,),) = Scoring().records(engine, rows)
+    bound = record["perplexity"]
+    for bounds, passes in [((bound, bound), True), ((bound * 1.001, None), False)]:
+        task = Filtering(min_perplexity=bounds[0], max_perplexity=bounds[1])
+        ((record,),) = task.records(engine, rows)
+        assert ("data" in record) == passes
+    assert task.every_line
 
 
 def test_a_seed_is_given_to_the_options():
