@@ -73,7 +73,8 @@ def make_checkpoint(folder: Path, size: str) -> None:
     """Write a checkpoint of a published size."""
     from support.checkpoints import write_checkpoint
 
-    write_checkpoint(folder, SIZES[size] | {"n_positions": 1024, "vocab_size": 50257})
+    sizes = SIZES[size] | {"n_positions": 1024, "vocab_size": 50257}
+    write_checkpoint(folder, {"model_type": "gpt2", **sizes})
 
 
 def store_in_bfloat16(folder: Path, out: Path) -> None:
