@@ -104,6 +104,7 @@ def packing(
     tasks: list[Future[None]] = []
 
     def wait() -> list[Packed]:
+        reading.run()  # with the other threads
         for task in tasks:
             task.result()
         reading.finish()
@@ -111,7 +112,8 @@ def packing(
 
     pool = ThreadPoolExecutor(threads)
     try:
-        tasks += [pool.submit(reading.run) for _ in range(threads)]
+        # One fewer: the calling thread is busy until it waits, and then reads, too.
+        tasks += [pool.submit(reading.run) for _ in range(threads - 1)]
         tasks += [pool.submit(_pack_rows, matrix) for matrix in packings if not matrix.stored]
         yield wait
     finally:
