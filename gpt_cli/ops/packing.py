@@ -104,7 +104,7 @@ def packing(
     tasks: list[Future[None]] = []
 
     def wait() -> list[Packed]:
-        reading.run()  # with the other threads
+        tasks.append(pool.submit(reading.run))  # not in this thread: it would not see an interrupt
         for task in tasks:
             task.result()
         reading.finish()
@@ -112,7 +112,7 @@ def packing(
 
     pool = ThreadPoolExecutor(threads)
     try:
-        # One fewer: the calling thread is busy until it waits, and then reads, too.
+        # One fewer, because the calling thread is busy until it waits.
         tasks += [pool.submit(reading.run) for _ in range(threads - 1)]
         tasks += [pool.submit(_pack_rows, matrix) for matrix in packings if not matrix.stored]
         yield wait
@@ -204,20 +204,20 @@ def _parts(matrix: _Packing, tensor: Tensor, file: int) -> list[bindings.Struct]
 
 def _pack_rows(matrix: _Packing) -> None:
     """Convert and pack a range of rows at a time, while they are in the processor's cache."""
-    rows, packed, transposed = matrix.rows, matrix.packed, matrix.transposed
-    n_rows, length = rows.shape
+    n_rows, length = matrix.rows.shape
     step = max(1, _PIECE // length // GROUP) * GROUP
     for first in range(0, n_rows, step):
-        part, scales = _converted(rows, slice(first, first + step), packed.format, transposed)
+        part, scales = _converted(matrix, slice(first, first + step))
         pack = bindings.Pack(
-            to=packed.struct, rows=part, scales=scales, first=first, count=len(part),
-            transposed=transposed,
+            to=matrix.packed.struct, rows=part, scales=scales, first=first, count=len(part),
+            transposed=matrix.transposed,
         )  # fmt: skip
         _check(pack.run(1), "a matrix")
 
 
-def _converted(rows: Rows, part: slice, dtype: str, transposed: bool) -> tuple[Array, Array | None]:
+def _converted(matrix: _Packing, part: slice) -> tuple[Array, Array | None]:
     """Return a range of rows in the type of the panels, and the scales of their groups."""
+    rows, dtype = matrix.rows, matrix.packed.format
     if isinstance(rows, RoundedRows) and rows.dtype == dtype:
         return rows.bits(part), None
     if not WEIGHT_TYPES[dtype].has_groups:
@@ -225,7 +225,7 @@ def _converted(rows: Rows, part: slice, dtype: str, transposed: bool) -> tuple[A
     if isinstance(rows, Int8Rows):
         weight, scale = rows.parts(part)
     else:
-        weight, scale = quantize(rows[part], transposed=transposed).parts(slice(None))
+        weight, scale = quantize(rows[part], transposed=matrix.transposed).parts(slice(None))
     return np.ascontiguousarray(weight, np.int8), contiguous(scale, FLOAT32)
 
 

@@ -195,6 +195,15 @@ def test_packing_in_pieces_equals_packing_at_once(native, monkeypatch, kind, tra
 
 
 # C reads about 256 kB at a time, or a row (in int8, GROUP rows) if that is longer.
+def in_a_file_and_in_memory(matrix, dtype, transposed):
+    """Return the same rows of a matrix in a dtype, in a file and in memory."""
+    if dtype == "int8":
+        rows = quantize(matrix, transposed=transposed)
+        return replace(rows, weight=filed(rows.weight, "int8")), rows
+    stored = filed(matrix, dtype)
+    return stored, stored[:]
+
+
 def widened(placed):
     """Return the panels of a matrix, those in 16 bits as float32."""
     if placed.format == "bfloat16":
@@ -211,12 +220,7 @@ def widened(placed):
 @pytest.mark.parametrize("dtype", [*FLOATS, "int8"])
 def test_packing_from_a_file_equals_packing_from_memory(native, dtype, transposed, n_rows, length):
     matrix = array("matrix", n_rows, length)
-    if dtype == "int8":
-        expected = quantize(matrix, transposed=transposed)
-        stored = replace(expected, weight=filed(expected.weight, "int8"))
-    else:
-        stored = filed(matrix, dtype)
-        expected = stored[:]
+    stored, expected = in_a_file_and_in_memory(matrix, dtype, transposed)
     placed = native(dtype).place_matrix(stored, transposed=transposed)
     in_memory = native("int8" if dtype == "int8" else "float32")
     panels = in_memory.place_matrix(expected, transposed=transposed).panels
@@ -288,12 +292,7 @@ def test_matrices_that_are_placed_together_are_those_in_memory(native, dtype, sm
     for n_rows, length in [(2000, 300), (70, 40), (1, 1), (300, 500)]:
         matrix = array("matrix", n_rows, length)
         for transposed in (False, True):
-            if dtype == "int8":
-                rows = quantize(matrix, transposed=transposed)
-                stored = replace(rows, weight=filed(rows.weight, "int8"))
-            else:
-                stored = filed(matrix, dtype)
-                rows = stored[:]
+            stored, rows = in_a_file_and_in_memory(matrix, dtype, transposed)
             matrices += [(stored, transposed), (rows, transposed)]
             expected += [in_memory.place_matrix(rows, transposed=transposed)] * 2
     for placed, other in zip(placed_together(ops, matrices), expected, strict=True):
@@ -350,6 +349,20 @@ def test_an_error_ends_the_reading_of_matrices(native, small_parts, error):
 def open_files():
     """Return the descriptors of this process."""
     return sorted(path.name for path in Path("/dev/fd").iterdir())
+
+
+def test_a_wait_for_matrices_can_be_interrupted(native, monkeypatch):
+    """Python raises an interrupt in the main thread when this returns from C."""
+    run, threads = packing._Reading.run, []
+
+    def record(reading):
+        threads.append(threading.current_thread())
+        run(reading)
+
+    monkeypatch.setattr(packing._Reading, "run", record)
+    stored = filed(np.ones((300, 400), np.float32))
+    placed_together(native("float32"), [(stored, False)])
+    assert threads and threading.main_thread() not in threads
 
 
 def test_a_reading_that_is_stopped_reads_nothing_more(library):
