@@ -65,15 +65,19 @@ def measure_rates(
     print("\n| values | rate / score | lowest to highest | seconds of processors: score / it |")
     print("|-|-|-|-|")
     for name in [*tasks][1:]:
-        ratios = [a / b for a, b in zip(wall["score"], wall[name], strict=True)]
+        ratio, lowest, highest = ratios(wall["score"], wall[name])
         work = statistics.median(a / b for a, b in zip(cpu["score"], cpu[name], strict=True))
-        median, low, high = statistics.median(ratios), min(ratios), max(ratios)
-        print(f"| {name} | {median:.2f} | {low:.2f} to {high:.2f} | {work:.2f} |", flush=True)
+        print(f"| {name} | {ratio:.2f} | {lowest:.2f} to {highest:.2f} | {work:.2f} |", flush=True)
     print(f"\nMedians of {rounds} rounds.")
     if peer:
-        ratios = [a / b for a, b in zip(of_peer, wall[f"{ALL}, all tokens"], strict=True)]
-        median, low, high = statistics.median(ratios), min(ratios), max(ratios)
-        print(f"\n{ALL}, rate / transformers: {median:.2f} ({low:.2f} to {high:.2f})")
+        ratio, lowest, highest = ratios(of_peer, wall[f"{ALL}, all tokens"])
+        print(f"\n{ALL}, rate / transformers: {ratio:.2f} ({lowest:.2f} to {highest:.2f})")
+
+
+def ratios(others: list[float], ours: list[float]) -> tuple[float, float, float]:
+    """Return the median, the lowest and the highest ratio of the seconds of rounds."""
+    of_rounds = [a / b for a, b in zip(others, ours, strict=True)]
+    return statistics.median(of_rounds), min(of_rounds), max(of_rounds)
 
 
 def measure_memory(engine: gpt_cli.Engine, folder: str, lines: Path, out: Path) -> None:

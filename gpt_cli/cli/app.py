@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from gpt_cli import __version__
-from gpt_cli.cli.commands import COMMANDS, import_command
+from gpt_cli.cli.commands import COMMANDS, NAMES, import_command
 from gpt_cli.cli.help import HelpFormatter, add_command
 from gpt_cli.cli.output import note, verbose
 from gpt_cli.cli.parameters import command as with_flags
@@ -85,7 +85,7 @@ def _without_help(arguments: list[str]) -> list[str]:
     match arguments:
         case ["help", "show", name]:
             return ["show", name, "--help"]
-        case ["help", name] if name in (*COMMANDS, "show"):
+        case ["help", name] if name in NAMES:
             from gpt_cli.cli.guide import find_page
 
             return arguments if find_page(name) else [name, "--help"]

@@ -30,6 +30,7 @@ COMMANDS = {
     "doctor": "checks.doctor",
     "help": "help.help_page",
 }
+NAMES = (*COMMANDS, "show")
 
 
 def import_command(name: str) -> Callable[..., None]:

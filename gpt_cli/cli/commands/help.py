@@ -2,7 +2,7 @@
 
 import typer
 
-from gpt_cli.cli.commands import COMMANDS
+from gpt_cli.cli.commands import NAMES
 
 _TOPIC = typer.Argument(None, metavar="[TOPIC]", help="A page, such as models, or a command.")
 
@@ -22,4 +22,4 @@ def help_page(topic: str | None = _TOPIC) -> None:
     if topic is None:
         guide.list_topics()
     else:
-        guide.show_page(topic, (*COMMANDS, "show"))
+        guide.show_page(topic, NAMES)

@@ -1,1 +1,1 @@
-"""What can be computed for rows: a task in each module, which `gpt_cli.jobs` exports."""
+"""The tasks for rows, one in each module. `gpt_cli.jobs` exports them."""
